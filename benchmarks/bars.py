@@ -1,4 +1,4 @@
-"""Figures of a benchmark with limits: output as a table or as JSON, and the exit code (1 if a limit is missed)."""
+"""Print the figures of a benchmark and their limits, as a table or as JSON; the exit code is 1 if a limit is missed."""
 
 import argparse
 import json
@@ -20,7 +20,8 @@ def bar(
     better: Literal["less", "more"] = "less",
     text: str = "",
 ) -> Bar:
-    """Return the record of a figure with its limit; of several values, the record has the median and the range."""
+    """Return the record of a figure and its limit; a figure with several values is recorded as their median and
+    range."""
     values = [figure] if isinstance(figure, (int, float)) else figure
     value = median(values)
     ok = limit is None or (value <= limit if better == "less" else value >= limit)
@@ -39,15 +40,16 @@ def bar(
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return the command-line parser of a benchmark; SIGTERM ends it and its children. `doc`: its docstring."""
+    """Return the command-line parser of a benchmark with docstring `doc`; SIGTERM ends the benchmark and its
+    children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     return command
 
 
 def report(bars: list[Bar], *, as_json: bool, **more: Any) -> int:
-    """Print the figures; `more` is added to the JSON. Returns the exit code."""
+    """Print the figures, and in JSON also the entries of `more`. Returns the exit code of the benchmark."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
     else:

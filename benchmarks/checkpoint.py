@@ -37,8 +37,8 @@ from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State, raw
 
 STEP = 0.2  # seconds of a step that runs during a write in the background
-SHORT = 0.00043  # seconds of a step that snapshots of SMALL megabytes must not slow down
-SMALL = 5
+SHORT = 0.00043  # seconds of a short step, for the overhead of snapshots
+SMALL = 5  # megabytes of a small state, for the overhead of snapshots
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 class Steps:
-    """A step with a fixed amount of work on one core, and its slow-down during another task."""
+    """Steps with a fixed amount of work on one core, and their slow-down while another task runs."""
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
@@ -106,7 +106,10 @@ class Steps:
             self._work()
 
     def during(self, busy: Callable[[], bool]) -> tuple[float, float]:
-        """Make steps while `busy()` is true. Returns the slow-down of the steps as a factor, and the seconds lost."""
+        """Make steps while `busy()` is true.
+
+        Returns the slow-down of these steps as a factor, and the seconds that they lost.
+        """
         durations = [seconds(self.step)]
         while busy():
             durations.append(seconds(self.step))
@@ -159,7 +162,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
 
 
 def snapshot_overhead(store: Store) -> float:
-    """Return the microseconds that snapshots of SMALL megabytes add to a step of SHORT seconds."""
+    """Return the CPU microseconds that snapshots of a state of SMALL megabytes add to a step of SHORT seconds."""
     checkpoints = open_checkpoints(store, SMALL, [])
     matrix = torch.randn(64, 64)
     once = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
@@ -183,7 +186,11 @@ def snapshot_overhead(store: Store) -> float:
 
 
 def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
-    """Return the waiting time, time until the state is durable, slow-down and seconds lost of each other method."""
+    """Return the figures of other ways to save the state, for comparison.
+
+    The figures are the waiting time, the time until the state is durable, the slow-down of steps during the write, and
+    the seconds lost.
+    """
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     state = {f"part{number}": torch.rand(round(megabytes * 1e6 / 12)) for number in range(3)}
@@ -216,9 +223,9 @@ def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, d
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=10, help="repetitions (default: 10)")
+    command.add_argument("--runs", type=int, default=10, help="number of repetitions (default: 10)")
     command.add_argument("--megabytes", type=int, default=592, help="size of the state in MB (default: 592)")
-    command.add_argument("--quick", action="store_true", help="omit the comparison with other methods")
+    command.add_argument("--quick", action="store_true", help="omit the comparison with other ways to save the state")
     options = command.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
@@ -233,8 +240,14 @@ def main() -> int:
     bars = [
         bar("wait for a snapshot in shared memory", figures["hot wait"] / figures["memcpy"], "x memcpy", 1.3),
         bar("wait for a durable checkpoint", figures["durable wait"] / figures["memcpy"], "x memcpy", 1.3),
-        bar("durable write / bare parallel PUTs", figures["bare"] / figures["durable"], "of their speed", 0.7, "more"),
-        bar(f"snapshots of {SMALL} MB in a step of {1e3 * SHORT:g} ms", small, "µs CPU a step"),
+        bar(
+            "speed of a durable checkpoint, relative to bare parallel PUTs",
+            figures["bare"] / figures["durable"],
+            "times",
+            0.7,
+            "more",
+        ),
+        bar(f"snapshots of {SMALL} MB, added to a step of {1e3 * SHORT:g} ms", small, "µs CPU a step"),
     ]
     figures |= {"wait": figures["durable wait"], "lost": figures["durable wait"] + figures["lost"]}
     rows = {"memcpy alone": {"wait": figures["memcpy"]}, "rekindle": figures, **peers}

@@ -1,11 +1,12 @@
-"""Overhead on a cluster: from `submit` to the first pod, and the running time of the demo compared with a local run.
+"""Overhead on a cluster: seconds from `submit` to the first pod, and running time of the demo versus a local run.
 
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
-Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace. Time during which no
-container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest of the
-time belongs to Rekindle; the excess over the same run on this machine is overhead: waiting and slower starts. Times are
-taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
+Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace. Time in which no
+step or job of the run works counts as time of Argo and the kubelet; a model server that is ready does not count as
+work. All other time counts as time of Rekindle, and its excess over the same run on this machine is overhead: waiting
+and slower starts. An event's time is the time when a watch reports it, because timestamps of Kubernetes have whole
+seconds.
 """
 
 import json
@@ -25,13 +26,16 @@ from benchmarks.bars import bar, parser, report
 from tests.cluster.namespace import create_namespace
 from tests.cluster.run import DEMO, Namespace, Run, run_locally
 
-ARGO = "argoexec"  # image of Argo's executor, whose time does not count as our time
+ARGO = "argoexec"  # image of Argo's executor, whose running time does not count as time of Rekindle
 IMPORT = "import time; start = time.perf_counter(); import hera.workflows; print(time.perf_counter() - start)"
 
 
 @dataclass
 class Pod:
-    """Times of the creation of a pod, the start of our first container, and the end (or readiness) of our last one."""
+    """Times of a pod: its creation, the start of its first container, and the end (or readiness) of its last container.
+
+    Argo's own containers do not count.
+    """
 
     name: str
     seen: float
@@ -41,7 +45,7 @@ class Pod:
 
 @contextmanager
 def watch(namespace: Namespace, kind: str, on_event: Any) -> Iterator[None]:
-    """Call `on_event(object, Unix seconds)` for each event of a kind in the namespace."""
+    """Call `on_event(object, Unix seconds)` for each event about an object of `kind` in the namespace."""
     command = ["kubectl", "--namespace", namespace.kube.namespace, "get", kind, "--watch", "-o", "json"]
     with subprocess.Popen([*command, "--output-watch-events"], stdout=subprocess.PIPE, text=True) as process:
 
@@ -60,7 +64,7 @@ def watch(namespace: Namespace, kind: str, on_event: Any) -> Iterator[None]:
 
 
 def update(pods: dict[str, Pod], manifest: dict[str, Any], now: float) -> None:
-    """Record a watch event of a pod."""
+    """Update the times of a pod after a watch event with its `manifest`."""
     pod = pods.setdefault(manifest["metadata"]["uid"], Pod(manifest["metadata"]["name"], now))
     containers, statuses = manifest["spec"]["containers"], manifest["status"].get("containerStatuses", [])
     images = {container["name"]: container["image"] for container in containers}
@@ -87,11 +91,11 @@ class Figures:
     """Durations of one run, in seconds."""
 
     submit: float  # from the start of the command to the creation of the workflow
-    hera: float  # the import of Hera, a part of `submit`, measured separately
+    hera: float  # seconds of the import of Hera, which is a part of `submit`, but measured separately
     first_pod: float  # from the creation of the workflow to its first pod
     total: float  # from the start of the command to the end of the workflow
-    working: float  # the part of `total` while at least one of our containers was working
-    local: float  # the same steps on this machine
+    working: float  # the part of `total` while at least one container of the run (except Argo's) was working
+    local: float  # seconds of the same steps on this machine
 
 
 def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
@@ -103,7 +107,7 @@ def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[
         workflows.setdefault(workflow["metadata"]["name"], now)
 
     with watch(namespace, "workflows", created), watch(namespace, "pods", lambda *event: update(pods, *event)):
-        time.sleep(2)  # the watch first reports existing objects
+        time.sleep(2)  # a watch first reports the objects that already exist
         existing, start = set(pods), time.time()
         run = Run.submit(namespace, f"name={name}", config=config)
         if (phase := run.wait_for_end()) != "Succeeded":
@@ -120,7 +124,7 @@ def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[
 
 
 def table(pods: list[Pod]) -> str:
-    """Format the creation time of each pod, and the seconds for its start and for its work (or until it was ready)."""
+    """Format a table of pods: seconds until a pod was created, started, and then completed (a server: was ready)."""
     lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
     for pod in pods:
         start, ran = (
@@ -143,17 +147,17 @@ def main() -> int:
             sys.stderr.write(f"{table(pods)}\n{figures}\n")
     bars = [
         bar(
-            "start of submit to creation of the workflow, without Hera's import",
+            "start of `rekindle submit` to creation of the workflow, without Hera's import",
             [run.submit - run.hera for run in runs],
             "s",
             1.0,
         ),
-        bar("Hera's import", [run.hera for run in runs], "s"),
+        bar("the import of Hera", [run.hera for run in runs], "s"),
         bar("creation of the workflow to its first pod (Argo)", [run.first_pod for run in runs], "s"),
-        bar("start of submit to the end of the workflow", [run.total for run in runs], "s"),
-        bar("part of it with a working container of the run", [run.working for run in runs], "s"),
-        bar("the same steps on this machine", [run.local for run in runs], "s"),
-        bar("added by us", [run.working - run.local for run in runs], "s", 5.0),
+        bar("start of `rekindle submit` to the end of the workflow", [run.total for run in runs], "s"),
+        bar("time with a working container of the run", [run.working for run in runs], "s"),
+        bar("time of the same steps on this machine", [run.local for run in runs], "s"),
+        bar("overhead of Rekindle on the cluster", [run.working - run.local for run in runs], "s", 5.0),
     ]
     return report(bars, as_json=options.json)
 

@@ -1,11 +1,11 @@
-"""Render and lint of a large pipeline: CPU seconds for 500 tasks, and the growth with the number of tasks.
+"""Cost of rendering and linting a large pipeline: CPU seconds for 500 tasks, and cost of a task in larger pipelines.
 
     python -m benchmarks.lint [--json] [--runs 5] [--tasks 500]
 
 One pipeline is a chain with a branch, written with Hera: each task reads an output of its predecessor and an output
-of the first task, and every tenth task applies a PyTorchJob. The other pipeline has the same number of blocks, every
-tenth in a group. The benchmark measures in this process, without imports: Hera's objects, the manifest, its hash, its
-YAML, and all findings.
+of the first task, and every tenth task applies a PyTorchJob. A second pipeline has the same number of blocks, every
+tenth of them in a group. The CPU seconds include creating Hera's objects, the manifest, its hash, its YAML, and all
+findings, but not imports.
 """
 
 import gc
@@ -36,7 +36,7 @@ JOB = """
 
 
 def pipeline(tasks: int) -> Workflow:
-    """Return a workflow of `tasks` tasks, with ten tasks per template."""
+    """Return a workflow of `tasks` tasks; each template is used by about ten tasks."""
     with Workflow(generate_name="large-", entrypoint="main") as workflow:
         inputs = [Parameter(name=name, default="") for name in ("x", "y")]
         outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
@@ -63,7 +63,10 @@ def _output(task: int) -> str:
 
 
 def seconds(tasks: int) -> tuple[float, float]:
-    """Return the CPU seconds of rendering and linting. Raises SystemExit if a finding is fatal."""
+    """Return the CPU seconds of rendering and the CPU seconds of linting a chain of tasks.
+
+    Raises SystemExit if a finding is fatal.
+    """
     gc.collect()
     start = time.process_time()
     manifest: dict[str, Any] = order_keys(pipeline(tasks).to_dict())
@@ -78,7 +81,10 @@ def seconds(tasks: int) -> tuple[float, float]:
 
 
 def block_seconds(config: Config, tasks: int) -> float:
-    """Return the CPU seconds from `build` to the findings. Raises SystemExit if a finding is fatal."""
+    """Return the CPU seconds of building, rendering and linting a pipeline of blocks.
+
+    Raises SystemExit if a finding is fatal.
+    """
 
     def build(config: Config) -> Any:
         with blocks.pipeline(config) as workflow:
@@ -111,12 +117,14 @@ def block_seconds(config: Config, tasks: int) -> float:
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=5, help="repetitions per size (default: 5)")
-    command.add_argument("--tasks", type=int, default=500, help="tasks of the smallest pipeline (default: 500)")
+    command.add_argument("--runs", type=int, default=5, help="number of measurements per size of pipeline (default: 5)")
+    command.add_argument(
+        "--tasks", type=int, default=500, help="number of tasks of the smallest pipeline (default: 500)"
+    )
     options = command.parse_args()
-    seconds(options.tasks)  # warm up Hera and pydantic
+    seconds(options.tasks)  # the first call is slower: Hera and pydantic initialize themselves
     figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
-    for _ in range(options.runs):  # the sizes take turns, so that other load on the machine affects all of them
+    for _ in range(options.runs):  # sizes take turns, so that other load affects all sizes
         for times, runs in figures.items():
             runs.append(seconds(times * options.tasks))
     bars = []
@@ -124,17 +132,21 @@ def main() -> int:
         limit = 1.5 if options.tasks * times == 500 else None
         name = f"render and lint, {options.tasks * times} tasks"
         lints = min(linted for _, linted in runs)
-        bars.append(bar(name, [sum(run) for run in runs], "CPU s", limit, text=f"lint alone {lints:.3f}"))
+        bars.append(bar(name, [sum(run) for run in runs], "CPU s", limit, text=f"{lints:.3f} CPU s for lint alone"))
     for index, stage in enumerate(("render", "lint")):
         small, large = (min(run[index] for run in figures[n]) for n in (1, 4))
-        bars.append(bar(f"{stage}: cost of a task, largest / smallest pipeline", large / 4 / small, "x", 1.5))
+        bars.append(
+            bar(
+                f"{stage}: cost per task of the largest pipeline, relative to the smallest", large / 4 / small, "x", 1.5
+            )
+        )
     config = load_config(CONFIG, environment={}).config
     block_seconds(config, 10)
     built = {times: [block_seconds(config, times * options.tasks) for _ in range(options.runs)] for times in (1, 4)}
     limit = 0.5 if options.tasks == 500 else None
     bars.append(bar(f"build, render and lint, {options.tasks} blocks", built[1], "CPU s", limit))
     share = min(built[4]) / 4 / min(built[1])
-    bars.append(bar("blocks: cost of a task, largest / smallest pipeline", share, "x", 1.5))
+    bars.append(bar("cost per block of the largest pipeline, relative to the smallest", share, "x", 1.5))
     return report(bars, as_json=options.json)
 
 

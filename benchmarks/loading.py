@@ -3,8 +3,9 @@
     python -m benchmarks.loading [--json] [--source FILE]
 
 A sample is a window of 40 transactions with 27 features each; a batch has 256 random windows from 1.7 million
-transactions (simulated, or from FILE). Figures are medians over blocks of batches, which all loaders make in turns, in
-one process with one thread, after a warm-up. The bare gather of the features is the limit that memory sets.
+transactions (simulated, or from FILE). Figures are medians over blocks of batches; all loaders load blocks in turns, in
+one process with one thread, after a warm-up. No loader can be faster than the bare gather, which only copies the
+features of a batch.
 """
 
 import sys
@@ -29,7 +30,7 @@ from steps.fraud.data.sequences import LENGTH, TrainingWindows, open_dataset
 
 WORLD = "simulate://1?cards=5000&terminals=10000&days=183"
 BATCH = 256
-BAR = 1200  # thousand samples per second
+BAR = 1200  # minimum speed, in thousand samples per second
 Next = Callable[[], Any]
 
 
@@ -50,14 +51,14 @@ class Single(Dataset[tuple[Tensor, ...]]):
 
 
 class Batched(Single):
-    """A dataset that returns the windows of a list of indices, which is faster."""
+    """A dataset that returns all windows of a batch at once, which is faster."""
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
         return self.windows.batch(torch.tensor(indices))
 
 
 def contenders(windows: TrainingWindows) -> dict[str, Next]:
-    """Return the loaders by name: functions that return the next batch."""
+    """Return a function for each loader, by the loader's name; a call returns the next batch."""
     sampler = Sampler(len(windows), BATCH, 1, 0)
     steps, indices = iter(range(10**9)), _cycle([sampler.indices(step, 0) for step in range(100)])
     places = _cycle([windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)])
@@ -65,9 +66,9 @@ def contenders(windows: TrainingWindows) -> dict[str, Next]:
     items = _cycle(DataLoader(Single(windows), **settings))
     lists = _cycle(DataLoader(Batched(windows), collate_fn=_identity, **settings))
     return {
-        "ours, with the sampler": lambda: windows.batch(sampler.indices(next(steps), 0)),
-        "ours, indices given": lambda: windows.batch(next(indices)),
-        "the features' bare gather": lambda: windows.features.index_select(0, next(places)),
+        "Rekindle, with its sampler": lambda: windows.batch(sampler.indices(next(steps), 0)),
+        "Rekindle, with precomputed indices": lambda: windows.batch(next(indices)),
+        "bare gather of the features": lambda: windows.features.index_select(0, next(places)),
         "DataLoader, __getitems__": lambda: next(lists),
         "DataLoader": lambda: next(items),
     }
@@ -85,7 +86,7 @@ def _cycle(batches: Any) -> Iterator[Any]:
 def measure(path: Path, rounds: int, block: int) -> list[Bar]:
     """Return the figures for the dataset at `path`."""
     settings: dict[str, Any] = {"workload": "", "dataset": "", "digest": "", "out": "", "checkpoints": ""}
-    pick_device(Inputs(**settings))  # configures torch like training
+    pick_device(Inputs(**settings))  # also configures torch as in training
     loaders = contenders(open_dataset(path))
     speeds: dict[str, list[float]] = {name: [] for name in loaders}
     for turn in range(rounds + 1):
@@ -98,13 +99,13 @@ def measure(path: Path, rounds: int, block: int) -> list[Bar]:
     first, _, limit, *_ = speeds
     shares = [speed / bare for speed, bare in zip(speeds[first], speeds[limit], strict=True)]
     bars = [bar(name, each, "k/s", BAR if name == first else None, "more") for name, each in speeds.items()]
-    return [*bars, bar("ours / the bare gather", shares, "times")]
+    return [*bars, bar("speed of Rekindle, relative to the bare gather", shares, "times")]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--source", default=WORLD, help=f"raw transactions (default: {WORLD})")
-    command.add_argument("--rounds", type=int, default=40, help="repetitions (default: 40)")
+    command.add_argument("--source", default=WORLD, help=f"source of the raw transactions (default: {WORLD})")
+    command.add_argument("--rounds", type=int, default=40, help="number of blocks per loader (default: 40)")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dataset"

@@ -1,11 +1,11 @@
-"""Overhead of the training loop, compared with a bare loop, and of the exact sum, compared with DDP.
+"""Overhead of Rekindle's training loop compared with a bare loop, and of its exact sum of gradients compared with DDP.
 
     python -m benchmarks.loop [--json] [--quick]
 
-Measures CPU time, which does not depend on other load. Each figure is a median over blocks of steps, which our loop and
-the others make in turns in the same process (benchmarks/workloads/mlp.py), with all features: curves to a stub of
-MLflow, progress lines, hot snapshots and durable checkpoints to a real S3 endpoint. The loops of accelerate and Ignite
-are included if they are installed.
+Measures CPU time, which does not depend on other load. Each figure is a median over blocks of steps; Rekindle's loop
+and the loops to compare with take turns in the same process (benchmarks/workloads/mlp.py). Rekindle runs with all its
+features: curves to a stub of MLflow, progress lines, hot snapshots and durable checkpoints to a real S3 endpoint. The
+loops of accelerate and Ignite are included if these packages are installed.
 """
 
 import argparse
@@ -25,8 +25,12 @@ from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
 
-SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}  # a step of 0.4 ms
-LARGE = {"model": {"width": 1010, "layers": 2}, "batch_size": 16, "virtual_workers": 8}  # 5.1 MB of parameters
+SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}  # a step takes 0.4 ms
+LARGE = {
+    "model": {"width": 1010, "layers": 2},
+    "batch_size": 16,
+    "virtual_workers": 8,
+}  # the model has 5.1 MB of parameters
 BARS = {2: 1.15, 4: 1.4}
 
 
@@ -44,12 +48,12 @@ class Tracker(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Discard the message."""
+        """Discard the log message."""
 
 
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
-    """Yield the environment of an S3 endpoint with the dataset, and of a stub of MLflow."""
+    """Yield environment variables for an S3 endpoint that has the dataset, and for a stub of MLflow."""
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
@@ -78,7 +82,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: Any) -> list[dict[str, Any]]:
-    """Train with `size` processes. Returns the figures of each (see `Turns.result`)."""
+    """Train with `size` processes. Returns the figures of each process (see `Turns.result`)."""
     name = f"run-{os.urandom(4).hex()}"
     flags = settings | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints", "workers": size}
     ports = [free_port(), free_port()]
@@ -103,7 +107,7 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
 
 
 def member(text: str) -> None:
-    """Train in one process, and print its figures."""
+    """Train in this process as one worker, and print its figures."""
     from argolocal.common.linux import die_with_parent
     from benchmarks.workloads import mlp
     from rekindle.training.spec import TrainingSpec
@@ -120,30 +124,31 @@ def member(text: str) -> None:
 
 
 def alone(env: dict[str, str], blocks: int) -> list[Bar]:
-    """Return the figures of the loop around a step of 0.4 ms."""
-    block, warm = 500, 14000  # the first curves are sent after 5 s
+    """Return the CPU time that each loop adds to a bare step of 0.4 ms."""
+    block, warm = 500, 14000  # the warm-up ends after the first curves, which are sent after 5 s
     settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
     result = measure(env, 1, settings, block=block, warm=warm)[0]
     steps, bare = result["steps"], result["steps"]["bare"]
-    threads = result["threads"] * median(steps["ours"])  # they also work during the turns of other loops
+    threads = result["threads"] * median(steps["Rekindle"])  # these threads also work while other loops have their turn
     bars = [bar("a bare step", median(bare) * 1e6, "µs")]
     for name, each in steps.items():
         if name != "bare":
             over = median(other - base for base, other in zip(bare, each, strict=True))
-            over += threads if name == "ours" else 0
-            bars.append(bar(f"{name}, in addition", over * 1e6, "µs", 60 if name == "ours" else None))
-    return [*bars, bar("our other threads, part of the figure above", threads * 1e6, "µs")]
+            over += threads if name == "Rekindle" else 0
+            bars.append(bar(f"{name}: added to the bare step", over * 1e6, "µs", 60 if name == "Rekindle" else None))
+    return [*bars, bar("share of Rekindle's background threads in this overhead", threads * 1e6, "µs")]
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
-    """Return the figures of the exact sum of 5 MB with 8 virtual workers, compared with DDP."""
+    """Return the step times of the loops in a group: Rekindle with 8 virtual workers and its exact sum of 5 MB, and
+    DDP."""
     block, warm = 10, 10
     settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}
     results = measure(env, size, settings, block=block, warm=warm)
     each = {name: [mean(f["steps"][name][i] for f in results) for i in range(blocks)] for name in results[0]["steps"]}
-    bars = [bar(f"W={size}: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
-    ratio = median(exact / ddp for exact, ddp in zip(each["ours"], each["DDP"], strict=True))
-    return [*bars, bar(f"W={size}: ours / DDP", ratio, "times", BARS.get(size))]
+    bars = [bar(f"{size} workers: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
+    ratio = median(exact / ddp for exact, ddp in zip(each["Rekindle"], each["DDP"], strict=True))
+    return [*bars, bar(f"{size} workers: Rekindle, relative to DDP", ratio, "times", BARS.get(size))]
 
 
 def free_port() -> int:
@@ -153,8 +158,10 @@ def free_port() -> int:
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--quick", action="store_true", help="fewer blocks")
-    command.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4], help="process counts (default: 1 2 4)")
+    command.add_argument("--quick", action="store_true", help="measure fewer blocks of steps")
+    command.add_argument(
+        "--sizes", type=int, nargs="*", default=[1, 2, 4], help="numbers of processes (default: 1 2 4)"
+    )
     command.add_argument("--member", help=argparse.SUPPRESS)
     options = command.parse_args()
     if options.member:

@@ -1,10 +1,10 @@
-"""Speed of feature engineering, compared with pandas on the same rows, and the cost of the whole step.
+"""Speed of the feature engineering of the step prepare, compared with pandas, and the cost of the whole step.
 
     python -m benchmarks.prepare                        # a simulated world of the published size (1.75 million rows)
     python -m benchmarks.prepare --source transactions.parquet --json
-    python -m benchmarks.prepare --large                # also ten times the rows: time and memory
+    python -m benchmarks.prepare --large                # also time and memory for ten times the rows
 
-Each measurement runs in its own process with one thread, in CPU seconds, which do not depend on other load.
+Each measurement runs in its own process with one thread. It counts CPU seconds, which do not depend on other load.
 """
 
 import os
@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 
 WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
-PUBLISHED = 1_750_000  # number of rows that the limits are for
+PUBLISHED = 1_750_000  # number of rows of the published data, for which the limits are set
 ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def simulated(source: Path, target: Path) -> None:
-    """Write the world that the text file `source` names as parquet, with the published column names."""
+    """Simulate the world whose URI is in the file `source`; write a parquet file with the published column names."""
     from steps.fraud.config import Columns
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.world import parse
@@ -31,7 +31,8 @@ def simulated(source: Path, target: Path) -> None:
 
 
 def polars(source: Path, target: Path) -> None:
-    """Compute the 15 handbook features, parquet to parquet, with the reader and the checks of the step."""
+    """Compute the 15 features of the handbook from a parquet file to a parquet file, with the step's reader and
+    checks."""
     import polars as pl
 
     from steps.fraud.config import Data
@@ -49,14 +50,14 @@ def polars(source: Path, target: Path) -> None:
 
 
 def step(source: Path, target: Path) -> None:
-    """Run the whole step: all features, shards, statistics, digest, serving state."""
+    """Run the whole step prepare, with all features, shards, statistics, digest and serving state."""
     from steps.fraud import Data, prepare
 
     prepare(Data(source=str(source)), target)
 
 
 def pandas(source: Path, target: Path) -> None:
-    """Compute the same 15 features with idiomatic pandas: groupby().rolling()."""
+    """Compute the 15 features of the handbook with idiomatic pandas: groupby().rolling()."""
     import pandas as pd
 
     frame = pd.read_parquet(source)
@@ -85,7 +86,7 @@ def pandas(source: Path, target: Path) -> None:
 
 
 def difference(first: Path, second: Path) -> float:
-    """Return the share of rows with differences beyond rounding between two feature files."""
+    """Return the share of the rows of two feature files that differ by more than rounding."""
     import polars as pl
 
     a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (first, second))
@@ -94,7 +95,10 @@ def difference(first: Path, second: Path) -> float:
 
 
 def measure(work: str, source: Path, target: Path) -> tuple[float, float]:
-    """Run one of the functions above in its own process. Returns CPU seconds without imports, and peak memory in GB."""
+    """Run the function `work` of this module in its own process.
+
+    Returns its CPU seconds without imports, and its peak memory in GB.
+    """
     modules = "pandas, pyarrow.parquet" if work == "pandas" else "steps.fraud.data.shards"
     program = f"""
 import resource, sys, time
@@ -122,7 +126,8 @@ def world(folder: Path, cards: int) -> Path:
 
 
 def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
-    """Compare with pandas on one file: the best of `repeats`, scaled to the published number of rows."""
+    """Compare features by polars and by pandas: CPU seconds, the least of `repeats` runs, scaled to the published
+    rows."""
     import polars as pl
 
     scale = PUBLISHED / pl.scan_parquet(source).select(pl.len()).collect().item()
@@ -133,28 +138,32 @@ def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
     apart = difference(folder / "polars", folder / "pandas")
     features, whole, ratio = cpu["polars"] * scale, cpu["step"] * scale, cpu["pandas"] / cpu["polars"]
     return [
-        bar("15 features of 1.75 M rows, parquet to parquet, one core", features, "CPU s", 3.0),
-        bar("faster than pandas", ratio, "x", 5.0, "more"),
-        bar("rows that differ from pandas (same-second ties)", apart, "share", 1e-4),
-        bar("the whole step for 1.75 M rows, boosting included, one core", whole, "CPU s", 25.0),
+        bar("15 features of 1.75 M rows, parquet to parquet", features, "CPU s", 3.0),
+        bar("speed relative to pandas", ratio, "x", 5.0, "more"),
+        bar("rows whose features differ from pandas (same-second ties)", apart, "share", 1e-4),
+        bar("the whole step prepare for 1.75 M rows, boosting included", whole, "CPU s", 25.0),
     ]
 
 
 def large(folder: Path, cards: int) -> list[Bar]:
-    """Return time and memory for ten times the cards."""
+    """Return the CPU seconds and the peak memory of the features for ten times the cards."""
     cpu, memory = measure("polars", world(folder, 10 * cards), folder / "large")
     return [
-        bar("15 features of ten times the rows, one core", cpu, "CPU s", 45.0),
+        bar("15 features of ten times the rows", cpu, "CPU s", 45.0),
         bar("peak memory with ten times the rows", memory, "GB", 6.0),
     ]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--source", type=Path, help="a parquet file with the published columns (default: simulated)")
-    command.add_argument("--cards", type=int, default=5000, help="cards of the simulated world, with 350 rows each")
-    command.add_argument("--repeats", type=int, default=2, help="number of measurements; the best counts")
-    command.add_argument("--large", action="store_true", help="also measure ten times the cards")
+    command.add_argument(
+        "--source", type=Path, help="parquet file with the published columns (default: simulated data)"
+    )
+    command.add_argument(
+        "--cards", type=int, default=5000, help="number of cards of the simulated world, with 350 rows each"
+    )
+    command.add_argument("--repeats", type=int, default=2, help="number of measurements; the least result counts")
+    command.add_argument("--large", action="store_true", help="also measure a world of ten times the cards")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,9 +1,9 @@
-"""Interruption of training after failures: 3 workers, steps of about 30 ms, 5 MB of weights.
+"""Seconds that failures interrupt a training of 3 workers, with steps of about 30 ms and 5 MB of weights.
 
     python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all,gone]
 
-Figures are medians of the seconds from the signal to the next finished step of the slowest survivor, minus the time of
-a step. For comparison, in the same run, the same steps under torchrun 2.13 after the kill of a node; torchrun is tuned
+Figures are medians of the seconds from a signal to the next finished step of the slowest survivor, minus the time of a
+step. For comparison, the benchmark also kills a node of torchrun 2.13, which makes the same steps; torchrun is tuned
 (last call 1 s, keep-alive 3 × 1 s).
 """
 
@@ -28,8 +28,8 @@ from tests.rekindle.training.crew import Crew
 
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8
-TIMEOUT_S = 300.0  # time limit of every wait; the machine may be heavily loaded
-MAX_BATCHES = VIRTUAL // len(NAMES) + 1  # maximum per worker and step, if all workers train
+TIMEOUT_S = 300.0  # seconds; long, because the machine may be heavily loaded
+MAX_BATCHES = VIRTUAL // len(NAMES) + 1  # maximum micro-batches of a worker in a step of all workers
 FLAGS = {
     "workload": "benchmarks.workloads.stamped",
     "dataset": "stamped/dataset",
@@ -42,7 +42,7 @@ FLAGS = {
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
-HOT, DURABLE = 0.25, 3.0  # seconds between snapshots and between checkpoints, if all processes are killed
+HOT, DURABLE = 0.25, 3.0  # seconds between snapshots and between checkpoints in scenario `gone`
 
 
 class Run:
@@ -73,7 +73,10 @@ class Run:
         self.first_workers_steps += stamped.steps(self.folder, NAMES[0])
 
     def signal(self, number: signal.Signals, *names: str) -> float:
-        """Send a signal to workers, but not to their launchers. Returns the time right before the signals."""
+        """Send a signal to the workers `names`, but not to their launchers.
+
+        Returns the time right before the signals.
+        """
         pids = [stamped.pid(self.folder, name) for name in names]
         now = time.monotonic()
         for pid in pids:
@@ -81,11 +84,11 @@ class Run:
         return now
 
     def steps(self, name: str, since: float) -> list[stamped.Step]:
-        """Return the steps that a worker finished after `since`."""
+        """Return the steps that a worker finished after the time `since`."""
         return [step for step in stamped.steps(self.folder, name) if step.finished > since]
 
     def wait_for_all(self, since: float = 0.0, steps: int = 12) -> float:
-        """Wait until all workers train together. Returns when the last one finished its first such step."""
+        """Wait until all workers train together. Returns the time when each of them had finished a common step."""
         since = since or time.monotonic()
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
@@ -98,7 +101,8 @@ class Run:
         return max(each[0].finished for each in steps_by_name.values())
 
     def next_step(self, since: float, victims: set[str]) -> float:
-        """Return the seconds from `since` to the next finished step of the survivors, minus the time of a step."""
+        """Return the seconds from the time `since` until all survivors have finished a step, minus the time of a
+        step."""
         survivors = [name for name in NAMES if name not in victims]
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
@@ -117,7 +121,8 @@ class Run:
         return max(each[0].finished for each in steps_by_name.values()) - since - duration
 
     def repeated(self) -> int:
-        """Return the number of steps that a process repeated from older weights: lost work."""
+        """Return the number of steps that processes lost: repeated steps from weights that a process had seen
+        before."""
         count = 0
         for path in self.folder.iterdir():
             name, _, pid = path.name.rpartition("-")
@@ -127,7 +132,10 @@ class Run:
 
 
 def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
-    """Repeatedly kill a worker, which its launcher restarts, or stop a worker and continue it."""
+    """Repeatedly kill a worker, which its launcher restarts, or stop a worker and continue it.
+
+    Returns the seconds until the survivors make a step, and the seconds until all workers train together.
+    """
     next_step, back = [], []
     for _ in range(runs):
         time.sleep(random.uniform(0.1, 0.3))
@@ -141,7 +149,7 @@ def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]
 
 
 def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
-    """Kill all workers. Returns the seconds to the first step after the restore from shared memory."""
+    """Kill all workers. Returns the seconds until all workers have made a step from the state in shared memory."""
     next_step = []
     for _ in range(runs):
         time.sleep(random.uniform(0.5, 1.0))
@@ -154,7 +162,8 @@ def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
 def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
     """Kill all processes; without `hot`, also remove the snapshots, as if the nodes were lost.
 
-    Returns the seconds to the first step after the restart of all processes, and the seconds of repeated work.
+    Returns the seconds from the restart to the first step of all workers, the seconds of repeated steps, and the
+    seconds of an import of torch.
     """
     next_step, lost, imports = [], [], []
     for _ in range(runs):
@@ -169,7 +178,7 @@ def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[fl
         next_step.append(run.wait_for_all(start, 1) - start)
         first = stamped.steps(run.folder, NAMES[0])[0].weight
         steps = run.first_workers_steps
-        # empty: the worker continues after its last step
+        # empty if the worker has not repeated a step
         again = [i for i, step in enumerate(steps) if step.weight == first]
         lost.append(sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0)
         run.wait_for_all()
@@ -184,12 +193,15 @@ def import_torch() -> float:
 
 
 def headless(run: Run, runs: int) -> dict[str, list[float]]:
-    """Restart the coordinator. Returns the slow-down of the slowest step, and the seconds until all have registered."""
+    """Kill and restart the coordinator.
+
+    Returns the delay of the slowest step in steps, and the seconds until all workers have registered again.
+    """
     slowest, back = [], []
     for _ in range(runs):
         time.sleep(2)
         start = time.monotonic()
-        # steps of the last two seconds
+        # durations of the steps in the last two seconds
         usual = [s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)]
         run.coordinator.send(signal.SIGKILL)
         run.coordinator.process.join()
@@ -206,7 +218,8 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
 
 @contextmanager
 def crews() -> Iterator[tuple[Crew, Path]]:
-    """Yield processes with a store that has the dataset; they end with this process."""
+    """Yield a starter of processes, and a folder; the processes use a store with the dataset, and end with this
+    process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         services = Services(folder / "home", {})
@@ -225,7 +238,7 @@ def crews() -> Iterator[tuple[Crew, Path]]:
 
 
 def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
-    """Return the figures of this benchmark."""
+    """Run the scenarios `only` (empty: all), and return their figures."""
     bars: list[Bar] = []
 
     def is_selected(name: str) -> bool:
@@ -234,27 +247,27 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
     with crews() as (crew, folder):
         run = Run(crew, folder, "run")
         if is_selected("killed"):
-            found = killed(run, runs, signal.SIGKILL)
+            durations = killed(run, runs, signal.SIGKILL)
             bars += [
-                bar("SIGKILL of one of three: next step", found["next step"], "s", 0.10),
-                bar("SIGKILL of one of three: all train together", found["back"], "s", 1.0),
+                bar("SIGKILL of one of three workers: next step", durations["next step"], "s", 0.10),
+                bar("SIGKILL of one of three workers: all workers train together", durations["back"], "s", 1.0),
             ]
         if is_selected("frozen"):
-            found = killed(run, max(3, runs // 2), signal.SIGSTOP)
+            durations = killed(run, max(3, runs // 2), signal.SIGSTOP)
             bars += [
-                bar("SIGSTOP of one of three: next step", found["next step"], "s", 1.5),
-                bar("SIGCONT: all train together", found["back"], "s"),
+                bar("SIGSTOP of one of three workers: next step", durations["next step"], "s", 1.5),
+                bar("SIGCONT of this worker: all workers train together", durations["back"], "s"),
             ]
         if is_selected("headless"):
-            found = headless(run, max(3, runs // 2))
+            durations = headless(run, max(3, runs // 2))
             bars += [
-                bar("SIGKILL of the coordinator: delay of the slowest step", found["slowest step"], "steps", 1.0),
-                bar("a new coordinator: all workers registered", found["back"], "s", 1.0),
+                bar("SIGKILL of the coordinator: delay of the slowest step", durations["slowest step"], "steps", 1.0),
+                bar("start of a new coordinator: all workers have registered", durations["back"], "s", 1.0),
             ]
         lost = run.repeated()
         if is_selected("all"):
-            found = all_killed(run, max(3, runs // 2))
-            bars.append(bar("SIGKILL of all workers: next step", found["next step"], "s", 1.5))
+            durations = all_killed(run, max(3, runs // 2))
+            bars.append(bar("SIGKILL of all workers: next step", durations["next step"], "s", 1.5))
         if is_selected("gone"):
             run.kill()
             run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
@@ -262,24 +275,30 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
             node, all_nodes = all_processes_killed(run, times, hot=True), all_processes_killed(run, times, hot=False)
             bars += [
                 bar("SIGKILL of all workers and launchers: next step", node["next step"], "s", 1.5),
-                bar("`import torch` of one process, just before the restart", node["import"], "s"),
-                bar("repeated work, with snapshots every 0.25 s", node["lost"], "s", HOT),
-                bar("all nodes lost: next step", all_nodes["next step"], "s"),
-                bar("repeated work, with checkpoints every 3 s", all_nodes["lost"], "s", DURABLE),
+                bar("time of `import torch` in one process, just before the restart", node["import"], "s"),
+                bar("time of repeated steps, with a snapshot every 0.25 s", node["lost"], "s", HOT),
+                bar("loss of all nodes: next step", all_nodes["next step"], "s"),
+                bar("time of repeated steps, with a checkpoint every 3 s", all_nodes["lost"], "s", DURABLE),
             ]
-        bars.append(bar("steps lost while one worker lived", lost, "steps", 0))
+        bars.append(bar("steps lost in failures that a worker survived", lost, "steps", 0))
     if repetitions and is_selected("killed"):
-        peer = bar("torchrun tuned, SIGKILL of one of three nodes: next step", torchrun.next_step(repetitions), "s")
+        peer = bar(
+            "SIGKILL of one of three nodes under tuned torchrun: next step", torchrun.next_step(repetitions), "s"
+        )
         times = peer["value"] / bars[0]["value"]
-        bars += [peer, bar("faster than torchrun", times, "times", 50, "more")]
+        bars += [peer, bar("time of torchrun, relative to Rekindle", times, "times", 50, "more")]
     return bars
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=10, help="repetitions of each signal (default: 10)")
-    command.add_argument("--peers", type=int, default=10, help="runs of torchrun, 20 s each (default: 10; 0: omit)")
-    command.add_argument("--only", default="", help="comma-separated: killed,frozen,headless,all,gone")
+    command.add_argument("--runs", type=int, default=10, help="number of repetitions of each failure (default: 10)")
+    command.add_argument(
+        "--peers", type=int, default=10, help="number of runs of torchrun, 20 s each (default: 10; 0: omit torchrun)"
+    )
+    command.add_argument(
+        "--only", default="", help="comma-separated scenarios: killed,frozen,headless,all,gone (default: all five)"
+    )
     options = command.parse_args()
     bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
     return report(bars, as_json=options.json)

@@ -4,8 +4,8 @@ containers that do nothing.
     python -m benchmarks.runner [--json]
 
 Figures are medians of the CPU seconds of the command and all its children, which do not depend on other load. For
-comparison, the same Python processes without a runner, and the state machine alone: the best rate of five runs, and its
-memory.
+comparison, the benchmark also measures the same Python processes without a runner, and the state machine of the runner
+without processes: its best rate of five runs, and its memory.
 """
 
 import json
@@ -26,7 +26,7 @@ STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.par
 
 
 def chain(count: int) -> dict[str, Any]:
-    """Return a workflow of `count` steps that each increment a number."""
+    """Return a workflow of `count` steps, each of which increments a number."""
     tasks = []
     for i in range(count):
         value = f"{{{{tasks.t{i - 1}.outputs.parameters.out}}}}" if i else "0"
@@ -66,7 +66,7 @@ def loop(count: int) -> dict[str, Any]:
 
 
 def run(folder: Path, workflow: dict[str, Any]) -> None:
-    """Run `rekindle run --manifest`."""
+    """Run a workflow by `rekindle run --manifest`."""
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(workflow))
     command = [str(Path(sys.executable).with_name("rekindle")), "run", "--manifest", str(manifest), "-o", "json"]
@@ -76,7 +76,7 @@ def run(folder: Path, workflow: dict[str, Any]) -> None:
 
 
 def bare(folder: Path, count: int) -> None:
-    """Run the same programs in sequence, without a runner."""
+    """Run the programs of `count` steps in sequence, without a runner."""
     for i in range(count):
         source = f'open("{folder}/out", "w").write(str(int("{i}") + 1))'
         subprocess.run([sys.executable, "-I", "-c", source], check=True)
@@ -88,7 +88,8 @@ def processes(count: int) -> float:
 
 
 def transitions(spec: dict[str, Any], count: int) -> float:
-    """Return the node phases per second of the state machine alone, for `count` pods at parallelism 2."""
+    """Return how many changes of a pod's phase per second the state machine makes, for `count` pods at parallelism
+    2."""
     from argolocal.engine.nodes import PodEnded, PodStarted, Start
     from argolocal.engine.scheduler import Scheduler
     from argolocal.manifest.read import workflow
@@ -101,7 +102,7 @@ def transitions(spec: dict[str, Any], count: int) -> float:
             event for start in starts for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded", "", OUT))
         ]
     assert scheduler.status["phase"] == "Succeeded"
-    return 3 * count / (time.process_time() - began)  # pending, running, completed
+    return 3 * count / (time.process_time() - began)  # phases of a pod: pending, running, completed
 
 
 def memory(count: int) -> float:
@@ -114,12 +115,12 @@ def memory(count: int) -> float:
 
 
 def best(workflow: dict[str, Any]) -> float:
-    """Return the best rate of five runs, for a workflow of 1,000 pods."""
+    """Return the best rate (see `transitions`) of five runs of the state machine, for a workflow of 1,000 pods."""
     return max(transitions(workflow["spec"], 1000) for _ in range(5))
 
 
 def measure() -> list[Bar]:
-    """Return the figures of this benchmark."""
+    """Return the CPU seconds of the runner per step, and the rate and memory of its state machine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         four = median(cpu(lambda: run(folder, chain(4))) for _ in range(5))
@@ -129,15 +130,15 @@ def measure() -> list[Bar]:
         floor = median(cpu(lambda: bare(folder, 100)) for _ in range(3)) / 100
     step = (hundred - four) / 96
     return [
-        bar("4 steps in all", four, "CPU s", 1.0),
+        bar("workflow of 4 steps", four, "CPU s", 1.0),
         bar("one additional step", step, "CPU s", 0.1),
-        bar("one additional step, minus the bare process", step - floor, "CPU s", 0.015),
-        bar("one additional step / bare process", step / floor, "times"),
-        bar("one of 1,000 nodes that do nothing, minus its process", trivial, "CPU s", 0.015),
-        bar("journal of such a node", journal, "bytes"),
-        bar("state machine alone", best(loop(1000)), "transitions/s", 20_000, "more"),
-        bar("state machine alone, for a chain", best(chain(1000)), "transitions/s"),
-        bar("memory at 10,000 nodes", memory(10_000), "MB", 200),
+        bar("one additional step, minus the same process without a runner", step - floor, "CPU s", 0.015),
+        bar("one additional step, relative to the same process without a runner", step / floor, "times"),
+        bar("one of 1,000 containers that do nothing, minus its process", trivial, "CPU s", 0.015),
+        bar("journal per container", journal, "bytes"),
+        bar("state machine alone, for a loop of 1,000 containers", best(loop(1000)), "transitions/s", 20_000, "more"),
+        bar("state machine alone, for a chain of 1,000 steps", best(chain(1000)), "transitions/s"),
+        bar("memory of the state machine with 10,000 nodes", memory(10_000), "MB", 200),
     ]
 
 

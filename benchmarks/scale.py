@@ -2,9 +2,10 @@
 
     python -m benchmarks.scale [--members 512] [--runs 10] [--json]
 
-Each run closes 1 to 5 connections together, the last run a third of all connections, as if a rack were lost. The figure
-is the time until all other members have the list of the next generation; then the lost members join again. The members
-share one process with this program, whose work is part of the figure.
+Each run closes the connections of 1 to 5 workers at once, the last run the connections of a third of all workers, as if
+a rack were lost. The figure is the time until all remaining workers have the member list of the next generation; then
+new workers replace the lost workers. All simulated workers run in the process of this benchmark, and the figure
+includes their work.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ FLAGS = (
 
 
 class Member(asyncio.Protocol):
-    """A simulated worker: joins, sends heartbeats, acknowledges, and records when it received a list of members."""
+    """A simulated worker, which joins, acknowledges new generations, and records when it received a list of members."""
 
     def __init__(self, number: int) -> None:
         self.id, self.pending, self.opened, self.group, self.list_time = f"member-{number}", b"", 0, 0, 0.0
@@ -68,7 +69,10 @@ class Member(asyncio.Protocol):
 
 
 async def wait_for_group(members: list[Member], after: int) -> float:
-    """Wait until all members are in one group later than `after`. Returns when the last member received its list."""
+    """Wait until all members are in one group with a number above `after`.
+
+    Returns the time when the last member received the list of the group.
+    """
     deadline = time.monotonic() + 60
     while len({member.group for member in members}) != 1 or members[0].group <= after:
         if time.monotonic() > deadline:
@@ -78,8 +82,10 @@ async def wait_for_group(members: list[Member], after: int) -> float:
 
 
 async def measure(port: int, process: psutil.Process, count: int, runs: int) -> tuple[list[float], float, float]:
-    """Return the seconds from each loss until all members have the next generation, the coordinator's share of a core
-    without losses, and its memory in MB at the end."""
+    """Return the seconds from each loss to the next generation, and the CPU share and the memory of the coordinator.
+
+    The CPU share is the share of a core that the coordinator uses while no member is lost; memory is in MB.
+    """
     loop, members, numbers = asyncio.get_running_loop(), list[Member](), iter(range(10**6))
 
     async def add() -> None:
@@ -129,7 +135,7 @@ def wait_for_coordinator(port: int) -> None:
 
 
 def membership_share(port: int, seconds: float = 10.0) -> float:
-    """Return the CPU share of a worker's membership thread, with an otherwise idle process."""
+    """Return the share of a core that a worker uses for its membership, while it does nothing else."""
     client = Client("127.0.0.1", port, {}, lambda: False)
     threading.Thread(target=client.wait_for_group, args=(0, 0, lambda: False), daemon=True).start()
     time.sleep(1)
@@ -142,7 +148,7 @@ def membership_share(port: int, seconds: float = 10.0) -> float:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--members", type=int, default=512, help="number of simulated workers (default: 512)")
-    command.add_argument("--runs", type=int, default=10, help="number of losses (default: 10)")
+    command.add_argument("--runs", type=int, default=10, help="number of runs (default: 10)")
     options = command.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -153,7 +159,10 @@ def main() -> int:
         port = 20000 + os.getpid() % 10000
         environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "rekindle"}
         command = [sys.executable, "-m", "rekindle.training.membership.server", *FLAGS, f"--workers={options.members}"]
-        command += ["--min-workers=1", "--silence-seconds=10"]  # a single process sends all heartbeats
+        command += [
+            "--min-workers=1",
+            "--silence-seconds=10",
+        ]  # heartbeats may be late, because a single process sends all of them
         environment |= {"MASTER_PORT": str(port), "POD_IP": "127.0.0.1"}
         with open(Path(name) / "log", "w") as log:
             process = subprocess.Popen(command, env=os.environ | environment, stderr=log)
@@ -167,11 +176,11 @@ def main() -> int:
             process.wait()
             services.down()
     bars = [
-        bar(f"next generation of {options.members}", durations[:-1], "s", 0.5),
-        bar(f"next generation without a third of {options.members}", durations[-1:], "s", 0.5),
-        bar("coordinator's memory", memory, "MB", 300),
-        bar("coordinator without losses", 100 * share, "% of a core", 30),
-        bar("membership in a worker", 100 * client, "% of a core", 1),
+        bar(f"next generation of {options.members} workers after the loss of 1 to 5", durations[:-1], "s", 0.5),
+        bar(f"next generation of {options.members} workers after the loss of a third", durations[-1:], "s", 0.5),
+        bar("memory of the coordinator", memory, "MB", 300),
+        bar("CPU of the coordinator while no worker is lost", 100 * share, "% of a core", 30),
+        bar("CPU of a worker for its membership", 100 * client, "% of a core", 1),
     ]
     return report(bars, as_json=options.json)
 

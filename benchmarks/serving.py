@@ -1,12 +1,13 @@
-"""Speed of serving models: requests of one record on two cores, in batches, one by one, and by `mlflow models serve`.
+"""Speed of model servers on two cores: predictions in batches, one by one, and by `mlflow models serve`.
 
     python -m benchmarks.serving [--models digits fraud] [--seconds 10] [--json]
 
 The models are steps.digits, steps.language, the workload `power` of docs/your-own-model.md, and steps.fraud with the
 serving state of the handbook's data (5,000 cards, half a year), all with random weights. Servers use cores 0 and 1,
-clients the others. 32 clients send one request after the other, in turn to three servers of the same release: with the
-default serve.max_batch, with 1, and MLflow with two workers. The server of the last model then answers 8 clients alone,
-and together with 64 clients that send one byte per second.
+clients all other cores. 32 clients send one request after the other, each of one record. They use three servers of the
+same release in turn: with the default serve.max_batch, with serve.max_batch 1, and MLflow with two workers. The server
+of the last model then answers 8 clients, first without other clients, then with 64 clients that send one byte per
+second.
 """
 
 import asyncio
@@ -31,22 +32,22 @@ import psutil
 
 from benchmarks.bars import Bar, bar, parser, report
 
-SOURCES = {  # model → `data.source`
+SOURCES = {  # name of the model → its setting `data.source`
     "digits": "sklearn://digits",
     "language": "python://topics",
     "power": "power.csv",
     "fraud": "simulate://7?cards=5000&terminals=10000&days=183",
 }
-RATES = {"fraud": 1323}  # answers per second of a model that gains nothing from batches of `predict`
+RATES = {"fraud": 1323}  # minimum answers per second of a model that is not faster in batches
 PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
 CORES = {0, 1}
 HEAD = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
 RUNS = 3
-PORT = 18_480  # of the first server; the others follow
+PORT = 18_480  # port of the first server; the next servers use the next ports
 
 
 def load_workload(name: str, folder: Path) -> tuple[str, Any]:
-    """Return name and module of a model's workload; `power` is written into `folder`, with some data."""
+    """Return the module name and the module of a model's workload; write `power` and its data into `folder` first."""
     from rekindle.workload import load
 
     if name != "power":
@@ -61,7 +62,7 @@ def load_workload(name: str, folder: Path) -> tuple[str, Any]:
 
 
 def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """Write the files of a release with untrained weights; return their folder, and instances of requests."""
+    """Write the files of a release with untrained weights; return their folder, and instances to predict."""
     import torch
     from safetensors.torch import save_file
 
@@ -90,7 +91,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
-    """Return transactions of the handbook's cards and terminals."""
+    """Return random transactions between cards and terminals of the fraud model's serving state."""
     draw = random.Random(1)
     return [
         {"transaction_id": number, "time": time}
@@ -100,7 +101,7 @@ def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
 
 
 def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
-    """Upload the release to its own object store. Return its prefix, and the environment of its servers."""
+    """Upload a release to an object store. Return the key prefix of the release, and the environment of its servers."""
     from rekindle.local.services.services import Services
     from rekindle.release.files import commit
     from rekindle.storage import Store, file_sha256
@@ -126,7 +127,7 @@ def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
 
 @contextmanager
 def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psutil.Process]:
-    """Run a server on its cores; yields when the URL `ready` answers 200."""
+    """Run a server on CORES until the end of the block, which begins when the URL `ready` answers 200."""
     affinity = os.sched_getaffinity(0)
     with tempfile.TemporaryFile("w+") as log:
         os.sched_setaffinity(0, CORES)
@@ -148,7 +149,7 @@ def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psu
 
 
 def requests(path: str, key: str, instances: list[dict[str, Any]]) -> list[bytes]:
-    """Return HTTP requests of one instance each."""
+    """Return one HTTP request for each instance."""
     bodies = (json.dumps({key: [instance]}) for instance in instances)
     return [(HEAD.format(path, len(body.encode())) + body).encode() for body in bodies]
 
@@ -162,7 +163,7 @@ class Load:
         self.failures = 0
 
     async def client(self, number: int, until: float) -> None:
-        """Send one request after the other."""
+        """Send one request after the other until the time `until`."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         while (start := time.perf_counter()) < until:
             number = (number + 7) % len(self.texts)
@@ -174,7 +175,7 @@ class Load:
         writer.close()
 
     async def slow_client(self, until: float) -> None:
-        """Send one byte of a request's body per second; reconnect when the server closes the connection."""
+        """Send one byte of a request's body per second; connect again when the server closes the connection."""
         while time.perf_counter() < until:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             head, _, body = self.texts[0].partition(b"\r\n\r\n")
@@ -194,24 +195,24 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """Measurements of the clients of one run, and CPU time of the server."""
+    """Measurements of one run: by the clients, and the CPU time of the server."""
 
     rate: float  # answers per second
-    p99: float  # ms
+    p99: float  # 99th percentile of the latency in ms
     failures: int
-    cpu: float  # ms per answer
+    cpu: float  # CPU time of the server in ms per answer
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server, and requests for it."""
+    """A running server, and the requests that clients send to it."""
 
     process: psutil.Process
     port: int
     texts: list[bytes]
 
     def run(self, clients: int, seconds: float, slow: int = 0) -> Run:
-        """Measure after a warm-up of one second."""
+        """Return the measurements of `seconds`, after a warm-up of one second."""
         asyncio.run(Load(self.port, self.texts).run(clients, 0, 1.0))
         load, start, used = Load(self.port, self.texts), time.perf_counter(), self.cpu()
         asyncio.run(load.run(clients, slow, seconds))
@@ -220,13 +221,13 @@ class Server:
         return Run(rate, 1000 * quantiles(load.seconds, n=100)[98], load.failures, 1000 * used / answers)
 
     def cpu(self) -> float:
-        """Return the CPU seconds of the server and its processes."""
+        """Return the CPU seconds of the server and its child processes."""
         times = [process.cpu_times() for process in (self.process, *self.process.children(recursive=True))]
         return sum(each.user + each.system for each in times)
 
 
 def start_servers(name: str, folder: Path, processes: int, stack: ExitStack) -> list[Server]:
-    """Start the servers of a model: in batches, one at a time, MLflow."""
+    """Start three servers of a model: predictions in batches, one by one, and by MLflow."""
     release, instances = write_release(name, folder)
     prefix, env = upload(name, release, folder / "home")
     servers = []
@@ -246,23 +247,35 @@ def start_servers(name: str, folder: Path, processes: int, stack: ExitStack) -> 
 
 
 def measure(name: str, folder: Path, seconds: float, processes: int, slow: bool) -> list[Bar]:
-    """Return the figures of a model."""
+    """Return the figures of the servers of a model; with `slow`, also measure slow clients."""
     with ExitStack() as stack:
         servers = start_servers(name, folder, processes, stack)
         turns = [[server.run(32, seconds) for server in servers] for _ in range(RUNS)]
         batched, single, mlflow = ([turn[number] for turn in turns] for number in range(len(servers)))
         bars = [
             bar(f"{name}: requests of one record, 32 clients", _all(batched, "rate"), "/s", RATES.get(name), "more"),
-            bar("  their p99", _all(batched, "p99"), "ms", 40),
-            bar("  CPU of one", _all(batched, "cpu"), "ms"),
-            bar("  with serve.max_batch 1", _all(single, "rate"), "/s"),
-            bar("  CPU of one", _all(single, "cpu"), "ms"),
-            bar("  the first over it", _ratios(batched, single, "rate"), "times", None if name in RATES else 3, "more"),
-            bar("  mlflow models serve", _all(mlflow, "rate"), "/s"),
-            bar("  its p99", _all(mlflow, "p99"), "ms"),
-            bar("  CPU of one of its requests", _all(mlflow, "cpu"), "ms"),
-            bar("  its requests that failed", sum(_all(mlflow, "failures")), ""),
-            bar("  our rate over MLflow's", _ratios(batched, mlflow, "rate"), "times", 5, "more"),
+            bar("  p99 of these requests", _all(batched, "p99"), "ms", 40),
+            bar("  CPU time per request", _all(batched, "cpu"), "ms"),
+            bar("  rate with serve.max_batch 1", _all(single, "rate"), "/s"),
+            bar("  CPU time per request with serve.max_batch 1", _all(single, "cpu"), "ms"),
+            bar(
+                "  rate in batches, relative to serve.max_batch 1",
+                _ratios(batched, single, "rate"),
+                "times",
+                None if name in RATES else 3,
+                "more",
+            ),
+            bar("  rate of mlflow models serve", _all(mlflow, "rate"), "/s"),
+            bar("  p99 of mlflow models serve", _all(mlflow, "p99"), "ms"),
+            bar("  CPU time per request of mlflow models serve", _all(mlflow, "cpu"), "ms"),
+            bar("  requests that failed with mlflow models serve", sum(_all(mlflow, "failures")), ""),
+            bar(
+                "  rate in batches, relative to mlflow models serve",
+                _ratios(batched, mlflow, "rate"),
+                "times",
+                5,
+                "more",
+            ),
         ]
         failures = sum(_all(batched + single, "failures"))
         if slow:
@@ -270,11 +283,16 @@ def measure(name: str, folder: Path, seconds: float, processes: int, slow: bool)
             with_slow = [servers[0].run(8, seconds, slow=64) for _ in range(RUNS)]
             failures += sum(_all(alone + with_slow, "failures"))
             bars += [
-                bar("  p99 of 8 clients", _all(alone, "p99"), "ms"),
-                bar("  p99 of 8 clients with 64 slow ones", _all(with_slow, "p99"), "ms"),
-                bar("  the second over the first", _ratios(with_slow, alone, "p99"), "times", 2),
+                bar("  p99 of 8 clients alone", _all(alone, "p99"), "ms"),
+                bar("  p99 of 8 clients with 64 slow clients", _all(with_slow, "p99"), "ms"),
+                bar(
+                    "  p99 with slow clients, relative to p99 without slow clients",
+                    _ratios(with_slow, alone, "p99"),
+                    "times",
+                    2,
+                ),
             ]
-    return [*bars, bar("  requests that failed", failures, "", 0)]
+    return [*bars, bar("  requests that failed with Rekindle", failures, "", 0)]
 
 
 def _all(runs: list[Run], figure: str) -> list[float]:
@@ -287,15 +305,17 @@ def _ratios(runs: list[Run], references: list[Run], figure: str) -> list[float]:
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--models", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="models to serve")
-    command.add_argument("--seconds", type=float, default=10, help="duration of each run")
-    command.add_argument("--processes", type=int, default=1, help="serve.processes")
+    command.add_argument(
+        "--models", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="models to serve (default: all)"
+    )
+    command.add_argument("--seconds", type=float, default=10, help="seconds of each run (default: 10)")
+    command.add_argument("--processes", type=int, default=1, help="setting serve.processes of the servers (default: 1)")
     arguments = command.parse_args()
     if client_cores := os.sched_getaffinity(0) - CORES:
         os.sched_setaffinity(0, client_cores)
     bars = []
     with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)  # of power.py
+        sys.path.insert(0, folder)  # the folder with power.py
         try:
             for name in arguments.models:
                 slow = name == arguments.models[-1]

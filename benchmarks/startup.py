@@ -2,9 +2,9 @@
 
     python -m benchmarks.startup [--json] [--runs 5]
 
-Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in the same run. Seconds
-of other tools with --help, on the same class of machine: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56,
-flytekit 0.88, Prefect 1.41, ZenML 1.90.
+Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in the same run. Other
+tools need these seconds for their --help on the same class of machine: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow
+0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
 """
 
 import subprocess
@@ -27,14 +27,14 @@ COMMANDS = {
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
+    command.add_argument("--runs", type=int, default=5, help="number of runs of each command (default: 5)")
     options = command.parse_args()
     bars = []
     for name, (argv, limit) in COMMANDS.items():
         run = partial(subprocess.run, argv, stdout=subprocess.DEVNULL, check=True)
         bars.append(bar(name, [cpu(run) for _ in range(options.runs)], "CPU s", limit))
     for line in bars[1:]:
-        line["text"] = f"{line['value'] / max(bars[0]['value'], 0.001):.1f} x bare python"
+        line["text"] = f"{line['value'] / max(bars[0]['value'], 0.001):.1f} times bare python"
     return report(bars, as_json=options.json)
 
 

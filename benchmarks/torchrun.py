@@ -1,6 +1,8 @@
-"""The comparison for recovery.py: torchrun with three agents, whose workers train the same model with DDP.
+"""Time that torchrun needs after the loss of a node, for comparison in benchmarks/recovery.py.
 
-python -m benchmarks.torchrun STAMPS        (the worker; torchrun starts it)
+Three agents of torchrun start workers, which train the model of benchmarks/workloads/stamped.py with DDP.
+
+python -m benchmarks.torchrun STAMPS        (a worker; torchrun runs this command)
 """
 
 import os
@@ -14,13 +16,14 @@ from pathlib import Path
 from benchmarks.workloads.stamped import FEATURES, STAMP, Model
 
 NODES = 3
-# c10d tuned for losses; the variable works around a defect of torch 2.13, which otherwise stops elastic jobs for good
+# The settings of c10d are tuned for losses. The first variable avoids a defect of torch 2.13 that stops elastic jobs.
 CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def next_step(runs: int) -> list[float]:
-    """Return the seconds from the SIGKILL of one of three nodes to the next step of the others, minus a step."""
+    """Return the seconds from the SIGKILL of one of three nodes to the next step of the others, minus the time of a
+    step."""
     return [_once(29400 + number) for number in range(runs)]
 
 
@@ -31,7 +34,7 @@ def _once(port: int) -> float:
             _until(lambda: all(len(_stamps(Path(name), NODES)) >= 10 for _ in agents))
             earlier = _stamps(Path(name), NODES)
             start = time.monotonic()
-            _kill(agents[-1])  # not the first agent, which has the store: its loss would end the other agents
+            _kill(agents[-1])  # the loss of the first agent, which has the store, would end all agents
             _until(lambda: len(_stamps(Path(name), NODES - 1)) >= 1)
             return _stamps(Path(name), NODES - 1)[0] - start - (earlier[-1] - earlier[0]) / (len(earlier) - 1)
         finally:
@@ -50,7 +53,7 @@ def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
 
 
 def _kill(agent: subprocess.Popen) -> None:
-    """Kill the agent and its worker, which is in another session, like the loss of a node."""
+    """Kill an agent and its worker, like the loss of a node; the worker is not in the agent's process group."""
     children = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True).stdout.split()
     for pid in [agent.pid, *map(int, children)]:
         try:
@@ -61,7 +64,7 @@ def _kill(agent: subprocess.Popen) -> None:
 
 
 def _stamps(folder: Path, size: int) -> list[float]:
-    """Return the finish times of the steps of rank 0 in a group of `size`."""
+    """Return the times when rank 0 of a group of `size` workers finished its steps."""
     contents = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
     return sorted(time for data in contents for time, _ in STAMP.iter_unpack(data[: len(data) // 16 * 16]))
 
@@ -70,12 +73,12 @@ def _until(condition, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("torchrun did not reach the condition in two minutes")
+            raise TimeoutError("torchrun did not make the expected steps within two minutes")
         time.sleep(0.02)
 
 
 def worker(folder: Path) -> None:
-    """Train with DDP as in its tutorial; the workers share the 8 micro-batches of a step."""
+    """Train as in the tutorial of DDP; the workers share the 8 micro-batches of a step."""
     import torch
     import torch.distributed as dist
     from torch import nn

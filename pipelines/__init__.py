@@ -1,1 +1,1 @@
-"""The reference pipelines: each module's `build(config)` returns a Hera Workflow. Never imports torch."""
+"""The reference pipelines: `build(config)` of each module returns a Hera Workflow. No module imports torch."""

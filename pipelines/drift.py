@@ -22,6 +22,6 @@ def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
         drift = blocks.step("steps.monitoring.drift", inputs=inputs, pod="report")
         if config.drift.retrain:
-            with blocks.group("retraining", when=drift.outputs.again == True):  # noqa: E712  # a condition that Argo evaluates
+            with blocks.group("retraining", when=drift.outputs.again == True):  # noqa: E712  # Argo evaluates it
                 Task(name="retrain", template=retraining(config.drift.model))
     return workflow

@@ -1,4 +1,4 @@
-"""Training in an MPIJob: the Launcher starts a process in each slot of the Workers, and all train one model.
+"""Training in an MPIJob: the Launcher starts a process in each slot of the Workers; these processes train one model.
 
 rekindle run configs/mpi.yaml
 """

@@ -12,7 +12,7 @@ from rekindle import Section, blocks
 
 
 class Nightly(Section):
-    channels: tuple[int, int] = Field(default=(8, 16), description="number of channels of each network")
+    channels: tuple[int, int] = Field(default=(8, 16), description="number of channels of each of the two networks")
 
 
 class Config(rekindle.Config):

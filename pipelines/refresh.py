@@ -2,7 +2,7 @@
 
     rekindle run configs/refresh.yaml --set data.source=october.parquet
 
-The weights do not change, only the servers' state derived from past data; the release passes the usual verification.
+The weights do not change, only the serving state; the new release is verified like any release.
 """
 
 from typing import Any

@@ -2,7 +2,8 @@
 
     rekindle run configs/scoring.yaml --set scoring.files=incoming/october
 
-The predictions of a pod are stored in the bucket below WORKFLOW/score/POD/predictions, in files of the same names.
+A pod stores its predictions in the bucket below WORKFLOW/score/POD/predictions; a file of predictions has the name of
+its input file.
 """
 
 from typing import Any
@@ -15,8 +16,8 @@ from rekindle import Section, blocks
 
 
 class Scoring(Section):
-    model: str = Field(default="digits", description="registered model whose champion is used")
-    files: str = Field(default="incoming", description="key prefix of the files: one instance per line, as JSON")
+    model: str = Field(default="digits", description="registered model whose champion scores the files")
+    files: str = Field(default="incoming", description="key prefix of the files, which have one JSON instance per line")
 
 
 class Config(rekindle.Config):

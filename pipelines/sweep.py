@@ -1,4 +1,4 @@
-"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best is the candidate.
+"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best becomes the candidate.
 
     rekindle sweep configs/sweep.yaml
 
@@ -32,7 +32,7 @@ def build(config: Config) -> Any:
     sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
     first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
-    # a pod runs several trials, and each of them may be interrupted several times
+    # a pod runs several trials, and each trial may be interrupted several times
     limit = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()

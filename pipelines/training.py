@@ -2,9 +2,9 @@
 
     rekindle render configs/demo.yaml
 
-Training and serving are Kubernetes objects that the workflow applies; every other step is a container. A candidate gets
-its own servers, which clients reach only after verification; the previous servers are kept for a rollback. See
-docs/your-own-pipeline.md for the blocks.
+For training and serving, the workflow applies Kubernetes objects; every other step is a container. A candidate gets its
+own servers, which clients reach only after verification; the previous servers are kept for a rollback.
+docs/your-own-pipeline.md describes the blocks.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@
 
 The step reads errors, latencies and predictions of both models from /metrics of their servers. If the candidate does
 worse, the step succeeds with the result `taken back: REASON`, and the pipeline rolls the candidate back. A repeated
-step watches the same share. docs/serving.md describes the tests and the traffic that they need.
+step watches the same share again. docs/serving.md describes the comparison and the traffic that it needs.
 """
 
 from pydantic import Field
@@ -15,25 +15,25 @@ from rekindle.release.config import CanaryConfig
 
 
 class Inputs(StepInputs):
-    name: str = Field(description="registered model")
+    name: str = Field(description="name of the registered model")
     version: str = Field(description="version of the candidate")
     champion: str = Field(default="", description="version of the champion; empty if none exists")
     server: str = Field(description="Deployment of the candidate")
     former: str = Field(default="", description="Deployment of the champion; empty if none exists")
-    percent: int = Field(default=0, description="current share of the candidate in the traffic, in percent")
-    rule: CanaryConfig = Field(description="limits for the candidate: serve.canary of the config")
+    percent: int = Field(default=0, description="share of the traffic that the candidate gets now, in percent")
+    rule: CanaryConfig = Field(description="limits for the candidate: section `serve.canary` of the config")
     servers: int = Field(default=1, ge=1, description="number of pods of the champion")
-    run_id: str = Field(default="", description="MLflow run to log to; empty: none")
+    run_id: str = Field(default="", description="MLflow run for the figures and the result; empty: log nothing")
 
 
 class Outputs(StepOutputs):
-    canary: str = Field(description="passed, or `taken back: REASON`")
-    percent: int = Field(description="next share of the candidate in percent; 0: the canary has ended")
-    replicas: int = Field(description="number of pods that get about this share; at least 1")
+    canary: str = Field(description="`passed`, or `taken back: REASON`")
+    percent: int = Field(description="next share of the traffic for the candidate, in percent; 0: the canary has ended")
+    replicas: int = Field(description="number of pods of the candidate that get about this share; at least 1")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Watch the current share until the step is over or the candidate is worse; decide the next share."""
+    """Compare the models at the current share of the traffic, and decide the next share."""
     has_champion = inputs.former and inputs.champion
     reason = watch(inputs) if has_champion and inputs.percent else ""
     percent = inputs.rule.after(inputs.percent) if has_champion and not reason else 0
@@ -42,12 +42,12 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def count_pods(percent: int, servers: int) -> int:
-    """Return the number of pods that get about `percent` of the traffic if the champion has `servers` pods."""
+    """Return the number of candidate pods that get about `percent` of the traffic next to `servers` champion pods."""
     return max(1, round(servers * percent / (100 - percent))) if percent < 100 else servers
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare the models at the current share, and log the result. Return the reason to roll back, or an empty text."""
+    """Compare the models and log the result. Return the reason to roll the candidate back, or an empty text."""
     from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary

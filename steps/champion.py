@@ -9,8 +9,10 @@ from rekindle import StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
-    name: str = Field(description="registered model")
-    server: str = Field(default="", description="Deployment to compare with the champion's; only for the log")
+    name: str = Field(description="name of the registered model")
+    server: str = Field(
+        default="", description="Deployment; the step logs a message if another Deployment serves the champion"
+    )
 
 
 class Outputs(StepOutputs):
@@ -21,7 +23,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Return the champion. Raises ConfigError if no version is the champion."""
+    """Look up the champion. Raises ConfigError if the registered model lacks a champion."""
     from rekindle import tracking
     from rekindle.errors import say
 

@@ -1,9 +1,9 @@
-"""An example workload: which digit is it? A small CNN with BatchNorm over the 1,797 images that scikit-learn ships.
+"""An example workload: recognize digits with a small CNN with BatchNorm, in the 1,797 images that scikit-learn ships.
 
     rekindle run configs/digits.yaml
 
-The model is evaluated on the last fifth of the images, which are by other writers. Source: E. Alpaydin, C. Kaynak,
-Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
+The model is evaluated on the last fifth of the images, which other writers have written. Source: E. Alpaydin,
+C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
 """
 
 from collections.abc import Iterator
@@ -17,23 +17,28 @@ from rekindle import DataConfig, Metric, Prepared, Section
 if TYPE_CHECKING:
     import torch
 
-Pixel = Annotated[float, Field(ge=0, le=16, description="darkness")]
+Pixel = Annotated[float, Field(ge=0, le=16, description="darkness of the pixel")]
 Row = Annotated[list[Pixel], Field(min_length=8, max_length=8)]
 
 
 class Data(DataConfig):
-    source: str = Field("sklearn://digits", pattern="^sklearn://digits$", description="images that scikit-learn ships")
-    test_share: float = Field(0.2, gt=0, lt=1, description="share of the images, at the end, to evaluate on")
+    source: str = Field(
+        "sklearn://digits", pattern="^sklearn://digits$", description="the images that scikit-learn ships"
+    )
+    test_share: float = Field(0.2, gt=0, lt=1, description="share of the images that are test data, taken from the end")
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        return self  # all images are prepared in a second
+        return self  # the step prepares all images in a second
 
 
 class Model(Section):
     channels: int = Field(
-        16, ge=1, le=256, description="channels of the first convolution; the second has twice as many"
+        16,
+        ge=1,
+        le=256,
+        description="number of channels of the first convolution; the second convolution has twice as many",
     )
-    dropout: float = Field(0.2, ge=0, lt=1, description="share of activations dropped in training")
+    dropout: float = Field(0.2, ge=0, lt=1, description="share of activations that are dropped in training")
 
 
 class Instance(BaseModel):

@@ -3,8 +3,8 @@
     rekindle step steps.evaluate --name=demo --dataset=dataset/ --model=model/ --output report=out/
 
 The verdict is release (the candidate is better, not significantly worse, or the first), keep (the champion stays) or
-same (the candidate is the champion). The report holds verdict.json, predictions and plots. Without `name`, the
-candidate is not compared; without `run_id`, nothing is logged to MLflow.
+same (the candidate has the weights of the champion). The report contains verdict.json, predictions and plots. Without
+`name`, the candidate is not compared with a champion; without `run_id`, nothing is logged to MLflow.
 """
 
 import json
@@ -16,25 +16,31 @@ from pydantic import Field
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.config import MAX_BATCH
 
-INTERVAL = ("mean", "low", "high")  # fields of the difference between candidate and champion
+INTERVAL = ("mean", "low", "high")  # logged fields of a difference between metrics
 
 
 class Inputs(StepInputs, Gate):
-    workload: str = Field(description="module that scores the data")
+    workload: str = Field(description="module of the workload")
     dataset: Artifact = Field(description="output of prepare")
     model: Artifact = Field(description="output of train: model.safetensors and model.json")
     name: str = Field(default="", description="registered model whose champion is compared with the candidate")
-    run_id: str = Field(default="", description="MLflow run for metrics, verdict and plots")
+    run_id: str = Field(default="", description="MLflow run for metrics, verdict and plots; empty: log nothing")
     servers: str = Field(default="", description="digest of the serving configuration, to detect changes")
     backfill: str = Field(
-        default="", description="if not empty: evaluate a past week, which is recorded, but never released"
+        default="", description="if not empty, this is the evaluation of a past week, whose model is never released"
     )
-    part: str = Field(default="", description="prefix of tags and metrics, if the run has several evaluations")
+    part: str = Field(
+        default="", description="prefix of the names of tags and metrics, if the run has several evaluations"
+    )
     max_batch: int = Field(
-        default=MAX_BATCH, ge=1, description="test rows that are predicted together, in their order (serve.max_batch)"
+        default=MAX_BATCH,
+        ge=1,
+        description="number of consecutive test rows that are predicted together (serve.max_batch)",
     )
     threads: int = Field(
-        default=1, ge=1, description="CPU threads; more threads than free cores make it many times slower"
+        default=1,
+        ge=1,
+        description="number of CPU threads; more threads than free cores make the step many times slower",
     )
 
 
@@ -49,7 +55,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Score, compare, decide, record. Raises DataError if the candidate cannot be evaluated."""
+    """Evaluate the candidate, decide, and record the verdict. Raises DataError if the candidate cannot be evaluated."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # libraries read these variables when they are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
@@ -90,8 +96,11 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
-    """Return metrics of the candidate, the champion and the baseline, the intervals of the differences from these two,
-    and the validation values of all families."""
+    """Return the values to log to MLflow by name.
+
+    These are the metrics of candidate, champion and baseline, the intervals of the candidate's differences from
+    champion and baseline, and the validation values of all families.
+    """
     metrics = evaluation.metrics
     values = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
     for other, difference in (("", evaluation.difference), ("baseline_", evaluation.baseline_difference)):
@@ -103,6 +112,6 @@ def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
 
 
 def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:
-    """Return the candidate's metrics in each part of the test data as points (name, value, number of the part)."""
+    """Return the candidate's metrics in each part of the test data, as points (name, value, number of the part)."""
     names, parts = evaluation.metrics["candidate"], enumerate(evaluation.parts)
     return [(f"{prefix}part/{name}", row["candidate"][name], number) for number, row in parts for name in names]

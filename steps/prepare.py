@@ -1,4 +1,4 @@
-"""Turn raw data into a dataset: validated rows, random access and a digest.
+"""Turn raw data into a dataset with a digest, and record its properties in MLflow.
 
     rekindle step steps.prepare --data='{"source": "simulate://7"}' --workflow=try --output dataset=dataset
 
@@ -21,10 +21,10 @@ from rekindle.step import to_text
 if TYPE_CHECKING:
     from rekindle.tracking import RunData
 
-MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by more than this factor since the last run
-MIN_ROWS_RATIO = 0.9  # warn if a moving window has less than this share of the last run's rows
-NEWEST_TAG = "data.newest"  # time of the newest row
-WINDOW_END_TAG = "data.window_until"  # end of the moving window
+MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
+MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last run's rows
+NEWEST_TAG = "data.newest"  # tag with the time of the newest row
+WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
 # the dataset does not depend on the workflow that prepared it
 REUSE = Reuse(aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]])
 
@@ -32,17 +32,21 @@ REUSE = Reuse(aside=("workflow", "experiment", "config", "manifest"), reads=lamb
 class Inputs(StepInputs):
     workload: str = Field(description="module that defines the data, the model and its metrics")
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
-    workflow: str = Field(description="workflow name; its MLflow run is found by this name, or created")
+    workflow: str = Field(
+        description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
+    )
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
     config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, to record on the run")
     created: str = Field("", description="time when the workflow was created, ISO 8601")
-    scheduled: str = Field("", description="scheduled time, ISO 8601, if any; a moving window ends at it")
-    manifest: str = Field("", description="the manifest (YAML or JSON; zlib, base64), to record on the run")
+    scheduled: str = Field(
+        "", description="scheduled time of the run, ISO 8601; a moving window ends at this time; empty: not scheduled"
+    )
+    manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
 
 
 class Outputs(StepOutputs):
     dataset: Artifact = Field(description="directory of the dataset")
-    digest: str = Field(description="sha256 of the shards; identifies the dataset")
+    digest: str = Field(description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
@@ -55,7 +59,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.workload import load, prepare
 
     workload = load(inputs.workload)
-    if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may have checked and remembered this config
+    if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
         check_trainable(inputs.config | {"data": inputs.data})
     data = parse_section(workload.Data, inputs.data, "data")
     time = parse_time(inputs.scheduled or inputs.created)
@@ -85,7 +89,10 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time (UTC without a zone); return the current time for an empty text. Raises ConfigError."""
+    """Parse an ISO 8601 time (UTC if a time zone is missing); return the current time for an empty text.
+
+    Raises ConfigError.
+    """
     try:
         time = datetime.fromisoformat(text) if text else datetime.now(UTC)
     except ValueError as error:
@@ -103,7 +110,8 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
 
 
 def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list["RunData"]) -> list[str]:
-    """Return a warning if the window has moved since the previous run, but the data has no newer rows, or far fewer."""
+    """Return a warning if the window has moved since the previous run, but the data lacks newer rows or has far
+    fewer rows."""
     if not data.moves:
         return []
     earlier = {
@@ -120,20 +128,20 @@ def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list
     rows, last_rows, newest = prepared.rows, int(last.metrics["rows"]), last.tags.get(NEWEST_TAG)
     counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
     if prepared.newest and newest and datetime.fromisoformat(prepared.newest) <= datetime.fromisoformat(newest):
-        return [f"{data.source} does not contain newer rows, its newest is of {prepared.newest}: {counts}"]
+        return [f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}: {counts}"]
     ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
     return [counts + ends] if rows < MIN_ROWS_RATIO * last_rows else []
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the text settings of `data` that `moved` does not change, as the parameters of an MLflow run."""
+    """Return the text settings of `data` that are equal in `moved`, as parameters of an MLflow run."""
     other = moved.model_dump(mode="json")
     same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
     return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:
-    """Log the config as parameters of the run, and config and manifest as artifacts."""
+    """Log the config as parameters of the run, and the config and the manifest as artifacts."""
     from rekindle import tracking
 
     tracking.log(run_id, params=config)

@@ -3,7 +3,7 @@
     rekindle step steps.refresh --name=demo --workload=steps.fraud --data='{"source": "october.parquet"}' \\
         --workflow=try --output dataset=out/dataset --output model=out/model --output report=out/report
 
-The workload's `refresh` computes the state; `rekindle run configs/refresh.yaml` also releases and verifies it.
+The workload's function `refresh` computes the state; `rekindle run configs/refresh.yaml` also releases and verifies it.
 """
 
 import json
@@ -22,26 +22,29 @@ class Inputs(StepInputs):
     workload: str = Field(description="module that defines the model and `refresh`")
     name: str = Field(description="registered model whose champion is refreshed")
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
-    workflow: str = Field(description="workflow name; its MLflow run is found by this name, or created")
+    workflow: str = Field(
+        description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
+    )
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release, or same if the data is not newer")
+    verdict: gate.Verdict = Field(description="release; same if the data is not newer than the serving state")
     reason: str = Field(description="reason of the verdict")
-    champion: str = Field(description="version that was refreshed")
+    champion: str = Field(description="version of the champion")
     model_sha256: str = Field(description="sha256 of the champion's weights")
     run_id: str = Field(description="MLflow run of this workflow")
-    rows: int = Field(description="number of newer rows")
+    rows: int = Field(description="number of rows that are newer than the champion's serving state")
     dataset: Artifact = Field(description="dataset.json and state/ for the new release")
-    model: Artifact = Field(description="the champion's model")
+    model: Artifact = Field(description="model files of the champion")
     report: Artifact = Field(description="verdict of the champion, and predictions that its servers must return")
 
 
 def run(inputs: Inputs) -> Outputs:
     """Refresh the serving state.
 
-    Raises ConfigError without a champion or a `refresh`, DataError if the data leaves a gap after the old state.
+    Raises ConfigError if a champion or the workload's `refresh` is missing, DataError if data after the old state is
+    missing.
     """
     from rekindle import tracking, workload
     from rekindle.release import files as release
@@ -72,7 +75,7 @@ def run(inputs: Inputs) -> Outputs:
         release.record_predictions(report, predict(current, refreshed.instances))
     else:
         verdict = "same"
-        reason = f"{data.source} does not reach beyond {data_end}, where version {champion.version} ends."
+        reason = f"{data.source} does not reach beyond {data_end}, where the data of version {champion.version} ends."
     evaluation = [name for name in ("verdict.json", release.REFERENCE) if (current / name).exists()]
     for folder, names in ((model, release.MODEL), (report, evaluation)):
         for name in names:
@@ -86,7 +89,8 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def predict(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield requests for `instances` (or for the example) with the answers expected from servers of `folder`."""
+    """Yield requests for `instances` (or the example), and the predictions that servers of the release `folder` must
+    return."""
     import torch
 
     from rekindle.release.examples import batches

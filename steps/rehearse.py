@@ -1,9 +1,9 @@
-"""Try a workload on a few rows: prepare, one training step, metrics, predictions. `rekindle check` runs it.
+"""Try a workload on a few rows: prepare, one training step, metrics, predictions. `rekindle check` runs this step.
 
     rekindle step steps.rehearse --workload=steps.digits --data='{}' --train='{"virtual_workers": 2}' \\
         --output report=report.json
 
-If the first rows of the data cannot be separated from the others, only the model and its optimizer are created.
+If the first rows of the data cannot be separated from later rows, only the model and its optimizer are created.
 """
 
 import traceback
@@ -29,11 +29,11 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    report: dict[str, Any] = Field(description="the findings; after an error: `error`, `exit_code`, and the `stage`")
+    report: dict[str, Any] = Field(description="the findings; after an error also `error`, `exit_code` and `stage`")
 
 
 class NoFacts(dict[str, Any]):
-    """The facts of a dataset that was not prepared."""
+    """Empty facts of a dataset that was not prepared; `used` is True if the workload has read them."""
 
     used = False
 
@@ -47,7 +47,7 @@ class NoFacts(dict[str, Any]):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Return the findings, including an error of the workload."""
+    """Return the findings; an error of the workload is one of them."""
     from rekindle import project
 
     report: dict[str, Any] = {"stage": "device", "rows": 0}
@@ -66,7 +66,10 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
-    """Run all stages; without data, build the model and its optimizer. Several families are reported in `families`."""
+    """Run all stages; without data, only build the model and its optimizer.
+
+    Several families are reported in `families`.
+    """
     from rekindle import families
     from rekindle import workload as workloads
 
@@ -90,7 +93,7 @@ def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
 
 
 def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | None, report: dict[str, Any]) -> None:
-    """Build the model, make a step or fit it, and predict."""
+    """Build the model of one family, make a training step or fit the model, and predict."""
     from rekindle import families
     from rekindle import workload as workloads
     from rekindle.training import trial_step
@@ -119,7 +122,7 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
 
 
 def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path | None:
-    """Return a dataset of the first rows; without `thorough`, None if it cannot be prepared."""
+    """Return a dataset of the first rows; None if it cannot be prepared and `thorough` is false."""
     from rekindle import workload as workloads
     from rekindle.sections import parse_section
 

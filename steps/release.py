@@ -1,4 +1,4 @@
-"""Release a model: upload its files by content, register a version, and give it the alias `candidate`.
+"""Release a model: upload its files, register a version, and give this version the alias `candidate`.
 
     rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
         --run-id=... --output model_uri=uri.txt
@@ -16,7 +16,7 @@ from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
 
 
 class Origin(StepInputs):
-    """Provenance of the release; recorded on the version and on its run."""
+    """Provenance of the release, which is recorded on the version and on the MLflow run."""
 
     git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
     image: str = Field(default="host", description="container image of the training")
@@ -26,22 +26,25 @@ class Origin(StepInputs):
 
 
 class Inputs(Origin):
-    name: str = Field(description="registered model, and first part of the key prefix")
+    name: str = Field(description="name of the registered model, and first part of the release's key prefix")
     dataset: Artifact = Field(description="output of prepare; dataset.json and state/ are released")
     model: Artifact = Field(description="output of train: model.safetensors and model.json")
     report: Artifact = Field(description="output of evaluate; verdict.json is released")
-    verdict: gate.Verdict = Field(description="verdict of the gate; must be release")
+    verdict: gate.Verdict = Field(description="verdict of the gate, which must be `release`")
     run_id: str = Field(description="MLflow run that the version belongs to")
 
 
 class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
     version: str = Field(description="version of the registered model")
-    content: str = Field(description="digest of the served files; last part of model_uri")
+    content: str = Field(description="digest of the served files, which is the last part of model_uri")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Upload, register, commit. Raises ConfigError if the verdict is not release, DataError for a damaged model."""
+    """Upload and register the release.
+
+    Raises ConfigError if the verdict is not release, DataError for a damaged model.
+    """
     from rekindle import Store, tracking
     from rekindle.release import pyfunc
     from rekindle.release.files import collect, commit, model_description, upload
@@ -83,7 +86,7 @@ def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
     from rekindle.workload import data_until
 
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
-    if "KUBERNETES_SERVICE_HOST" not in os.environ:  # local run: the image of the manifest was not used
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:  # a local run does not use the image in the manifest
         facts |= {"image": "host", "image_digest": "host"}
     facts |= {"data_digest": description.get("digest", "unknown")}
     facts |= {"data_until": until} if (until := data_until(inputs.dataset)) else {}

@@ -2,8 +2,8 @@
 
     rekindle step steps.report --workflow=demo-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
 
-Works after any failure, and can be repeated. Does nothing without an MLflow run. Logs the summary of each
-ledger as metrics, tags and artifacts below `ledger/`: as text, JSON and a plot.
+The step works after any failure, and can be repeated. It does nothing without an MLflow run of the workflow. Logs the
+summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, JSON and a plot.
 """
 
 import sys
@@ -21,7 +21,7 @@ from rekindle.step import StepInputs, StepOutputs
 if TYPE_CHECKING:
     from rekindle.training.ledger.report import Summary
 
-# failures in a tag, and characters of each: MLflow limits a tag to 5,000 characters
+# maximum number of failures in a tag, and of characters of a failure: MLflow limits a tag to 5,000 characters
 MAX_FAILURES, FAILURE_LENGTH = 5, 900
 
 
@@ -31,13 +31,17 @@ class Inputs(StepInputs):
     failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
     experiment: str = Field(default="rekindle", description="MLflow experiment of the run")
     ledgers: list[str] = Field(default_factory=list, description="key prefixes of the ledgers, one per training")
-    config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, to record if no step did")
-    manifest: str = Field(default="", description="the manifest (zlib, base64), to record if no step did")
-    cached: dict[str, Any] = Field(default_factory=dict, description="task → earlier run whose outputs were reused")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="the resolved config, which is recorded unless a step has recorded it"
+    )
+    manifest: str = Field(
+        default="", description="the manifest (as zlib in base64), which is recorded unless a step has recorded it"
+    )
+    cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs were reused, by task")
 
 
 class Outputs(StepOutputs):
-    run_id: str = Field(description="run that was closed; empty if none exists")
+    run_id: str = Field(description="MLflow run that was closed; empty if the workflow did not create a run")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -93,7 +97,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
 
 
 def training_summary(ledger: str) -> "Summary | None":
-    """Return the summary of a training; None if its ledger is missing or cannot be read."""
+    """Return the summary of a training; None if its ledger is missing, empty or unreadable."""
     from rekindle.storage import Store
     from rekindle.training.ledger.accounting import summarize
     from rekindle.training.ledger.events import read
@@ -107,7 +111,7 @@ def training_summary(ledger: str) -> "Summary | None":
 
 
 def log(run_id: str, summary: "Summary", folder: Path, prefix: str) -> None:
-    """Log metrics `workers/`, tags and artifacts `ledger/`; with several trainings, `prefix` precedes the names."""
+    """Log the summary as metrics `workers/`, tags and artifacts `ledger/`; all names begin with `prefix`."""
     from rekindle import tracking
     from rekindle.training.ledger import publish
 
@@ -118,7 +122,7 @@ def log(run_id: str, summary: "Summary", folder: Path, prefix: str) -> None:
 
 
 def description(run_id: str, failures: list[str], prefixes: list[str]) -> str:
-    """Return Markdown with the verdicts, the failures, and the plots of the evaluation and the training."""
+    """Return the note of the MLflow run: Markdown with verdicts, failures, and plots of evaluations and trainings."""
     from rekindle import tracking
 
     evaluations = verdicts(tracking.tags_of(run_id))

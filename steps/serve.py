@@ -17,16 +17,20 @@ from rekindle.step import StepOutputs
 
 
 class Inputs(ServerSettings):
-    """Settings of one server."""
+    """Settings of one model server."""
 
 
 class Outputs(StepOutputs):
-    """Empty: the step answers requests."""
+    """No outputs: the step answers requests until SIGTERM."""
 
 
 def run(inputs: Inputs) -> Outputs:
     """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model not found)."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # settings of the model processes
+    for name in (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "POLARS_MAX_THREADS",
+    ):  # the model processes inherit these variables
         os.environ[name] = str(inputs.threads)
     from rekindle.serving.server import serve
 

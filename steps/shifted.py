@@ -1,4 +1,4 @@
-"""Augment the digits: add each training image shifted by a pixel up, down, left and right.
+"""Augment the digits: add four copies of each training image, shifted by a pixel up, down, left and right.
 
 rekindle step steps.shifted --dataset=dataset/ --output dataset=larger/
 """

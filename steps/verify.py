@@ -1,10 +1,10 @@
-"""Verify a deployment: replay test rows, compare served with offline predictions, and promote the version.
+"""Verify a Deployment: replay test rows, compare served with offline predictions, and promote the version.
 
     rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --report=report/ --model-sha256=... \\
         --version=3
 
 Each row is sent alone and with others, so that a prediction that depends on the other rows of its batch is noticed.
-Predictions must agree within `tolerance`; to the bit, if evaluation and servers predict one instance at a time
+Predictions must agree within `tolerance`, or to the bit if evaluation and servers predict one instance at a time
 (serve.max_batch: 1) on equal processors. The version becomes the `champion` only if all predictions agree and the
 candidate was evaluated against the current champion. Otherwise the step fails, and the current champion keeps serving.
 """
@@ -23,37 +23,46 @@ if TYPE_CHECKING:
 class Inputs(StepInputs):
     name: str = Field(description="registered model")
     endpoint: str = Field(
-        default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT overrides both)"
+        default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT overrides this URL)"
     )
     report: Artifact = Field(description="output of evaluate: requests and expected predictions")
-    model_sha256: str = Field(description="sha256 of the weights that must be served")
+    model_sha256: str = Field(description="sha256 of the weights that the service must use")
     version: str = Field(description="version to promote")
-    champion: str = Field(default="", description="champion's version at the evaluation; empty if none existed")
+    champion: str = Field(
+        default="", description="version of the champion at the time of the evaluation; empty if no champion existed"
+    )
     deployment: str = Field(default="", description="Deployment that serves the version")
-    promote: bool = Field(default=True, description="promote the version now; false: after its canary")
+    promote: bool = Field(default=True, description="true: promote the version now; false: promote it after its canary")
     keep_releases: int = Field(default=3, ge=1, description="number of earlier releases to keep for a rollback")
-    run_id: str = Field(default="", description="MLflow run to log to; empty: none")
+    run_id: str = Field(default="", description="MLflow run for the results; empty: log nothing")
     sample: int = Field(default=200, ge=1, description="approximate number of test rows to replay")
     tolerance: float = Field(
         default=1e-5,
         ge=0,
         description="maximum difference between served and offline numbers, relative for numbers above 1",
     )
-    wait_seconds: float = Field(default=180.0, gt=0, description="time limit for the service to serve these weights")
+    wait_seconds: float = Field(
+        default=180.0, gt=0, description="maximum seconds until the service serves these weights"
+    )
 
 
 class Outputs(StepOutputs):
     max_difference: float = Field(description="largest difference between served and offline predictions")
     replayed: int = Field(description="number of replayed test rows")
-    compared: str = Field(description="precision of the comparison, and size of the batches")
+    compared: str = Field(description="precision of the comparison, and maximum size of the server's batches")
     endpoint: str = Field(description="URL of the service")
-    former: str = Field(description="Deployment of the previous (or still current) champion; empty if none")
+    former: str = Field(
+        description="Deployment of the previous (or still current) champion; empty if no champion existed"
+    )
     retained: list[str] = Field(description="Deployments of the releases to keep, including this one")
     expired: list[str] = Field(description="Deployments of older releases, to be deleted")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Wait, replay, compare, promote. Raises DataError if a prediction differs, RekindleError if nothing is served."""
+    """Verify and promote the version.
+
+    Raises DataError if a prediction differs, RekindleError if the service does not serve the weights.
+    """
     from rekindle.errors import say
     from rekindle.release import promotion
     from rekindle.release.client import ModelClient, resolve
@@ -62,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment
-    if inputs.promote and promotion.superseded(*target):  # the servers may have been deleted since then
+    if inputs.promote and promotion.superseded(*target):  # its servers may have been deleted
         say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
         return Outputs(
             max_difference=0,
@@ -84,17 +93,20 @@ def run(inputs: Inputs) -> Outputs:
         reject_differences(comparison, inputs, endpoint)
         precision = f"within {comparison.tolerance:g}" if comparison.tolerance else "to the bit"
         compared = f"{precision}, in batches of up to {server.get('max_batch', 1)}"
-        say(f"{comparison.replayed} test rows have the same predictions as offline {compared}")
+        say(f"{comparison.replayed} test rows have the same served and offline predictions, {compared}")
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
-    # do not end between the two changes of a promotion
+    # retry, because a promotion consists of two changes
     promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
     return Outputs(**outputs, compared=compared, **promoted)
 
 
 def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if requested. Return the Deployments: previous, retained, expired. Raises ChampionChanged."""
+    """Promote the version if requested. Return the names of the previous, retained and expired Deployments.
+
+    Raises ChampionChanged if another version has become the champion.
+    """
     from rekindle import Store, tracking
     from rekindle.release import promotion
 

@@ -76,7 +76,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
         ("threading.Timer(0.1, kill).start()", "Timer"),
     ],
 )
-def test_a_sleep_or_a_clock_is_found(source: str, name: str) -> None:
+def test_a_sleep_or_the_use_of_a_clock_in_a_test_is_found(source: str, name: str) -> None:
     assert [call for call, _ in calls(ast.parse(source))] == [name]
 
 

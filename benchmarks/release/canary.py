@@ -2,8 +2,8 @@
 
     python -m benchmarks.release.canary [--runs 20] [--json]
 
-The champion is the model of configs/digits.yaml. The candidates have another seed (good), a short training (2 points
-less accuracy), errors for 1 % of the requests, or twice the latency. Both sides get the same load.
+The champion is the model of configs/digits.yaml. A candidate has another seed (good), a short training (2 points less
+accuracy), errors for 1 % of the requests, or twice the latency. Champion and candidate get the same load.
 """
 
 import asyncio
@@ -28,20 +28,23 @@ CONFIG = "configs/digits.yaml"
 TRAINED = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
 FAULTS = ("errors", "slow")
 KINDS = ("good", "worse", *FAULTS)
-CLIENTS = 2  # number of clients per side
+CLIENTS = 2  # number of clients of each server
 REQUESTS = 4000  # number of different requests
 PORTS = {"champion": 18_490, "candidate": 18_491}
 
 
 def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
-    """Run a command, and return its JSON output."""
+    """Run a command of Rekindle, and return its JSON output."""
     command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
     done = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": str(home)}, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
 def releases(home: Path) -> dict[str, str]:
-    """Create the releases, some with a fault, and return their prefixes by name. Sets the environment of the store."""
+    """Create the releases, some with a fault, and return their key prefixes by name.
+
+    Also sets the environment variables for access to the store.
+    """
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
@@ -58,7 +61,10 @@ def releases(home: Path) -> dict[str, str]:
 
 
 def copy_release(name: str, prefix: str) -> str:
-    """Copy a release as a version of one model; the copy may have a fault (benchmarks/workloads/faulty.py)."""
+    """Copy a release as a version of the model `digits`. Returns the key prefix of the copy.
+
+    If `name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
+    """
     from rekindle.release.files import commit
     from rekindle.storage import Store
 
@@ -94,7 +100,7 @@ def requests() -> list[bytes]:
 
 @contextmanager
 def load_on_both(texts: list[bytes]) -> Iterator[None]:
-    """Send requests to both sides until the end of the block."""
+    """Send requests to champion and candidate until the end of the block."""
     over = threading.Event()
 
     async def clients() -> None:
@@ -114,7 +120,7 @@ def load_on_both(texts: list[bytes]) -> Iterator[None]:
 
 @contextmanager
 def serve(side: str, prefix: str) -> Iterator[None]:
-    """Run a server of the release."""
+    """Run a server of the release `prefix` until the end of the block."""
     port = PORTS[side]
     command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={prefix}", f"--port={port}"]
     os.environ |= {f"{side.upper()}_SERVICE_HOST": "127.0.0.1", f"{side.upper()}_SERVICE_PORT": str(port)}
@@ -124,7 +130,7 @@ def serve(side: str, prefix: str) -> Iterator[None]:
 
 
 def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
-    """Return the number of runs that roll back the candidate."""
+    """Run the canary of a candidate `runs` times; return how often the candidate is rolled back."""
     from rekindle.release.config import CanaryConfig
     from steps import canary
 
@@ -142,19 +148,24 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
 
 
 def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
-    """Return the figures of this benchmark."""
+    """Return how often each kind of candidate is rolled back."""
     prefixes = releases(home)
     counts = {kind: count_rollbacks(kind, prefixes, runs) for kind in kinds}
     bars = (
         [bar(f"good candidates rolled back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
     )
-    return bars + [bar(f"{kind} rolled back, of {runs}", count, "", runs, "more") for kind, count in counts.items()]
+    return bars + [
+        bar(f"candidates rolled back, of {runs} with fault {kind}", count, "", runs, "more")
+        for kind, count in counts.items()
+    ]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=20, help="number of canaries of each kind")
-    command.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    command.add_argument(
+        "--runs", type=int, default=20, help="number of canaries of each kind of candidate (default: 20)"
+    )
+    command.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of candidate (default: all)")
     arguments = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:

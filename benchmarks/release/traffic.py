@@ -2,10 +2,11 @@
 
     python -m benchmarks.release.traffic [--json]
 
-The model is from configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). 60 % of the requests have their
-own connection (HTTP/1.1 and 1.0), 10 % are sent in pieces within a second, and 30 % come from clients that reuse their
-connection and are idle for up to 8 s, longer than a server drains; like every pool, they first check if the connection
-was closed. Answers must be 200 and from a verified version, except for the errors of the canary's faulty candidate.
+The model is the model of configs/digits.yaml; some releases have a fault (benchmarks/workloads/faulty.py). 60 % of the
+requests have their own connection (HTTP/1.1 or 1.0), 10 % are sent in pieces within a second, and 30 % come from
+clients that reuse a connection after idle times of up to 8 s, longer than a server drains; like every connection pool,
+these clients first check whether the connection was closed. Every answer must have status 200 and be from a verified
+version, except for the errors of the canary's faulty candidate.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
 RATE = 200  # requests per second
-REUSING, IDLE_S = 240, 8.0  # clients that reuse a connection, and their longest idle time: RATE * 0.3 requests/s
-PIECES = 4  # per slow request
+REUSING, IDLE_S = 240, 8.0  # clients that reuse a connection, and their longest idle time: 30 % of RATE
+PIECES = 4  # number of pieces of a slow request
 PORT = 18_495
 SETTINGS = [
     "name=digits",
     "workload=benchmarks.workloads.faulty",
     f"serve.port={PORT}",
-    "serve.max_waiting=2000",  # trainings use the same cores: answers may be late
+    "serve.max_waiting=2000",  # large, because trainings use the same cores, so answers may be late
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
 ]
 CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 5}"
@@ -41,7 +42,7 @@ CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 5}"
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: time, HTTP status (0: none), version of the model, and kind of connection."""
+    """The result of a request: its time, HTTP status (0: no answer), version of the model, and kind of connection."""
 
     time: float
     status: int
@@ -50,7 +51,7 @@ class Answer:
 
 
 class Traffic:
-    """Clients that send requests at RATE, independently of the servers."""
+    """Clients that together send requests at RATE, however fast the servers answer."""
 
     def __init__(self) -> None:
         self.texts = requests()
@@ -58,7 +59,10 @@ class Traffic:
         self.over = threading.Event()
 
     async def ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> str:
-        """Send a request; return the head of the answer in lower case. Raises OSError or EOFError without an answer."""
+        """Send a request; return the head of its answer in lower case.
+
+        Raises OSError or EOFError without an answer.
+        """
         pieces = PIECES if kind == "slow" else 1
         for index in range(pieces):
             writer.write(text[len(text) * index // pieces : len(text) * (index + 1) // pieces])
@@ -72,7 +76,7 @@ class Traffic:
         self.answers.append(Answer(time.time(), status, version, kind))
 
     async def client(self, kind: str) -> None:
-        """Send one request on its own connection."""
+        """Send one request on a new connection."""
         text = random.choice(self.texts)
         if kind == "HTTP/1.0":
             text = text.replace(b"HTTP/1.1", b"HTTP/1.0")
@@ -85,7 +89,7 @@ class Traffic:
             self.record(kind, 0, "")
 
     async def reuse_connection(self) -> None:
-        """Send requests on one connection with idle time in between; reconnect when it is closed."""
+        """Send requests on one connection, with idle times between requests; connect again when it is closed."""
         while not self.over.is_set():
             try:
                 async with asyncio.timeout(60):
@@ -114,7 +118,7 @@ class Traffic:
 
 
 def is_closed(writer: asyncio.StreamWriter) -> bool:
-    """Return True if the server has closed this connection."""
+    """Return True if the server has closed the connection of `writer`."""
     if writer.is_closing():
         return True
     poll = select.poll()
@@ -124,7 +128,7 @@ def is_closed(writer: asyncio.StreamWriter) -> bool:
 
 @contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Send requests until the end of the block."""
+    """Send requests until the end of the block; yield the clients with their answers."""
     load = Traffic()
     thread = threading.Thread(target=lambda: asyncio.run(load.run()))
     thread.start()
@@ -136,7 +140,7 @@ def traffic() -> Iterator[Traffic]:
 
 
 def train(home: Path, seed: int, *settings: str) -> str:
-    """Run the pipeline. Returns its verdict."""
+    """Run the pipeline of CONFIG with a seed. Returns the verdict about its model."""
     sets = [*SETTINGS, f"train.seed={seed}", *settings]
     about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
     print(f"{settings}: {about['verdict']}, {about.get('reason')}", file=sys.stderr)
@@ -144,7 +148,7 @@ def train(home: Path, seed: int, *settings: str) -> str:
 
 
 def measure(home: Path) -> list[Bar]:
-    """Return the figures of this benchmark."""
+    """Return the numbers of failed requests, and the duration of a rollback."""
     train(home, 1)
     with traffic() as load:
         verdicts = [train(home, 2)]
@@ -172,12 +176,12 @@ def measure(home: Path) -> list[Bar]:
     kinds = Counter((answer.kind, answer.status) for answer in load.answers)
     print(f"versions {versions}; statuses by kind of connection {kinds}", file=sys.stderr)
     return [
-        bar("requests", len(load.answers), ""),
-        bar("requests that failed, release, failed release and rollback", len(failed), "", 0),
-        bar("requests that failed in the canary, except for the candidate's fault", len(failed_in_canary), "", 0),
-        bar("answers of the version with random predictions", sum(a.version == "3" for a in load.answers), "", 0),
-        bar("the command `rekindle rollback`", seconds, "s", 5),
-        bar("last answer of the previous version to a new connection after its start", last_of_2, "s", 5),
+        bar("all requests", len(load.answers), ""),
+        bar("requests that failed during the releases and the rollback", len(failed), "", 0),
+        bar("requests that failed during the canary, except for the candidate's fault", len(failed_in_canary), "", 0),
+        bar("answers of the version that predicts at random", sum(a.version == "3" for a in load.answers), "", 0),
+        bar("duration of the command `rekindle rollback`", seconds, "s", 5),
+        bar("start of this command to the last answer of the previous version to a new connection", last_of_2, "s", 5),
     ]
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.search.halving --source transactions.parquet
     python -m benchmarks.search.halving --source transactions.parquet --set train.epochs=6
 
-The sweeps use the weeks of the handbook (2018-07-04 to 07-31) that served to choose the model's shape and rates. Both
-sweeps start the same trials; by default each trial is short, on the last two months before those weeks. Nothing is
-released.
+One sweep uses successive halving, the other trains every trial to the end; both start with the same trials. The test
+weeks (2018-07-04 to 07-31) served to choose the shape and rates of the handbook's model. By default a trial is
+short: it trains for three epochs on data from 2018-06-01 on. Nothing is released.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.handbook import REKINDLE, pipeline
+from benchmarks.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.local.cluster import LocalCluster
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.rounds import Trial
@@ -30,13 +30,13 @@ SPACE = {
 }
 SHORT = ["data.first_day=2018-06-01", "train.epochs=3"]
 SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
-NOISE = 0.005  # difference of the ap of four test weeks between two seeds
-STEPS = 0.4  # maximum share of the steps of all trials
-SELECTION_S, PAUSE_S = 15.0, 2.0  # 2 % of trials that would train for ten minutes each
+NOISE = 0.005  # usual difference of the ap of four test weeks between two seeds
+STEPS = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
+SELECTION_S, PAUSE_S = 15.0, 2.0  # limits: 2 % of the time of trials that train for ten minutes each
 
 
 def run_sweep(source: str, home: str, sets: list[str], parallel: int, rungs: int) -> tuple[dict[str, Any], list[Trial]]:
-    """Run a sweep. Returns the run and its trials."""
+    """Run a sweep. Returns the output of `rekindle run` and the trials."""
     sweep = {"space": SPACE, "trials": 27, "rungs": rungs, "sampler": "random", "parallel": parallel}
     settings = ["pipeline=pipelines.sweep", f"sweep={json.dumps(sweep)}", *SHORT, *sets]
     run = pipeline(source, home, settings, last_day="2018-07-31", test_weeks=4)
@@ -46,7 +46,7 @@ def run_sweep(source: str, home: str, sets: list[str], parallel: int, rungs: int
 
 
 def times(run: dict[str, Any]) -> tuple[float, float]:
-    """Return the seconds of training, and the seconds of the steps that select trials."""
+    """Return the seconds from the first selection of trials to the last, split into training and selection."""
     seconds = {step["name"]: step["seconds"] for step in run["steps"]}
     selection = sum(seconds[name] for name in seconds if name.startswith("ask-") or name == "best")
     ends = {step["name"]: datetime.fromisoformat(step["finished"]) for step in run["steps"] if step["finished"]}
@@ -55,7 +55,7 @@ def times(run: dict[str, Any]) -> tuple[float, float]:
 
 
 def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]:
-    """Return the figures of this benchmark."""
+    """Run the sweeps with and without halving, and return the figures that compare them."""
     halved, trials = run_sweep(source, home, sets, parallel, 3)
     whole, all_trials = run_sweep(source, home, sets, parallel, 1)
     default = pipeline(source, home, [*SHORT, *sets], last_day="2018-07-31", test_weeks=4)
@@ -72,21 +72,26 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
     ap = {name: run["metrics"]["ap"] for name, run in (("best", whole), ("chosen", halved), ("default", default))}
     print({name: f"ap {value:.4f}" for name, value in ap.items()})
     return [
-        bar("rank of the chosen trial among all", [t.number for t in order].index(chosen) + 1, ""),
-        bar("loss of the chosen trial above the best loss", full[chosen] / full[order[0].number] - 1, "", 0.01),
-        bar("steps, as a share of training all trials to the end", steps, "", STEPS),
-        bar("ap above the default's", ap["chosen"] - ap["default"], "", -NOISE, "more"),
-        bar("trials whose weights differ from those without a pause", int(not same), "", 0),
-        bar("steps ask and best", selection, "s", SELECTION_S),
-        bar("cost of each pause, without the time of the steps", (trained - steps * full_time) / pauses, "s", PAUSE_S),
+        bar("rank of the trial that halving chooses among all trials", [t.number for t in order].index(chosen) + 1, ""),
+        bar(
+            "relative excess of the loss of this trial over the best loss",
+            full[chosen] / full[order[0].number] - 1,
+            "",
+            0.01,
+        ),
+        bar("steps with halving, as a share of the steps without halving", steps, "", STEPS),
+        bar("ap of the chosen trial minus ap with default settings", ap["chosen"] - ap["default"], "", -NOISE, "more"),
+        bar("1 if a trial has other weights with pauses than without, else 0", int(not same), "", 0),
+        bar("time of the steps that select trials (ask and best)", selection, "s", SELECTION_S),
+        bar("cost of a pause of a trial, without training steps", (trained - steps * full_time) / pauses, "s", PAUSE_S),
     ]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--source", required=True, help="the published transactions")
-    command.add_argument("--parallel", type=int, default=2, help="pods that train at the same time")
-    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
+    command.add_argument("--source", required=True, help="file, folder or s3:// URI of the published transactions")
+    command.add_argument("--parallel", type=int, default=2, help="number of pods that train at the same time")
+    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP)
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as home:
         try:

@@ -1,4 +1,7 @@
-"""The workload steps/digits.py with a fault: `errors` (1 % of the requests), `slow` (twice the latency), `unsteady`."""
+"""The workload steps/digits.py with a fault in its predictions.
+
+Faults are `errors` (1 % of the requests fail), `slow` (twice the latency) and `unsteady` (random probabilities).
+"""
 
 import random
 import time
@@ -22,7 +25,10 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Predict like steps.digits, with the fault. Images of the test split never cause errors: their corner is white."""
+    """Predict like steps.digits, but with the fault of the model.
+
+    Images of the test split never cause errors, because their first pixel is 0.
+    """
     start = time.perf_counter()
     predictions = digits.predict(model, instances, facts)
     if model.fault == "slow":

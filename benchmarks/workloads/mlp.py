@@ -1,7 +1,7 @@
 """The workload of benchmarks/loop.py: a small net on random numbers, and the training loops to compare with.
 
-After each block of our steps, the dataset lets the other loops make the same number of steps. All run in one process
-and in turns, so that they are measured under the same load.
+After each block of steps of Rekindle, the dataset lets the other loops make the same number of steps. All loops run in
+one process and in turns, so that they are measured under the same load.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
 SAMPLES = 4096
 INPUTS = 256
-Loop = Callable[[int], None]  # makes the given number of steps
+Loop = Callable[[int], None]  # a function that makes the given number of steps
 
 
 class Model(Section):
@@ -38,29 +38,30 @@ class Turns:
 
     inputs: Inputs
     block: int
-    warm: int  # steps before the first block
+    warm: int  # number of steps before the first block
     rank: int
     size: int
-    meeting: str  # host:port for DDP
+    meeting: str  # host:port at which the processes of DDP meet
     calls: int = 0
     began: float = 0.0
-    first: tuple[float, float] = (0.0, 0.0)  # CPU time of the process, and time, at the start of the first block
-    last: tuple[float, float] = (0.0, 0.0)  # the same at the end of the last block
+    first: tuple[float, float] = (0.0, 0.0)  # CPU time and clock time at the start of the first block
+    last: tuple[float, float] = (0.0, 0.0)  # CPU time and clock time at the end of the last block
     loops: dict[str, Loop] = field(default_factory=dict)
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": []})
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
     def clock(self) -> float:
-        """Return the CPU time of this thread; in a group, of the process, since gloo's threads are part of a loop."""
+        """Return the CPU time of this thread; in a group that of the process, because gloo's threads belong to the
+        loop."""
         return time.thread_time() if self.size == 1 else time.process_time()
 
     def take(self, data: "Numbers") -> None:
-        """Handle the start of one of our micro-batches: after a block of steps, the other loops get their turn."""
+        """Handle the start of a micro-batch of Rekindle: after a block of steps, the other loops take their turns."""
         step, leaf = divmod(self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank)))
         self.calls += 1
         if leaf or step < self.warm or (step - self.warm) % self.block:
             return
         if self.loops:
-            self.seconds["ours"].append(self.clock() - self.began)
+            self.seconds["Rekindle"].append(self.clock() - self.began)
             self.last = time.process_time(), time.monotonic()
         else:
             self.loops = others(self, data)
@@ -75,14 +76,15 @@ class Turns:
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
-        """Return the CPU seconds per step of each loop, by block, and the CPU share of our other threads."""
-        blocks = len(self.seconds["ours"])
+        """Return the CPU seconds per step of each loop, by block, and the CPU share of Rekindle's background
+        threads."""
+        blocks = len(self.seconds["Rekindle"])
         steps = {name: [seconds / self.block for seconds in each[:blocks]] for name, each in self.seconds.items()}
         spent, passed = (last - first for first, last in zip(self.first, self.last, strict=True))
         return {"steps": steps, "threads": (spent - sum(map(sum, steps.values())) * self.block) / passed}
 
 
-turns: Turns | None = None  # set by the process that measures
+turns: Turns | None = None  # set by benchmarks/loop.py in a worker
 
 
 class Numbers:
@@ -125,7 +127,10 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
 
 
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
-    """Return the loops to compare with: a bare loop, or in a group a bare loop with DDP."""
+    """Return the loops to compare with.
+
+    A single process has bare loops and loops of frameworks; a group has bare loops with DDP and without an exchange.
+    """
     import torch
 
     from rekindle.training.sampler import Sampler
@@ -181,7 +186,7 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
 
 
 def accelerate_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
-    """Return the loop of accelerate's documentation."""
+    """Return the training loop that accelerate's documentation shows."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 
     accelerator = Accelerator(cpu=True)
@@ -197,7 +202,7 @@ def accelerate_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Lo
 
 
 def ignite_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
-    """Return Ignite's engine with its running average of the loss."""
+    """Return a training loop with Ignite's engine, which computes a running average of the loss."""
     from ignite.engine import Engine  # pyright: ignore[reportMissingImports]
     from ignite.metrics import RunningAverage  # pyright: ignore[reportMissingImports]
 

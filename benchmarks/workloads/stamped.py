@@ -1,4 +1,4 @@
-"""A workload for the other benchmarks, which records its steps: 5 MB of weights, steps of about 30 ms.
+"""A workload that records its steps, for benchmarks/recovery.py: 5 MB of weights, steps of about 30 ms.
 
 Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one weight. Every
 update changes this weight, so the number of equal weights in a row is the number of micro-batches between two updates.
@@ -26,12 +26,13 @@ STAMP = struct.Struct("dd")
 
 
 class Model(Section):
-    width: int = 104_000  # 5 MB
+    width: int = 104_000  # gives 5 MB of weights
 
 
 @dataclass(frozen=True)
 class Step:
-    """One training step of one process: start, end, number of micro-batches, and the weight before it."""
+    """One training step of one process: its start and end, its number of micro-batches, and the weight before the
+    step."""
 
     began: float
     finished: float
@@ -40,13 +41,16 @@ class Step:
 
 
 def pid(folder: Path, name: str) -> int:
-    """Return the id of the newest process with this name, or 0."""
+    """Return the process id of the newest worker with this name, or 0."""
     files = [(path.stat().st_ctime_ns, int(path.name.rpartition("-")[2])) for path in folder.glob(f"{name}-*")]
     return max(files)[1] if files else 0
 
 
 def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
-    """Return the finished steps of a process (default: the newest with this name). A repeated step counts as one."""
+    """Return the steps that a process has finished (default: the newest process of the worker `name`).
+
+    Consecutive repetitions of a step count as one step.
+    """
     file = folder / f"{name}-{process or pid(folder, name)}"
     data = file.read_bytes() if file.exists() else b""
     runs = [list(run) for _, run in groupby(STAMP.iter_unpack(data[: len(data) // 16 * 16]), key=lambda pair: pair[1])]

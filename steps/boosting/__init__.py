@@ -1,4 +1,4 @@
-"""Example workload: digits, classified by the network of steps/digits.py or by boosted stumps, with the same metrics.
+"""Example workload: the network of steps/digits.py or boosted stumps classify digits; both have the same metrics.
 
     rekindle run configs/trees.yaml
 
@@ -27,7 +27,7 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
-        """One stump per round and digit: a pixel, a threshold, and the scores below and above it."""
+        """A stump per round and digit: a pixel, a threshold, and scores for values below and above it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -36,7 +36,7 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             tensors = dict(self.named_buffers())
-            values = images.flatten(1)[:, tensors["pixel"].long()]  # [B, rounds, 10]
+            values = images.flatten(1)[:, tensors["pixel"].long()]  # shape [B, rounds, 10]
             return torch.where(values <= tensors["threshold"], tensors["below"], tensors["above"]).sum(1)
 
     return Stumps()

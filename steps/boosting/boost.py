@@ -29,7 +29,7 @@ from rekindle.training.state import weights_sha256
 
 PIXEL_VALUES, DIGITS, SHRINKAGE, L2_PENALTY = 17, 10, 0.5, 1.0
 DEFAULT_PORT, TIMEOUT_S = 9999, 60.0
-RESTART_EXIT_CODE = 143  # exit code that makes the operator restart a replica
+RESTART_EXIT_CODE = 143  # with this exit code, the operator restarts a replica
 
 
 class Inputs(StepInputs):
@@ -42,7 +42,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    """Empty: the model is in the object store."""
+    """No outputs: the model is in the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -70,7 +70,7 @@ def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, An
     """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as tensors by name."""
     rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
     targets, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
-    # [n, 64 * PIXEL_VALUES]
+    # shape [n, 64 * PIXEL_VALUES]
     one_hot = (rows[:, :, None] == np.arange(PIXEL_VALUES)).reshape(len(rows), -1).astype(float)
     stumps = {name: np.zeros((rounds, DIGITS), "float32") for name in ("pixel", "threshold", "below", "above")}
     for number in range(rounds):
@@ -79,7 +79,7 @@ def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, An
         local_sums = np.stack(
             [one_hot.T @ (probabilities - targets), one_hot.T @ (probabilities * (1 - probabilities))]
         )
-        # sums of the rows up to each pixel value
+        # sums over the rows with at most each value of each pixel
         sums = peers.all_reduce(local_sums).reshape(2, -1, PIXEL_VALUES, DIGITS).cumsum(2)
         total = sums[:, :, -1:]
         gain_below, gain_above = (gradient**2 / (weight + L2_PENALTY) for gradient, weight in (sums, total - sums))
@@ -110,13 +110,13 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict
 
 
 class Peers:
-    """Connections to the other replicas: rank 0 has one to each, in rank order; the others have one to rank 0."""
+    """Connections of a replica: rank 0 is connected to all replicas, in rank order; every other rank to rank 0."""
 
     def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
         self.rank, self.size, self.sockets = rank, size, sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum over all replicas, which is added in rank order and so reproducible bit for bit."""
+        """Return the sum of `values` over all replicas, reproducible bit for bit because it is added in rank order."""
         if self.rank == 0:
             total = values + sum(_receive(connection, values) for connection in self.sockets)
         else:
@@ -129,7 +129,7 @@ class Peers:
 
 @contextlib.contextmanager
 def connect_replicas() -> Iterator[Peers]:
-    """Start the other replicas if needed, and connect all of them."""
+    """Connect all replicas; in an MPIJob, the Launcher first starts the other replicas."""
     agent, hostfile = (os.environ.get(f"OMPI_MCA_{name}", "") for name in ("plm_rsh_agent", "orte_default_hostfile"))
     processes: list[subprocess.Popen[bytes]] = []
     environment = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}

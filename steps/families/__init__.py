@@ -1,1 +1,1 @@
-"""The steps of a workload with several families: fit those without training steps, choose the best."""
+"""The steps of a workload with several families: fit families without training steps, and choose the best family."""

@@ -1,9 +1,9 @@
-"""Choose between the trained families of a workload, by their loss or a measure of the held-out samples.
+"""Choose the best of the trained families of a workload, by their loss or a metric on the held-out samples.
 
     rekindle step steps.families.choose --workload=... --models='{"trees": "a/fit/model", "network": "a/train/model"}'
         --dataset=dataset/ --train='{"validation": 0.1}' --output model=model/
 
-The model.json of the output has the values of all families as `chosen`.
+In the output's model.json, `chosen` has the values of all families.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from rekindle import Artifact, Reuse, StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
-    workload: str = Field(description="module that defines the data and the families")
-    models: dict[str, str] = Field(description="by family: key prefix of its model in the object store")
+    workload: str = Field(description="module of the workload, which defines the data and the families")
+    models: dict[str, str] = Field(description="key prefixes of the models in the object store, by family")
     dataset: Artifact = Field(description="output of prepare")
     train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
 
@@ -36,7 +36,7 @@ REUSE = Reuse(aside=("models",), reads=_uris)
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError, or DataError if no family has a finite value."""
+    """Choose the best family. Raises ConfigError for an invalid setting, DataError if no family has a finite value."""
     from rekindle import Store, workload
     from rekindle.training.selection.choice import choose
     from rekindle.training.spec import TrainingSpec

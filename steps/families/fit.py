@@ -13,10 +13,10 @@ REUSE = Reuse()
 
 
 class Inputs(StepInputs):
-    workload: str = Field(description="module that defines the data and the families")
+    workload: str = Field(description="module of the workload, which defines the data and the families")
     family: str = Field(description="name of the family")
     dataset: Artifact = Field(description="output of prepare")
-    digest: str = Field("", description="digest of the dataset, as returned by `prepare`")
+    digest: str = Field("", description="digest of the dataset, an output of prepare")
     model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
     train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
 
@@ -26,7 +26,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError, DataError."""
+    """Fit the family. Raises ConfigError for an invalid setting, DataError for an unsuitable dataset."""
     from rekindle import workload
     from rekindle.training.selection.fitting import fit
     from rekindle.training.spec import TrainingSpec

@@ -1,4 +1,4 @@
-"""Config sections `data:` and `model:` of the reference workload. Pipelines import it, so it must import fast."""
+"""Config sections `data:` and `model:` of the reference workload. Pipelines import this module, so it must be fast."""
 
 import codecs
 from datetime import date, datetime, timedelta
@@ -14,12 +14,12 @@ from rekindle.workload import DataConfig
 from steps.fraud.data.world import parse, unparse
 
 CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
-FEW_CARDS = 200  # of a smaller world: with fewer, a week may be without fraud
+MIN_CARDS = 200  # minimum number of cards of a smaller world; with fewer cards, a week may be without fraud
 MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server
 
 
 class Columns(Section):
-    """Column names of the source; the defaults are those in the published data set."""
+    """Column names of the source; the defaults are the names in the published data set."""
 
     id: str = Field(default="TRANSACTION_ID", description="unique id of the transaction: a number or text")
     time: str = Field(
@@ -27,25 +27,30 @@ class Columns(Section):
     )
     card: str = Field(default="CUSTOMER_ID", description="id of the card: a number or text")
     terminal: str = Field(default="TERMINAL_ID", description="id of the terminal or merchant: a number or text")
-    amount: str = Field(default="TX_AMOUNT", description="amount, not negative")
+    amount: str = Field(default="TX_AMOUNT", description="amount of the transaction, not negative")
     fraud: str = Field(default="TX_FRAUD", description="label: 1 fraud, 0 genuine, empty if not known yet")
     scenario: str = Field(default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; optional")
 
     def describe(self, name: str) -> str:
-        """Return the column in the words of messages: its name in the source, and the setting."""
+        """Return the text for a column in messages: its name in the source, and the setting."""
         return f'column "{getattr(self, name)}" (data.columns.{name})'
 
 
 class Text(Section):
-    """Format of text columns; empty settings are detected from the data."""
+    """Format of text columns; an empty setting is detected from the data."""
 
     encoding: str = Field(
         default="", description="encoding of CSV files, such as cp1252; empty: UTF-8, or UTF-16 by its byte order mark"
     )
-    separator: str = Field(default="", pattern=r"^.?$", description="field separator of CSV files: , ; tab |")
+    separator: str = Field(
+        default="",
+        pattern=r"^.?$",
+        description="field separator of CSV files, such as ; (empty: detected among , ; tab |)",
+    )
     decimal: Literal["", ".", ","] = Field(default="", description="decimal separator of amounts")
     time: str = Field(
-        default="", description="unit since 1970 (s, ms, us, ns) or a format such as %d/%m/%Y %H:%M:%S (UTC)"
+        default="",
+        description="format of times, such as %d/%m/%Y %H:%M:%S (UTC), or unit of numbers since 1970 (s, ms, us, ns)",
     )
 
     @field_validator("encoding")
@@ -54,7 +59,7 @@ class Text(Section):
         try:
             return encoding and codecs.lookup(encoding).name
         except LookupError:
-            raise ValueError("this encoding does not exist; cp1252 and latin-1 are common ones") from None
+            raise ValueError("this encoding does not exist; common encodings are cp1252 and latin-1") from None
 
 
 class Data(DataConfig):
@@ -87,8 +92,8 @@ class Data(DataConfig):
     window: str = Field(
         default="",
         pattern=r"^([1-9]\d{0,3}[dw])?$",
-        description="length, such as 90d or 13w, in whole days (UTC) before the scheduled time of a run; sets "
-        "first_day, last_day and labels_until for each run",
+        description="length of a moving window, such as 90d or 13w: whole days (UTC) before the scheduled time "
+        "of a run; sets first_day, last_day and labels_until for each run",
     )
     label_delay_days: int = Field(default=7, ge=1, le=90, description="days until the label of a transaction is known")
     labels_until: date | None = Field(
@@ -97,13 +102,17 @@ class Data(DataConfig):
         "source ends",
     )
     test_weeks: int = Field(default=4, ge=1, description="number of newest weeks with known labels to evaluate on")
-    shard_rows: int = Field(default=250_000, ge=1, le=2_000_000, description="approximate transactions per shard")
+    shard_rows: int = Field(
+        default=250_000, ge=1, le=2_000_000, description="approximate number of transactions per shard"
+    )
 
     @model_validator(mode="after")
     def _check_window(self) -> Self:
         fixed = [name for name in ("first_day", "last_day", "labels_until") if getattr(self, name)]
         if self.window and fixed:
-            raise ValueError(f"window is {self.window} and {fixed[0]} is set: the window sets it. Remove one of them")
+            raise ValueError(
+                f"window is {self.window} and {fixed[0]} is set: the window sets it. Remove window or {fixed[0]}"
+            )
         return self
 
     @property
@@ -111,7 +120,7 @@ class Data(DataConfig):
         return bool(self.window)
 
     def at(self, time: datetime) -> Self:
-        """Return the section with the days of its window. A late run leaves out later rows and labels."""
+        """Return the section with the days of its window before `time`, even if the run starts later."""
         if not self.window:
             return self
         last = time.date() - timedelta(days=1)
@@ -120,11 +129,11 @@ class Data(DataConfig):
         return self.model_copy(update={"first_day": first, "last_day": last, "labels_until": labels_until})
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world. A part of other data would lack the newest weeks."""
+        """Return the section for a smaller simulated world; None for other data: first rows lack the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         world = parse(self.source)
-        cards = min(world.cards, max(FEW_CARDS, rows // world.days))
+        cards = min(world.cards, max(MIN_CARDS, rows // world.days))
         size = {"cards": cards, "terminals": max(1, world.terminals * cards // world.cards)}
         return self.model_copy(update={"source": unparse(world.model_copy(update=size))})
 
@@ -136,8 +145,10 @@ class Model(Section):
     layers: int = Field(default=2, ge=1, le=8, description="number of layers")
     heads: int = Field(default=4, ge=1, description="number of attention heads; must divide width")
     hidden: int = Field(default=128, ge=8, le=4096, description="size of the feed-forward layers")
-    window: int = Field(default=20, ge=1, le=64, description="transactions of the card that each layer attends to")
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="share of activations dropped in training")
+    window: int = Field(
+        default=20, ge=1, le=64, description="number of transactions of the card that each layer attends to"
+    )
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="share of activations that are dropped in training")
 
     @property
     def reach(self) -> int:
@@ -150,7 +161,7 @@ class Model(Section):
             raise ValueError(f"width is {self.width}: it must be a multiple of heads ({self.heads})")
         if self.reach > CONTEXT:
             raise ValueError(
-                f"layers * (window - 1) is {self.reach}: it must be at most {CONTEXT}, the transactions of a card "
-                f"that are kept for serving. Set window to at most {CONTEXT // self.layers + 1}"
+                f"layers * (window - 1) is {self.reach}: it must be at most {CONTEXT}, the number of transactions "
+                f"of a card that are kept for serving. Set window to at most {CONTEXT // self.layers + 1}"
             )
         return self

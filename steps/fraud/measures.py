@@ -16,7 +16,7 @@ Ints = NDArray[np.integer[Any]]
 def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
     """Return (frauds, transactions) at or above each distinct score, highest score first."""
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
+    last = np.append(np.diff(scores[order]) != 0, True)  # True for the last of equal scores
     return np.cumsum(labels[order], dtype=np.int64)[last], np.flatnonzero(last) + 1
 
 
@@ -27,7 +27,8 @@ def average_precision(scores: Floats, labels: Ints) -> float:
 
 
 def roc_auc(scores: Floats, labels: Ints) -> float:
-    """Return the probability that a fraud scores above a genuine transaction (ties count half); needs both."""
+    """Return the probability that a fraud scores above a genuine transaction (ties count half); needs a row of each
+    kind."""
     frauds, called = (np.append(0, column) for column in counts(scores, labels))
     return float(np.trapezoid(frauds, called - frauds) / (frauds[-1] * (called[-1] - frauds[-1])))
 
@@ -55,11 +56,13 @@ def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: i
 
 
 def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.float32]) -> Floats:
-    """Return AP for each column of `draws` (a weight per card); only scores of frauds are needed as thresholds."""
+    """Return the AP for each column of `draws`, which has a weight per card."""
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])
-    level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")  # 0: at or above the highest
+    level = len(thresholds) - np.searchsorted(
+        thresholds, scores, side="right"
+    )  # 0: score at or above the highest threshold
     shape = (len(thresholds) + 1, len(draws))
     every = csr_array((np.ones(len(level), np.float32), (level, card)), shape)[:-1] @ draws
     fraud = csr_array((labels.astype(np.float32), (level, card)), shape)[:-1] @ draws

@@ -14,11 +14,11 @@ from steps.fraud.measures import average_precision, counts
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
-ALARM_SCORE = 0.5  # scores from here on count as alarms
+ALARM_SCORE = 0.5  # minimum score that counts as an alarm
 
 
 def draw(folder: Path, labels: Ints, scenarios: Ints, scores: dict[str, Floats], parts: list[dict[str, Any]]) -> None:
-    """Plot the `scores` of models (name → [n]) on rows with `labels` and `scenarios` into `folder`."""
+    """Write plots of the `scores` of models (name → [n]) on rows with `labels` and `scenarios` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         for name, picture in {
@@ -69,7 +69,8 @@ def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
 
 
 def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> None:
-    """Show each kind of fraud: its count, the share that raises an alarm, and AP against all genuine transactions."""
+    """Draw a table of the kinds of fraud: number of frauds, share of them above ALARM_SCORE, and AP versus genuine
+    rows."""
     rows = []
     for kind in np.unique(scenarios[labels == 1]):
         chosen = (labels == 1) & (scenarios == kind)

@@ -1,8 +1,9 @@
 """Evaluate fraud models week by week, by the protocol of the Fraud Detection Handbook (chapter 5).
 
-A test week starts `label_delay_days` after a reference week, which ends where training may end. Each day of the test
-week leaves out cards that are already known to be compromised: cards with a fraud in or after the reference week whose
-label has arrived. Metrics are means over the test weeks; all models are evaluated on the same rows.
+A test week starts `label_delay_days` after a reference week; training may use data up to the end of the reference week.
+Each day of the test week leaves out cards that are already known to be compromised: cards with a fraud in or after the
+reference week whose label has arrived. Metrics are means over the test weeks; all models are evaluated on the same
+rows.
 """
 
 from dataclasses import dataclass, replace
@@ -32,10 +33,11 @@ from steps.fraud.models import FraudModel, TreesModel, load, score_all
 Floats = NDArray[np.float64]
 
 WEEK = 7 * DAY
-BATCH = 64  # number of windows to score at once
+BATCH = 64  # number of windows that the model scores at once
 REPLAY_ROWS = 200  # approximate number of test rows that `verify` replays
 
-# The published data of 2018. First day of a test week → (transactions, frauds) up to its end and (rows, frauds) tested.
+# The published data of 2018: first day of a test week → (transactions and frauds until the end of the week, test rows
+# and frauds among them).
 PUBLISHED_FIRST = 1_522_540_831_000_000
 PUBLISHED = {
     "2018-07-04": (968_731, 7_698, 57_182, 416),
@@ -47,15 +49,15 @@ PUBLISHED = {
     "2018-08-22": (1_437_958, 11_857, 58_337, 408),
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
-TOO_GOOD = {"ap": 0.97, "auc": 0.995}  # frauds of real cards are never recognized so well
-RANDOM_ORDERS = 39  # their maximum is exceeded by chance with a probability of 2.5%
-# Metrics of an ideal observer, who knows the simulation, on the published weeks; rounded up.
+TOO_GOOD = {"ap": 0.97, "auc": 0.995}  # no model for real cards has higher metrics
+RANDOM_ORDERS = 39  # by chance, an AP exceeds the maximum of 39 random orders with probability 2.5%
+# Metrics of an ideal observer, who knows the rules of the simulation, on the published test weeks; rounded up.
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
 
 @dataclass(frozen=True)
 class Week:
-    """The rows of one test week to evaluate on."""
+    """The rows of one test week that models are evaluated on."""
 
     start: int  # µs since the epoch
     rows: Ints  # ascending indices into Rows
@@ -76,7 +78,7 @@ def judged_weeks(rows: Rows) -> list[Week]:
 
 
 def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
-    """Return the indices of the rows of the week with known labels, without cards known to be compromised."""
+    """Return the indices of the week's rows with known labels, without rows of cards known to be compromised."""
     number_of_day = (rows.times - start) // DAY
     reference = start - delay_days * DAY - WEEK
     fraud = (rows.labels == 1) & (rows.times >= reference)
@@ -88,7 +90,7 @@ def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
 
 
 def is_published(rows: Rows, week: Week) -> bool:
-    """Return True if the rows up to the end of the week are the published data."""
+    """Return True if the rows until the end of the week seem to be the published data."""
     if week.name not in PUBLISHED or rows.times.min() != PUBLISHED_FIRST:
         return False
     in_time = rows.times < week.start + WEEK
@@ -102,8 +104,9 @@ def _verify_published(rows: Rows, week: Week, delay_days: int) -> None:
     expected = PUBLISHED[week.name][2:]
     if actual != expected:
         raise DataError(
-            f"the test week {week.name} of the published data has {actual[0]} rows with {actual[1]} frauds: published "
-            f"are {expected[0]} with {expected[1]}, so metrics are not comparable. Restore the rules of the protocol."
+            f"the test week {week.name} of the published data has {actual[0]} rows with {actual[1]} frauds, but "
+            f"published are {expected[0]} rows with {expected[1]} frauds, so metrics are not comparable. Restore the "
+            "rules of the protocol."
         )
 
 
@@ -112,7 +115,7 @@ class Boosted:
     """The log-odds that the trees of a release compute for single transactions in its servers."""
 
     trees: Trees
-    train_end: int  # the trees score rows from this time on, even after a refresh
+    train_end: int  # the trees score rows at and after this time, even after a refresh
     ids: Ints  # ids of the last training rows of the release, ascending
     values: Floats  # log-odds of these rows
 
@@ -120,7 +123,9 @@ class Boosted:
     def load(cls, release: Path) -> "Boosted":
         """Read the log-odds from a release. Raises DataError."""
         state, log_odds = State.load(release / "state"), load_trained(release / "state")
-        train_end = dataset_facts(release).get("train_end", state.train_end)  # a refresh changes it in the state only
+        train_end = dataset_facts(release).get(
+            "train_end", state.train_end
+        )  # a refresh changes only the state's train_end
         order = np.argsort(log_odds["id"])
         return cls(state.trees, train_end, log_odds["id"][order], log_odds["boosted"][order])
 
@@ -139,7 +144,8 @@ class Boosted:
 def score(model: TreesModel | FraudModel, rows: Rows, index: Ints, served: Boosted | None = None) -> Floats:
     """Return the probability of fraud of each of the rows `index` (ascending), as a server would.
 
-    The dataset contains the log-odds of its own trees. A model of another dataset serves with the log-odds in `served`.
+    The dataset contains the log-odds of its own trees; `served` has the log-odds that the servers of a model of another
+    dataset compute.
     """
     starts, window, position = scoring_windows(rows.first, index)
     offset = torch.from_numpy(rows.offsets[starts])
@@ -178,11 +184,11 @@ class Weekly(Examples):
         scores = score(loaded, self.rows, self.index, None if is_candidate else Boosted.load(origin))
         if not np.isfinite(scores).all():
             diverged = "the candidate's scores are not numbers: its training diverged. Lower train.learning_rate."
-            raise DataError(diverged if is_candidate else "its scores are not numbers.")
+            raise DataError(diverged if is_candidate else "the scores of the model are not numbers.")
         return scores
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        """Write the scores, requests with their history, and plots."""
+        """Write the scores, the requests that `verify` replays, and plots; return the evaluation with warnings."""
         from steps.fraud import pictures
         from steps.fraud.replays import replay
 
@@ -198,7 +204,7 @@ class Weekly(Examples):
         return replace(evaluation, parts=parts, warnings=warnings)
 
     def _warn_of_chance(self, scores: Floats, ap: float) -> list[str]:
-        """Return a sentence if scores in random order may have the same AP."""
+        """Return a sentence if the candidate's AP may be no better than the AP of its scores in random order."""
         labels = self.rows.labels[self.index]
         weeks = [self.parts == week.name for week in self.weeks]
 
@@ -229,14 +235,18 @@ def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
     all_weeks = judged_weeks(rows)
     weeks = [week for week in all_weeks if 0 < rows.labels[week.rows].sum() < len(week.rows)]
     if not weeks:
-        raise DataError("no test week holds frauds and genuine transactions: nothing can be evaluated. Give more data.")
+        raise DataError(
+            "no test week holds frauds and genuine transactions, so no model can be evaluated. Give more data."
+        )
     warnings = [
-        f"test week {week.name} does not contain frauds and does not count." for week in all_weeks if week not in weeks
+        f"test week {week.name} does not contain frauds, so it does not count."
+        for week in all_weeks
+        if week not in weeks
     ]
     if champion is not None:
         unseen = [week for week in weeks if week.start >= champion.get("train_end", 0)]
         if not unseen:
-            raise DataError("it was trained on rows of every test week.")
+            raise DataError("the model was trained on rows of every test week.")
         if len(unseen) < len(weeks):
             counted = f"{len(unseen)} of {len(weeks)}"
             warnings.append(f"only the test weeks that the champion was not trained on count: {counted}.")
@@ -249,7 +259,8 @@ def _compare_features(model: TreesModel | FraudModel, rows: Rows) -> str:
     if of_model == of_data:
         return ""
     missing, new = sorted(set(of_model) - set(of_data)), sorted(set(of_data) - set(of_model))
-    return f"its features differ (missing: {', '.join(missing) or 'none'}; new: {', '.join(new) or 'none'})."
+    names = f"missing: {', '.join(missing) or 'none'}; new: {', '.join(new) or 'none'}"
+    return f"the features of the model and of the dataset differ ({names})."
 
 
 def _warn_of_leakage(rows: Rows, weeks: list[Week], metrics: dict[str, dict[str, float]]) -> list[str]:
@@ -257,13 +268,16 @@ def _warn_of_leakage(rows: Rows, weeks: list[Week], metrics: dict[str, dict[str,
     if len(weeks) >= 4 and all(is_published(rows, week) for week in weeks):
         high = [f"{name} {means[name]:.4f} > {limit:g}" for name, limit in IDEAL.items() if means[name] > limit]
         if high:
-            result.append(f"better than an ideal observer of the published data ({', '.join(high)}): look for leakage.")
+            result.append(
+                f"the candidate is better than an ideal observer of the published data ({', '.join(high)}): "
+                "look for leakage."
+            )
     for model in ("candidate", "baseline"):
         if any(metrics[model][name] > limit for name, limit in TOO_GOOD.items()):
             figures = " and ".join(f"{name} {metrics[model][name]:.4f}" for name in TOO_GOOD)
             result.append(
-                f"the {model} is too good to be true ({figures}): does a column contain the label, or what became "
-                "known after the transaction? Check data.columns."
+                f"the {model} is too good to be true ({figures}): does a column contain the label, or facts from "
+                "after the transaction? Check data.columns."
             )
             break
     return result

@@ -21,13 +21,14 @@ from steps.fraud.data.schema import DAY, UNKNOWN, Rows, utc
 from steps.fraud.data.shards import last_full_day
 
 CHUNK = 4096  # number of rows that the trees score at once
-SAMPLE = 50  # number of the newest transactions that verify the servers
+SAMPLE = 50  # number of newest transactions whose predictions verify the servers
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """Write the state of `release`, updated with newer transactions of `data`, to `out`. Return None if none is newer.
+    """Write the state of `release`, updated with newer transactions of `data`, to `out`; None if no transaction is
+    newer.
 
-    Raises DataError if rows between the state and the data are missing.
+    Raises DataError if rows between the end of the state and the start of the data are missing.
     """
     current = state.State.load(release / "state")
     checked = check(source.read(data, out / "download"), data.columns, data.tolerated_rejects, data.text)
@@ -56,7 +57,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
 
 
 def fill_labels(old: Rows, new: Rows) -> Rows:
-    """Return the old rows with the labels that `new` has for the same ids."""
+    """Return the `old` rows with the labels that rows of `new` with the same ids have."""
     labelled = new[new.fraud != UNKNOWN]
     order = np.argsort(labelled.id)
     position = np.minimum(np.searchsorted(labelled.id, old.id, sorter=order), max(0, len(labelled) - 1))
@@ -69,7 +70,7 @@ def fill_labels(old: Rows, new: Rows) -> Rows:
 def extend(current: state.State, old: Rows, later: Rows, until: int) -> tuple[Rows, Floats]:
     """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their features."""
     rows = Rows.concat([old, later])
-    number = np.arange(len(rows))  # rows of `old` keep their features
+    number = np.arange(len(rows))  # marks the rows of `old`, which keep their features
     order = np.lexsort((rows.id, rows.time))
     numbered = replace(rows, scenario=number)[order]
     pieces: list[Rows] = []

@@ -1,4 +1,4 @@
-"""Create requests from test transactions to verify the scores of a server. Does not import torch."""
+"""Create requests from test transactions, to verify the scores of a server. This module does not import torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +20,8 @@ def replay(
 ) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Yield requests for about `count` test transactions of all weeks, half of them frauds, with the expected scores.
 
-    Each request contains the history that it needs, with the labels that were known at that time. The few transactions
-    that need more than `max_history` rows are left out.
+    Each request contains the history that it needs, with the labels that were known at the time of its transactions.
+    The few transactions that need more than `max_history` rows are left out.
     """
     facts = dataset_facts(dataset)
     start, delay = facts["train_end"], facts["label_delay_days"] * DAY
@@ -35,7 +35,7 @@ def replay(
         history = _needed(later, row)
         if history.sum() > max_history:
             continue
-        # no label of a batch may become known within it: transactions to score are without labels
+        # transactions to score have no labels, so no label may become known between the times of a batch
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
         if batch and (due or len(batch) == BATCH or (needed | history).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
@@ -47,7 +47,7 @@ def replay(
 
 
 def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
-    """Return {transaction id: offline score} of about `count` rows: as many of each week, half of them frauds."""
+    """Return {transaction id: offline score} of about `count` rows: equally many of each week, half of them frauds."""
     chosen: dict[int, float] = {}
     weeks = scores.partition_by("week")
     for week in weeks:
@@ -61,7 +61,8 @@ def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, flo
 
 
 def _needed(later: Rows, row: int) -> NDArray[np.bool_]:
-    """Return a mask of the earlier rows that affect the score of `row`: of its card and of the card's terminals."""
+    """Return a mask of the earlier rows that affect the score of `row`: rows of its card and of its card's
+    terminals."""
     same_card = later.card == later.card[row]
     seen = np.flatnonzero(same_card[: row + 1])[-CONTEXT - 1 :]
     needed = (later.time <= later.time[row]) & (same_card | np.isin(later.terminal, later.terminal[seen]))

@@ -1,9 +1,9 @@
 """Score raw transactions with a released model.
 
 A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows of `history` also
-have "fraud" once it is known. A prediction is the probability of fraud. `history` contains the transactions between the
-end of the training data and the instances. A score is exact if `history` has all rows of the cards to score, and all
-rows of the terminals that appear in these rows and in the instances.
+have "fraud" once their label is known. A prediction is the probability of fraud. `history` contains the transactions
+between the end of the training data and the instances. A score is exact if `history` has all rows of the cards to
+score, and all rows of the terminals that appear in these rows and in the instances.
 """
 
 import math
@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_val
 
 from rekindle.errors import DataError
 from steps.fraud.config import MAX_HISTORY
-from steps.fraud.data.checks import HIGHEST
+from steps.fraud.data.checks import MAX_AMOUNT
 from steps.fraud.data.features import Floats
 from steps.fraud.data.schema import DAY, Ints, Rows, identity, instant
 from steps.fraud.data.state import State
@@ -27,8 +27,10 @@ from steps.fraud.models import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on other requests
-MAX_WITHOUT_HISTORY = DAY  # in this time, a card and its terminal may lack payments
-MIN_BATCH_WIDTH = 16  # narrower models get one window at a time: the position in the batch changed bits
+MAX_WITHOUT_HISTORY = DAY  # time after the end of the state; until then, requests may lack a history
+MIN_BATCH_WIDTH = (
+    16  # in narrower models, the position in the batch changes bits of a score, so batches have one window
+)
 
 
 def _identity(value: Any) -> int:
@@ -48,20 +50,22 @@ def _time(value: Any) -> int:
 
 
 def _amount(value: Any) -> float:
-    if type(value) in (int, float) and math.isfinite(value) and 0 <= value <= HIGHEST:
+    if type(value) in (int, float) and math.isfinite(value) and 0 <= value <= MAX_AMOUNT:
         return value
-    raise ValueError(f"it must be a number from 0 to {HIGHEST:,.0f}")
+    raise ValueError(f"it must be a number from 0 to {MAX_AMOUNT:,.0f}")
 
 
 def _label(value: Any) -> int:
     if value is None or (isinstance(value, int) and value in (0, 1)):
         return int(value or 0)
-    raise ValueError("it must be 1 or 0, or left out if it is not known yet")
+    raise ValueError("it must be 1 or 0, or left out if the label is not known yet")
 
 
 Identity = Annotated[int, PlainValidator(_identity), WithJsonSchema({"type": ["integer", "string"]})]
 Time = Annotated[int, PlainValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
-Amount = Annotated[float, PlainValidator(_amount), WithJsonSchema({"type": "number", "minimum": 0, "maximum": HIGHEST})]
+Amount = Annotated[
+    float, PlainValidator(_amount), WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_AMOUNT})
+]
 Label = Annotated[int, PlainValidator(_label), WithJsonSchema({"enum": [0, 1, None]})]
 
 
@@ -78,7 +82,7 @@ class Transaction(BaseModel):
 class PastTransaction(Transaction):
     """A transaction since the end of the training data."""
 
-    fraud: Label = Field(0, description="1 or 0; left out if it is not known yet")
+    fraud: Label = Field(0, description="1 or 0; left out if the label is not known yet")
 
 
 class Request(BaseModel):
@@ -93,7 +97,9 @@ class Request(BaseModel):
             indices: dict[int, int] = {}
             for index, transaction in enumerate(transactions):
                 if (first := indices.setdefault(transaction.transaction_id, index)) != index:
-                    raise ValueError(f"{name}[{index}].transaction_id equals {name}[{first}]'s: it must be unique")
+                    raise ValueError(
+                        f"{name}[{index}].transaction_id equals {name}[{first}]'s: each transaction_id must be unique"
+                    )
         return self
 
 
@@ -107,7 +113,9 @@ class FraudPredictor:
         self.batch = BATCH if self.model.width >= MIN_BATCH_WIDTH else 1
         self.state = State.load(release / "state")
         if tuple(self.model.feature_names) != self.state.features:
-            raise DataError(f"{release}: model and serving state have different features. Release the model again.")
+            raise DataError(
+                f"{release}: the model and the serving state have different features. Release the model again."
+            )
 
     def example(self) -> dict[str, Any]:
         """Return a request with one made-up transaction."""
@@ -115,13 +123,14 @@ class FraudPredictor:
         return {"instances": [{"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
-        """Return the probability of fraud of each instance. Raises DataError if one is older than the state."""
+        """Return the probability of fraud of each instance. Raises DataError if an instance is older than the state."""
         pairs = zip(rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True)
         scores = iter(self._scores(*self.state.windows(list(pairs), self.model.reach + 1)))
         return [[next(scores) for _ in request.instances] for request in requests]
 
     def warn(self, request: Request) -> str:
-        """Return a sentence if the history is missing, unless the transactions are soon after the end of the state."""
+        """Return a sentence if the history is missing and an instance is long after the end of the state; otherwise an
+        empty text."""
         end, newest = self.state.train_end, max(transaction.time for transaction in request.instances)
         if newest - end <= MAX_WITHOUT_HISTORY or any(payment.time >= end for payment in request.history):
             return ""
@@ -133,7 +142,7 @@ class FraudPredictor:
         )
 
     def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
-        """Return the score of each window. The last batch is padded with its last window."""
+        """Return the score of each window. The last batch is padded with copies of the last window."""
         count = len(lengths)
         padded_index = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
         batches = zip(*(torch.from_numpy(a[padded_index]).split(self.batch) for a in (windows, lengths)), strict=True)
@@ -141,7 +150,7 @@ class FraudPredictor:
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
-    """Convert the transactions of each request to columns; one table for all, because numpy is slow for few rows."""
+    """Convert the transactions of each request to columns, all in one table because numpy is slow for few rows."""
     transactions = list(chain.from_iterable(requests))
     table = Rows.of(
         id=[t.transaction_id for t in transactions],

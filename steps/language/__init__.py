@@ -2,9 +2,9 @@
 
     rekindle run configs/language.yaml
 
-Its metric is bits per byte on the last tenth of the text. A request contains a text; the answer has its bits per byte
-and, if requested, the most likely next bytes. Architecture: A. Radford and others, Language Models are Unsupervised
-Multitask Learners (2019).
+The metric is the number of bits per byte on the last tenth of the text. A request contains a text; the answer has its
+bits per byte and, if requested, the most likely next bytes. Architecture: A. Radford and others, Language Models are
+Unsupervised Multitask Learners (2019).
 """
 
 import argparse
@@ -30,15 +30,15 @@ class Data(DataConfig):
         "python://topics",
         description="a text file in UTF-8, python://topics (Python's language reference) or python://code",
     )
-    test_share: float = Field(0.1, gt=0, lt=1, description="share of the text, at its end, to evaluate on")
+    test_share: float = Field(0.1, gt=0, lt=1, description="share of the text that is test data, taken from the end")
     window: int = Field(64, ge=8, le=1024, description="number of bytes that the model sees at once")
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        return self  # a text is prepared in a second
+        return self  # the step prepares the whole text in a second
 
 
 class Model(Section):
-    width: int = Field(64, ge=8, le=1024, description="size of the state at each byte")
+    width: int = Field(64, ge=8, le=1024, description="size of the hidden state of each byte")
     layers: int = Field(2, ge=1, le=12, description="number of layers")
     heads: int = Field(4, ge=1, description="number of attention heads; must divide width")
 
@@ -50,7 +50,7 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text. Of a text longer than the window of the model, only the end counts."""
+    """A text. If a text is longer than the window of the model, only its end counts."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)
@@ -79,7 +79,7 @@ def prepare(data: Data, out: Path) -> Prepared:
     cut = int(len(text) * (1 - data.test_share))
     if min(cut, len(text) - cut) <= data.window:
         raise DataError(
-            f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower the window."
+            f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower data.window."
         )
     (out / "train.txt").write_bytes(text[:cut])
     (out / "test.txt").write_bytes(text[cut:])
@@ -134,12 +134,14 @@ def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the bits of each text (each byte given the previous ones) and its continuation."""
+    """Return the bits of each text (of each byte, given the bytes before it), and the most likely next bytes."""
     import torch
 
     window = facts["window"]
     texts = [instance.text.encode()[-window:] for instance in instances]
-    tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])  # always the same shape
+    tokens = torch.tensor(
+        [[START, *text, *[START] * (window - len(text))] for text in texts]
+    )  # padded: always the same shape
     nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
     padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])
     bits = nats.masked_fill(padding, 0).sum(1) / math.log(2)

@@ -1,4 +1,4 @@
-"""The network: a decoder-only transformer over bytes."""
+"""The network of steps.language: a decoder-only transformer over bytes."""
 
 import torch.nn.functional as fn
 from torch import Tensor, nn

@@ -2,7 +2,7 @@
 
     rekindle step steps.monitoring.drift --model=demo --workflow=try-1 --experiment=drift
 
-The verdict is drift, steady, or few (not enough instances; the next check includes them).
+The verdict is `drift`, `steady` (no drift), or `few` (too few instances to judge; the next check includes them).
 """
 
 from pydantic import Field
@@ -12,7 +12,9 @@ from rekindle.step import StepInputs, StepOutputs
 
 
 class Inputs(StepInputs, DriftConfig):
-    workflow: str = Field(description="workflow name; its MLflow run is found by this name, or created")
+    workflow: str = Field(
+        description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
+    )
     experiment: str = Field(default="drift", description="MLflow experiment of the run")
 
 
@@ -24,7 +26,10 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Read metrics, compare, record, decide. Raises DataError without a reference, RekindleError without a server."""
+    """Compare the requests with the test rows, and record the verdict.
+
+    Raises DataError if no champion or no record of its test rows exists, RekindleError if a server does not answer.
+    """
     from rekindle import tracking
     from rekindle.release.watch import drift
     from rekindle.storage import Store

@@ -14,7 +14,7 @@ from pydantic import Field
 from rekindle.notify import Message, NotifyConfig, reasons, send, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
-MAX_FAILURES = 5  # maximum number of failed steps in a message
+MAX_FAILURES = 5  # maximum number of failed steps in a notification
 
 
 class Inputs(StepInputs, NotifyConfig):
@@ -26,12 +26,12 @@ class Inputs(StepInputs, NotifyConfig):
 
 
 class Outputs(StepOutputs):
-    event: str = Field(description="event of the notification; empty if none was due")
-    sent: bool = Field(description="true if the webhook accepted it")
+    event: str = Field(description="event of the notification; empty if no notification was due")
+    sent: bool = Field(description="true if the webhook accepted the notification")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Read the result of the run and notify. Errors of the user or of services do not raise."""
+    """Read the result of the run, and send the notification. Errors of MLflow or of the webhook are only logged."""
     from rekindle import tracking
     from rekindle.errors import TrackingError, say
 
@@ -47,7 +47,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
-    """Return the message about a run with these tags; None if no notification is due."""
+    """Return the notification about a run with `tags` in MLflow; None if no notification is due."""
     run = inputs.workflow
     about = {"name": inputs.experiment, "workflow": run, "link": link}
     lines, evaluations = reasons(inputs.failures), verdicts(tags)

@@ -1,4 +1,4 @@
-"""List the files and folders directly below a prefix of the object store, to run a step for each.
+"""List the files and folders directly below a key prefix of the object store, so that a step runs for each of them.
 
 rekindle step steps.scoring.listing --prefix=incoming/october --output keys=keys.json
 """
@@ -9,7 +9,7 @@ from rekindle import DataError, StepInputs, StepOutputs, Store
 
 
 class Inputs(StepInputs):
-    prefix: str = Field(description="key prefix in the bucket")
+    prefix: str = Field(description="key prefix of the files in the bucket")
 
 
 class Outputs(StepOutputs):
@@ -17,9 +17,9 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """List the keys. Raises DataError if no key starts with the prefix."""
+    """List the keys below the prefix. Raises DataError if no key starts with the prefix."""
     store, prefix = Store.from_env(), inputs.prefix.strip("/") + "/"
     keys = list(dict.fromkeys(prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)))
     if not keys:
-        raise DataError(f"{store.uri(prefix)} holds nothing: correct the prefix, or put the files there.")
+        raise DataError(f"{store.uri(prefix)} contains no file: correct the prefix, or upload the files.")
     return Outputs(keys=keys)

@@ -1,8 +1,8 @@
-"""Score files of instances with a release: the same predictions as from its server, without a server.
+"""Score files of instances with a release, without a server, but with the predictions of a server.
 
     rekindle step steps.scoring.score --model-uri=releases/demo/0123abc/ --instances=october/ --output predictions=out/
 
-A file has one JSON instance per line, as in `instances` of a request; its predictions get the same file name.
+A file has one JSON instance per line, as in `instances` of a request; the file of its predictions has the same name.
 """
 
 import json
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 class Inputs(StepInputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
-    instances: Artifact = Field(description="a file, or a folder of files")
-    file: str = Field(default="", description="name of the predictions' file, if `instances` is a file")
+    instances: Artifact = Field(description="file of instances, or folder of such files")
+    file: str = Field(default="", description="name of the file of predictions, if `instances` is a file")
     batch: int = Field(default=100, ge=1, description="number of instances to score together")
 
 

@@ -1,1 +1,1 @@
-"""The steps of pipelines/sweep.py: choose trials, train them, select the best."""
+"""The steps of pipelines/sweep.py: choose trials, train them, and select the best trial."""

@@ -3,7 +3,7 @@
     rekindle step steps.search.ask --sweep='{...}' --root=runs/a/search --round=0 --output pods=pods.json
 
 Optuna chooses the settings of new trials; the results of the previous rounds decide which trials continue. The first
-decision is final, so this step may be killed and restarted at any time.
+decision about a round is final, so this step may be killed and restarted at any time.
 """
 
 from typing import Any
@@ -18,12 +18,16 @@ class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the sweep in the object store")
     round: int = Field(ge=0, description="number of the round")
-    default: dict[str, Any] = Field(default_factory=dict, description="settings of the first trial (empty: Optuna's)")
-    whole: dict[str, bool] = Field(default_factory=dict, description="setting → true if it is an integer")
+    default: dict[str, Any] = Field(
+        default_factory=dict, description="settings of the first trial (empty: Optuna chooses them)"
+    )
+    whole: dict[str, bool] = Field(
+        default_factory=dict, description="for each setting, true if its values are integers"
+    )
 
 
 class Outputs(StepOutputs):
-    pods: list[int] = Field(description="one number per pod, which selects its trials")
+    pods: list[int] = Field(description="numbers of the pods; the number of a pod selects its trials")
     trials: int = Field(description="number of trials in this round")
 
 

@@ -22,7 +22,7 @@ class Outputs(StepOutputs):
     trial: int = Field(description="number of the best trial")
     value: float = Field(description="validation metric of the best trial")
     settings: dict[str, Any] = Field(description="settings of the best trial")
-    steps: int = Field(description="total updates of all trials")
+    steps: int = Field(description="total number of training steps of all trials")
 
 
 def run(inputs: Inputs) -> Outputs:

@@ -25,7 +25,7 @@ class Inputs(StepInputs):
     model: dict[str, Any] = Field(default_factory=dict, description="the `model` section, without a trial's settings")
     train: dict[str, Any] = Field(default_factory=dict, description="the `train` section, without a trial's settings")
     experiment: str = Field("", description="MLflow experiment")
-    run: str = Field("", description="workflow; its MLflow run is the parent of the trials' runs")
+    run: str = Field("", description="name of the workflow, whose MLflow run is the parent of the trials' runs")
 
 
 class Outputs(StepOutputs):
@@ -33,7 +33,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Train the trials of this pod. Raises RekindleError if a trial crashed; exits with 143 after SIGTERM."""
+    """Train the trials of this pod. Raises RekindleError if a trial crashed; exits with code 143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.search.rounds import shares
     from rekindle.training.search.study import Study

@@ -1,4 +1,4 @@
-"""From raw data to a served model, with a model card."""
+"""Pipeline from raw data to a served model, with a model card."""
 
 from rekindle import blocks
 
@@ -7,7 +7,7 @@ def build(config):
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)
-        with blocks.group("decide", mutex=config.name):  # only one run at a time
+        with blocks.group("decide", mutex=config.name):  # only one run of this pipeline at a time
             evaluation = blocks.evaluate(model)
             blocks.step("steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict)
             with blocks.group("ship", when=evaluation.outputs.verdict == "release"):

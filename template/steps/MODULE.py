@@ -1,10 +1,10 @@
-"""Predict the power consumption of an hour: a small network on the rows of a CSV file, newest rows last."""
+"""Predict the power consumption of an hour by a small network, trained on a CSV file whose newest rows come last."""
 
 from pydantic import BaseModel, Field
 
 from rekindle import DataConfig, Metric, Prepared, Section
 
-Data = DataConfig  # the section `data` of the config; subclass it to add settings
+Data = DataConfig  # class of the section `data` of the config; a subclass can add settings
 
 
 class Model(Section):

@@ -1,4 +1,4 @@
-"""Write a model card: a step of this project."""
+"""Write a model card with the verdict and the metrics; a step of this project."""
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    card: Artifact = Field(description="Markdown")
+    card: Artifact = Field(description="model card, in Markdown")
 
 
 def run(inputs: Inputs) -> Outputs:

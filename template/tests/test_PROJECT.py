@@ -1,4 +1,4 @@
-"""The project's pipeline can be rendered, and its step works."""
+"""Tests: the project's pipeline can be rendered, and its step writes the model card."""
 
 from rekindle import load_config, render_manifest
 from steps import card

@@ -16,7 +16,7 @@ from tests.rekindle.training.crew import Crew, flags
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds(launcher=True))
-def test_the_weights_equal_the_undisturbed_weights(survives: Callable[[int], None], seed: int) -> None:
+def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
 
 
@@ -29,7 +29,7 @@ def crew(stage: Stage, tmp_path: Path) -> Iterator[Crew]:
     crew.close()
 
 
-def test_killing_a_forkserver_spares_its_workers_and_vice_versa(crew: Crew) -> None:
+def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew) -> None:
     argv = flags("victims", min_workers=2, max_workers=2, workers=2)
     crew.coordinator(argv)
     launcher = crew.light_launcher("w0", argv)

@@ -11,26 +11,28 @@ from tests.chaos.watch import Watch
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds(launcher=False))
-def test_the_weights_equal_the_undisturbed_weights(survives: Callable[[int], None], seed: int) -> None:
+def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_twenty_schedules_of_each_recipe_give_the_undisturbed_model(survives: Callable[..., None], recipe: str) -> None:
+def test_twenty_fault_schedules_of_each_recipe_do_not_change_the_model(
+    survives: Callable[..., None], recipe: str
+) -> None:
     for seed in range(2, 62, 3):  # the seeds without launchers
         survives(seed, recipe)
 
 
-def test_the_default_schedules_cover_all_kinds_of_faults() -> None:
+def test_the_default_fault_schedules_cover_all_kinds_of_faults() -> None:
     schedules = [Schedule.of(seed) for seed in DEFAULT_SEEDS]
     assert required_coverage() <= set[str]().union(*(schedule.coverage() for schedule in schedules))
     assert {schedule.launcher for schedule in schedules} == {"", "light", "real"}
     assert {schedule.settings["workers"] for schedule in schedules} >= {2, 3, 4}
 
 
-def test_a_live_worker_that_repeats_steps_counts_as_a_loss(journal: Path) -> None:
+def test_the_watch_reports_a_running_worker_that_repeats_steps(journal: Path) -> None:
     watch = Watch(journal)
     journal.write_text("1.0 7 a 4\n1.1 8 b 4\n1.2 7 a 5\n1.3 7 a 5\n1.4 8 b 6\n")
     watch.poll()
@@ -43,7 +45,7 @@ def test_a_live_worker_that_repeats_steps_counts_as_a_loss(journal: Path) -> Non
     assert watch.repeated_steps() == 4
 
 
-def test_a_worker_that_starts_before_its_snapshot_counts_as_a_loss(journal: Path) -> None:
+def test_the_watch_reports_a_worker_that_starts_before_the_step_of_its_snapshot(journal: Path) -> None:
     watch = Watch(journal)
     watch.record_snapshot("a", 6)
     watch.record_snapshot("b", 6)

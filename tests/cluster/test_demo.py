@@ -74,12 +74,12 @@ def test_no_step_of_the_demo_is_retried(demo: Run):
     assert not {name: phase for name, phase in attempts.items() if phase not in ("Succeeded", "Skipped", "Omitted")}
 
 
-def test_the_model_has_the_same_bits_as_on_this_machine(demo: Run, local_result: dict[str, Any]):
+def test_the_weights_have_the_same_bits_as_in_a_local_run(demo: Run, local_result: dict[str, Any]):
     assert local_result["model_sha256"] == demo.outputs()["model_sha256"]
     assert local_result["metrics"]["ap"] == json.loads(demo.outputs()["metrics"])["ap"]
 
 
-def test_the_manifest_has_the_same_hash_as_on_this_machine(demo: Run, local_result: dict[str, Any]):
+def test_the_manifest_has_the_same_hash_as_in_a_local_run(demo: Run, local_result: dict[str, Any]):
     submitted = demo.workflow()
     arguments = {parameter["name"]: parameter["value"] for parameter in submitted["spec"]["arguments"]["parameters"]}
     annotated = submitted["metadata"]["annotations"]["rekindle.dev/manifest-sha256"]

@@ -35,7 +35,7 @@ def cluster_sha256s(run: Run, tasks: tuple[str, ...]) -> list[str]:
     return [json.loads(store.get(f"{run.name}/{task}/model/model.json"))["sha256"] for task in tasks]
 
 
-def test_nightly_has_the_bits_of_this_machine_and_scores_files(namespace: Namespace, tmp_path: Path):
+def test_the_nightly_pipeline_gives_the_weights_of_a_local_run_and_scores_files(namespace: Namespace, tmp_path: Path):
     nightly = Run.submit(namespace, *QUICK, config=NIGHTLY)
     assert nightly.wait_for_end() == "Succeeded"
     store, home = namespace.store, tmp_path / "home"
@@ -52,14 +52,14 @@ def test_nightly_has_the_bits_of_this_machine_and_scores_files(namespace: Namesp
     assert {json.loads(store.get(key))["digit"] for key in predictions.values()} <= set(range(10))
 
 
-def test_a_network_and_an_xgboost_job_have_the_bits_of_this_machine(namespace: Namespace, tmp_path: Path):
+def test_a_network_and_an_xgboost_job_get_the_weights_of_a_local_run(namespace: Namespace, tmp_path: Path):
     quick = ["train.steps=60", "model.rounds=10", "gate.minimum={accuracy: 0.3}"]
     run, models = Run.submit(namespace, *quick, config=TREES), ("train-network", "train-trees")
     assert run.wait_for_end() == "Succeeded"
     assert cluster_sha256s(run, models) == local_sha256s(namespace, tmp_path / "home", TREES, quick, models)
 
 
-def test_the_best_trial_of_a_sweep_is_the_same_as_on_this_machine(namespace: Namespace, tmp_path: Path):
+def test_the_best_trial_of_a_sweep_is_the_same_as_in_a_local_run(namespace: Namespace, tmp_path: Path):
     quick = ["sweep.trials=4", "sweep.batch=2", "train.epochs=3", "gate.minimum={accuracy: 0.3}"]
     quick += [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("ask", "best")]
     run = Run.submit(namespace, *quick, config=SWEEP)

@@ -59,7 +59,7 @@ def test_deleting_the_executor_pod_does_not_restart_the_training(executor: Fault
     assert executor.succeeded_with(undisturbed)
 
 
-def test_an_executor_without_memory_does_not_restart_the_training(executor: FaultyTraining, undisturbed: str):
+def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(executor: FaultyTraining, undisturbed: str):
     fault = executor.faults["out of memory"]  # Argo keeps no trace of it if it recreates the pod under the same node
     assert fault.incidents == [] and fault.end_step > fault.start_step
     assert executor.succeeded_with(undisturbed)

@@ -24,7 +24,7 @@ def pods(namespace: Namespace) -> FaultyTraining:
     return training
 
 
-def test_a_preempted_worker_leaves_in_order_and_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
+def test_a_preempted_worker_leaves_its_group_and_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
     fault = pods.faults["one, in order"]
     (pod,) = fault.lost_pods
     assert pod.codes == {"pytorch": 143}

@@ -45,17 +45,17 @@ def namespace() -> Iterator[Kube]:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_the_api_server_accepts_every_kind(namespace: Kube, kind: str):
+def test_the_api_server_accepts_jobs_of_every_kind(namespace: Kube, kind: str):
     _create(namespace, kinds("accepted")[kind].manifest, "--dry-run=server", "--validate=strict")
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_the_conditions_recognize_success(namespace: Kube, kind: str):
+def test_the_conditions_recognize_jobs_that_succeeded(namespace: Kube, kind: str):
     assert _run_scenario(namespace, kind, "succeeded", lead=WAIT.format(3), worker=PASS) is True
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_the_conditions_recognize_failure(namespace: Kube, kind: str):
+def test_the_conditions_recognize_jobs_that_failed(namespace: Kube, kind: str):
     assert _run_scenario(namespace, kind, "failed", lead=FAIL, worker=FAIL) is False
 
 

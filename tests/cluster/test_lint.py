@@ -18,7 +18,7 @@ def refusal(obj: Any) -> str:
     return done.stderr if done.returncode else ""
 
 
-def test_the_api_server_rejects_exactly_the_wrong_objects() -> None:
+def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> None:
     wrong = {mistake: OBJECTS[kind]() for mistake, (kind, *_) in WRONG_OBJECTS.items()}
     for mistake, obj in wrong.items():
         WRONG_OBJECTS[mistake][1](obj)

@@ -63,7 +63,7 @@ def nodes(namespace: Namespace, privileged: Kube) -> FaultyTraining:
     return training
 
 
-def test_a_worker_killed_without_grace_costs_no_finished_step(nodes: FaultyTraining, undisturbed: str):
+def test_a_worker_killed_without_a_grace_period_costs_no_finished_step(nodes: FaultyTraining, undisturbed: str):
     fault = nodes.faults["one"]
     assert [i.kind for i in fault.incidents if i.kind != "join"] == ["lost"] and fault.repeated == 0
     assert any(SIGKILLED in record.codes.values() for record in nodes.run.pod_records("worker-1"))

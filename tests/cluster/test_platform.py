@@ -123,7 +123,7 @@ def release(kube: Kube, resource: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("resource", OBJECTS)
-def test_applying_and_deleting_needs_every_permission(namespace: Namespace, resource: str) -> None:
+def test_applying_and_deleting_jobs_needs_every_permission_of_the_account(namespace: Namespace, resource: str) -> None:
     used = [rule for rule in APPLIED if rule[1] == resource]
     deletes = "delete" in [verb for _, _, verb in used]
     accounts = {"all-rights": APPLIED}
@@ -134,7 +134,7 @@ def test_applying_and_deleting_needs_every_permission(namespace: Namespace, reso
         assert [account for account, error in zip(accounts, errors, strict=True) if not error] == ["all-rights"]
 
 
-def test_only_the_account_of_workflows_may_apply_kinds_of_missing_operators(namespace: Namespace) -> None:
+def test_only_the_account_of_workflows_may_apply_jobs_of_missing_operators(namespace: Namespace) -> None:
     """Their permissions have the same verbs as the kinds above, which are tried with the same commands."""
     absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
     assert {rule[1] for rule in absent} == {"trainjobs"}
@@ -215,7 +215,7 @@ def phase(workflow: Object) -> str:
     return workflow.get("status", {}).get("phase", "")
 
 
-def test_steps_run_under_restricted_without_a_token(namespace: Namespace) -> None:
+def test_steps_run_without_a_token_in_a_restricted_namespace(namespace: Namespace) -> None:
     labels = (namespace.kube.get("namespace", namespace.kube.namespace) or {})["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     look = submit(namespace, "rekindle")
@@ -232,7 +232,7 @@ def test_steps_run_under_restricted_without_a_token(namespace: Namespace) -> Non
             assert has_token == (container["name"] == "wait" or "argoexec" in container["image"]), container["name"]
 
 
-def test_reporting_to_argo_needs_every_permission(namespace: Namespace) -> None:
+def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Namespace) -> None:
     """Argo waits for a missing report, or fails; a workflow with all permissions succeeds in that time."""
     looks = {"rekindle": submit(namespace, "rekindle")}
     for right in ARGO:

@@ -46,7 +46,9 @@ def workers_of(run: Run, role: str = "worker") -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["jobset", "restart_job", "trainjob"])
-def test_every_backend_replaces_lost_workers_and_gives_the_same_bits(namespace: Namespace, expected: str, backend: str):
+def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
+    namespace: Namespace, expected: str, backend: str
+):
     kind = "jobset" if backend == "restart_job" else backend
     if not is_served(APIS[kind]):
         pytest.skip(f"the cluster does not serve {APIS[kind]}")
@@ -122,7 +124,9 @@ def other_job(queue: str, cpu: str) -> Object:
     }
 
 
-def test_extra_workers_use_and_return_idle_quota_without_changing_bits(namespace: Namespace, queue: str, expected: str):
+def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
+    namespace: Namespace, queue: str, expected: str
+):
     harvest = ["train.min_workers=1", "train.max_workers=4", "cluster.harvest=true", "cluster.gang=kueue"]
     harvest += ["cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]

@@ -77,7 +77,7 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # two runs
-def test_idle_capacity_changes_no_bit_as_documented(tmp_path: Path) -> None:
+def test_extra_workers_do_not_change_the_weights_as_documented(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
     with shell(tmp_path, **small) as typed:
@@ -92,7 +92,7 @@ def test_idle_capacity_changes_no_bit_as_documented(tmp_path: Path) -> None:
         assert f"deployments/{runs[0]['workflow']}-train" not in pods, "they end with the training"
 
 
-def test_the_pipeline_of_the_readme_equals_the_real_one() -> None:
+def test_the_pipeline_in_the_readme_equals_the_module_of_the_pipeline() -> None:
     (shown,) = blocks(README, "python")
     bodies = [ast.parse(text).body[-1] for text in (shown.text, (ROOT / "pipelines/training.py").read_text())]
     with_blocks = [function.body[-2:] for function in bodies if isinstance(function, ast.FunctionDef)]
@@ -114,7 +114,9 @@ def power(folder: Path, rows: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # several whole runs
-def test_your_own_model_runs_as_documented(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> None:
+def test_the_page_your_own_model_works_as_documented(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
     write_files(MODEL, tmp_path)
     power(tmp_path, 2000)
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
@@ -128,7 +130,7 @@ def test_your_own_model_runs_as_documented(tmp_path: Path, s3_environment: dict[
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_your_own_pipeline_runs_as_documented(
+def test_the_page_your_own_pipeline_works_as_documented(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     write_files(MODEL, tmp_path)

@@ -18,7 +18,7 @@ CASES |= {
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_parsers_accept_or_reject_generated_bytes_cleanly(name: str) -> None:
+def test_parsers_accept_generated_bytes_or_raise_an_expected_error(name: str) -> None:
     assert run(name, seed=18, count=CASES[name])[0] == CASES[name]
 
 

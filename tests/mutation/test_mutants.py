@@ -51,7 +51,7 @@ def test_each_mutant_changes_one_decision() -> None:
     assert changes == CHANGES
 
 
-def test_edits_elsewhere_in_a_module_do_not_change_the_sampled_mutants() -> None:
+def test_edits_of_other_lines_of_a_module_do_not_change_the_sampled_mutants() -> None:
     drawn = sample({"module.py": SOURCE}, 7, 5)
     assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
     grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)

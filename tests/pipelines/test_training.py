@@ -100,7 +100,7 @@ def with_canary(gateway: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
-def test_the_share_of_a_canary_is_always_removed_in_the_end(gateway: str) -> None:
+def test_the_traffic_share_of_a_canary_is_removed_after_any_outcome(gateway: str) -> None:
     templates = with_canary(gateway)
     ship, promote, finish = tasks(templates["ship"]), tasks(templates["promote"]), tasks(templates["finish"])
     unshare = next(name for name in ship if name.startswith("unshare"))
@@ -117,7 +117,7 @@ def test_the_share_of_a_canary_is_always_removed_in_the_end(gateway: str) -> Non
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
-def test_a_canary_gets_the_share_that_the_step_returns(gateway: str) -> None:
+def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> None:
     tags = {f"inputs.parameters.{name}": f"the-{name}" for name in ("model_uri", "server", "version", "former")}
     tags |= {f"inputs.parameters.{name}": "5" for name in ("replicas", "percent")}
     share = json.loads(substitute(with_canary(gateway)["share"]["resource"]["manifest"], WORKFLOW | tags))
@@ -141,7 +141,7 @@ def test_a_canary_gets_the_share_that_the_step_returns(gateway: str) -> None:
         [("passed", "0")],  # case without a champion
     ],
 )
-def test_a_canary_grows_until_its_step_ends_it_even_if_pods_are_lost(
+def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods_are_lost(
     answers: list[tuple[str, str]],
 ) -> None:
     templates = with_canary("infra/edge")
@@ -261,7 +261,7 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
     assert train["retryStrategy"]["limit"] > 1000 and train["retryStrategy"]["backoff"] == {"duration": "10s"}
 
 
-def test_pods_that_watch_jobs_have_requests_and_avoid_preemptible_nodes() -> None:
+def test_pods_that_watch_jobs_have_resource_requests_and_avoid_preemptible_nodes() -> None:
     nodes = {"preset": "karpenter-spot", "priority_class": "high"}
     loaded = load_config(GOLDEN / "config.yaml", [f"cluster.pods.train={json.dumps(nodes)}"], {}).config
     templates = render_manifest(loaded)["spec"]["templates"]
@@ -319,7 +319,7 @@ def test_pods_have_only_fields_that_kubernetes_knows(name: str, objects: dict[st
     round_trip(m.PodSecurityContext, pod["securityContext"])
 
 
-def test_pods_can_write_only_to_tmp_and_workers_also_to_memory_and_the_cache(
+def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_cache(
     objects: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     """Other permissions of pods are tested in tests/rekindle/cluster/test_platform.py."""

@@ -90,7 +90,7 @@ def test_initial_weights_need_the_name_of_their_family() -> None:
         rendered("train.validation=0.1", start="releases/product/1")
 
 
-def test_the_loss_chooses_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_families_are_chosen_by_the_loss_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     product: Any = load(PRODUCT)
     assert families.criterion(product) == Metric("loss", better="lower")
     monkeypatch.setattr(product, "chosen_by", Metric("accuracy"), raising=False)

@@ -214,7 +214,7 @@ def test_the_advantage_counts_in_the_direction_of_the_metric_and_is_a_bound_for_
     assert decide(Gate(beats_baseline=1.5), judged, "a" * 64, None, ERRORS)[0] == "keep"
 
 
-def test_the_reason_names_the_chosen_family_and_the_others() -> None:
+def test_the_reason_names_the_chosen_family_and_the_other_families() -> None:
     chosen = {"family": "trees", "by": "loss", "validation": {"trees": {"loss": 0.25}, "network": {"loss": 0.5}}}
     judged = Evaluation({"candidate": {"ap": 0.7}}, chosen=chosen)
     assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(

@@ -179,7 +179,7 @@ def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: st
     assert project.find(mine) == tmp_path
 
 
-def test_a_config_is_found_from_a_subfolder_and_the_nearest_wins(
+def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(project.PATH, raising=False)

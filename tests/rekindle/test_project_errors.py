@@ -85,7 +85,7 @@ def test_a_transient_exception_is_retried(error: Exception) -> None:
     assert not isinstance(converted, CodeError) and converted.exit_code == RekindleError.exit_code
 
 
-def test_an_exception_of_the_engine_is_not_a_code_error() -> None:
+def test_an_exception_of_rekindle_is_not_an_error_in_user_code() -> None:
     try:
         load_workload(3)  # type: ignore[arg-type]
     except Exception as error:

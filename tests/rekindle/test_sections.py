@@ -28,7 +28,7 @@ class WithSocket(Section):
     socket: Socket = Socket()
 
 
-def test_known_keys_of_a_recursive_model_work_at_every_depth() -> None:
+def test_known_keys_of_a_recursive_model_are_recognized_at_every_depth() -> None:
     for path in ((), ("child",), ("children", 3), ("children", 0, "child", "child")):
         assert known_keys(Tree, path) == {"name", "child", "children"}
     assert known_keys(Tree, ("name",)) == set()

@@ -105,7 +105,9 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(crew: Crew, s3: St
     assert sha256(s3, "term") == undisturbed
 
 
-def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_leaver(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("leaver", workers=3)
     coordinator = crew.coordinator(argv)
     with Proxy(s3.endpoint or "") as proxy:

@@ -19,8 +19,8 @@ from steps.fraud.data.schema import UNKNOWN, Ints
 
 BOOSTED = "boosted"
 FOLDS = 2  # number of groups of cards
-MAX_GENUINE_ROWS = 300_000  # rows to fit on; more rows take longer and change little
-BINS = 250  # per feature; sklearn allows 255
+MAX_GENUINE_ROWS = 300_000  # about the maximum of genuine rows to fit on; more rows take longer and change little
+BINS = 250  # number of bins per feature; scikit-learn allows 255
 BOOSTING_SETTINGS: dict[str, Any] = {
     "learning_rate": 0.05,
     "max_iter": 200,
@@ -37,15 +37,15 @@ class Trees:
     """Decision trees as arrays [trees, nodes]. Node 0 is the root; the children of a leaf are the leaf itself."""
 
     feature: NDArray[np.intp]
-    threshold: Floats  # go left if the feature is at most this
+    threshold: Floats  # a row goes left if its feature is at most the threshold
     left: NDArray[np.intp]
     right: NDArray[np.intp]
-    value: NDArray[np.float64]  # 0 except in leaves
-    bias: NDArray[np.float64]  # []
-    depth: NDArray[np.intp]  # [], of the deepest tree
+    value: NDArray[np.float64]  # log-odds of a leaf; 0 in all other nodes
+    bias: NDArray[np.float64]  # shape []: log-odds that are added to the sum of the leaves
+    depth: NDArray[np.intp]  # shape []: depth of the deepest tree
 
     def score(self, table: Floats) -> Floats:
-        """Return log-odds of fraud for the features [n, F]: float32 [n]. Fast for few rows: one gather per level."""
+        """Return the log-odds of fraud (float32 [n]) for the features `table` [n, F]. This is fast for few rows."""
         feature, threshold = self.feature.ravel(), self.threshold.ravel()
         left_child, right_child = self.left.ravel(), self.right.ravel()
         root = np.arange(len(self.value)) * self.value.shape[1]
@@ -57,19 +57,19 @@ class Trees:
         return (self.value.ravel().take(node).sum(1) + self.bias).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        """Write a file for `load`."""
+        """Write the trees to a file."""
         with path.open("wb") as file:
             np.savez(file, allow_pickle=False, **{name.name: getattr(self, name.name) for name in fields(self)})
 
     @classmethod
     def load(cls, path: Path) -> "Trees":
-        """Read a file of `save`. Raises OSError, ValueError or KeyError."""
+        """Read the trees from a file that `save` wrote. Raises OSError, ValueError or KeyError."""
         with np.load(path) as arrays:
             return cls(**{name.name: arrays[name.name] for name in fields(cls)})
 
 
 class Sample:
-    """The rows to fit on, collected in pieces: all frauds, and about MAX_GENUINE_ROWS of the others."""
+    """The rows to fit trees on, collected in pieces: all frauds, and about MAX_GENUINE_ROWS genuine rows."""
 
     def __init__(self, total: int) -> None:
         """`total`: number of training rows in all pieces."""
@@ -77,13 +77,16 @@ class Sample:
         self.pieces: list[tuple[Floats, NDArray[np.uint8], Ints]] = []
 
     def add(self, table: Floats, labels: NDArray[np.uint8], cards: Ints, is_usable: NDArray[np.bool_]) -> None:
-        """Add a piece. `is_usable`: mask of the rows between the warm-up and the end of training."""
+        """Add a piece of the training data.
+
+        `is_usable`: mask of the rows between the warm-up and the end of training.
+        """
         is_drawn = np.random.default_rng(len(self.pieces)).random(len(table)) < self.rate
         keep = is_usable & (labels != UNKNOWN) & (is_drawn | (labels == 1))
         self.pieces.append((table[keep], labels[keep], cards[keep]))
 
     def fit(self) -> "Boosting":
-        """Fit the trees for each fold of cards and for later rows."""
+        """Fit trees for the cards of each fold, and trees for later rows."""
         table, labels, cards = (np.concatenate(column) for column in zip(*self.pieces, strict=True))
         if len(np.unique(labels)) < 2:
             raise DataError(
@@ -105,12 +108,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Boosting:
-    """Models of scikit-learn: one per fold, fitted on the cards outside it, then one fitted on all cards."""
+    """Models of scikit-learn: for each fold a model fitted on the cards of other folds, then a model of all cards."""
 
     models: Sequence[Any]
 
     def score(self, table: Floats, cards: Ints, training: NDArray[np.bool_]) -> Floats:
-        """Return log-odds of many rows, equal to `Trees.score`."""
+        """Return the log-odds of fraud of many rows, equal to the result of `Trees.score`."""
         result = np.empty(len(table), np.float32)
         model_index = np.where(training, cards % FOLDS, FOLDS)
         with _limit_to_one_thread():
@@ -120,12 +123,12 @@ class Boosting:
         return result
 
     def trees(self) -> Trees:
-        """Return the trees for later rows."""
+        """Return the trees that score rows after the end of training."""
         return _export(self.models[-1])
 
 
 def _limit_to_one_thread() -> Any:
-    """Limit libraries to one thread: more threads change sums of gradients, and their busy waiting slows others."""
+    """Limit libraries to one thread: more would change sums of gradients, and slow other processes by busy waiting."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
 
@@ -140,7 +143,7 @@ def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _fit(codes: Ints, labels: Any, weight: Any, edges: list[Floats]) -> Any:
-    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its leaves."""
+    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its leaf values."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model: Any = HistGradientBoostingClassifier(**BOOSTING_SETTINGS, random_state=0)
@@ -148,7 +151,7 @@ def _fit(codes: Ints, labels: Any, weight: Any, edges: list[Floats]) -> Any:
     for [predictor] in model._predictors:
         nodes = predictor.nodes
         inner_nodes = np.flatnonzero(nodes["is_leaf"] == 0)
-        cuts = nodes["num_threshold"][inner_nodes].astype(int)  # between two codes
+        cuts = nodes["num_threshold"][inner_nodes].astype(int)  # a threshold lies between two codes
         features = nodes["feature_idx"][inner_nodes]
         nodes["num_threshold"][inner_nodes] = [edges[f][c] for f, c in zip(features, cuts, strict=True)]
         nodes["value"] = np.rint(nodes["value"] * LEAF_SCALE) / LEAF_SCALE

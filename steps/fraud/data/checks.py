@@ -1,4 +1,7 @@
-"""Validate rows: types, ranges, duplicates, time order. Bad rows are collected with the reason."""
+"""Validate rows: types, ranges, duplicates, time order.
+
+Invalid rows are collected with the reason why each is invalid.
+"""
 
 import time
 from dataclasses import dataclass
@@ -14,9 +17,9 @@ from steps.fraud.data.suspicions import strays
 
 COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
 COLUMN_TYPES |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
-INTEGER_PATTERN = r"^-?[0-9]{1,18}$"  # text that is used as a number: see schema.identity
+INTEGER_PATTERN = r"^-?[0-9]{1,18}$"  # text ids that become the number in the text, see schema.identity
 MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
-HIGHEST = 1e9  # a larger amount is probably in another unit
+MAX_AMOUNT = 1e9  # a larger amount is probably in another unit
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class CheckedRows:
     """Valid rows sorted by (time, id), and the rejected rows with reasons."""
 
     rows: Rows
-    rejects: pl.DataFrame  # the unchanged rows, with `row` (0-based position) and `reason`
+    rejects: pl.DataFrame  # rejected rows, unchanged, with columns `row` (position from 0) and `reason`
     was_sorted: bool
 
     def reasons(self) -> dict[str, int]:
@@ -37,25 +40,25 @@ def check(
 ) -> CheckedRows:
     """Validate the rows of `source.read`. Rows later than a day after `now` (seconds since the epoch) are rejected.
 
-    Raises DataError if more than the share `max_bad_share` is bad, or a column has the wrong type.
+    Raises DataError if more than the share `max_bad_share` of the rows is invalid, or a column has the wrong type.
     """
     tomorrow = int((time.time() if now is None else now) * 1e6) + DAY
     converted = _convert(frame, columns, text or Text())
     is_ragged = (
         frame[RAGGED].is_not_null() if RAGGED in frame.columns else pl.Series([False]).new_from_index(0, len(frame))
     )
-    # the reason of a row is the first rule that it breaks
+    # the reason for rejecting a row is the first rule that the row breaks
     rules = {
         "line with too few or too many fields": pl.lit(is_ragged),
-        "id missing or not an identity": pl.col("id").is_null(),
+        "id missing, or neither integer nor text": pl.col("id").is_null(),
         "time missing or not a timestamp": pl.col("time").is_null(),
         "time before the year 2000": pl.col("time") < MIN_TIME,
         "time in the future": pl.col("time") > tomorrow,
-        "card missing or not an identity": pl.col("card").is_null(),
-        "terminal missing or not an identity": pl.col("terminal").is_null(),
+        "card missing, or neither integer nor text": pl.col("card").is_null(),
+        "terminal missing, or neither integer nor text": pl.col("terminal").is_null(),
         "amount missing or not a number": pl.col("amount").is_null() | pl.col("amount").is_nan(),
         "amount negative": pl.col("amount") < 0,
-        f"amount above {HIGHEST:,.0f}": pl.col("amount") > HIGHEST,
+        f"amount above {MAX_AMOUNT:,.0f}": pl.col("amount") > MAX_AMOUNT,
         "label not 0 or 1": pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0, float(UNKNOWN)]),
     }
     if not converted.select(pl.any_horizontal(rule.any() for rule in rules.values())).item():
@@ -70,7 +73,7 @@ def check(
         reason = reason.set(is_valid & is_stray, "time far after all other rows")
         is_valid = reason.is_null()
     ids = converted["id"]
-    if not (is_valid.all() and (ids.diff() > 0).all()):  # ascending ids cannot contain duplicates
+    if not (is_valid.all() and (ids.diff() > 0).all()):  # ascending ids are unique
         is_duplicate = ~ids.set(~is_valid, None).is_first_distinct() & is_valid
         reason = reason.set(is_duplicate, "id seen before")
         is_valid = reason.is_null()
@@ -81,7 +84,7 @@ def check(
 
 
 def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
-    """Convert the columns to the types of the dataset; null if a value cannot be converted."""
+    """Convert the columns to the types of the dataset; a value that cannot be converted becomes null."""
     converters = {
         "id": _identity,
         "time": lambda column: instant(column, text.time),
@@ -96,7 +99,7 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
         if series is None:
             raise DataError(
                 f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {COLUMN_TYPES[name]}. '
-                f"Convert it in the source, or name another column by data.columns.{name}."
+                f"Convert the column in the source, or name another column by data.columns.{name}."
             )
         converted_columns.append(series)
     scenario = (
@@ -106,10 +109,10 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
 
 
 def _identity(column: pl.Series) -> pl.Series | None:
-    """Convert ids (a number or a text) to numbers."""
+    """Convert ids (numbers or text) to numbers."""
     if column.dtype.is_integer():
         return column.cast(pl.Int64, strict=False)
-    if column.dtype.is_float():  # integers with gaps, as pandas writes them
+    if column.dtype.is_float():  # pandas writes integers with gaps as floats
         return column.cast(pl.Int64, strict=False).set(column != column.floor(), None)
     if column.dtype not in (pl.String, pl.Categorical):
         return None
@@ -123,12 +126,12 @@ def _identity(column: pl.Series) -> pl.Series | None:
 
 
 def _label(column: pl.Series) -> pl.Series | None:
-    """Convert labels: 0, 1 or empty."""
+    """Convert labels (0, 1 or empty) to numbers; UNKNOWN for an empty label."""
     is_missing = column.is_null()
     if column.dtype == pl.String:
         column = column.str.strip_chars().str.to_lowercase().replace({"true": "1", "false": "0"})
         is_missing |= column.is_in(["", "null", "none", "nan"])
-    elif column.dtype.is_float():  # integers with gaps, as pandas writes them
+    elif column.dtype.is_float():  # pandas writes integers with gaps as floats
         is_missing |= column.is_nan()
     labels = number(column)
     if labels is None:
@@ -147,7 +150,7 @@ def _sort(valid_rows: pl.DataFrame, rejects: pl.DataFrame) -> CheckedRows:
 
 
 def _reject_too_many(checked: CheckedRows, total: int, columns: Columns, max_bad_share: float) -> None:
-    """Raise DataError if too many rows are bad, with the number and an example of each reason."""
+    """Raise DataError if too many rows are invalid, with the number and an example of each reason."""
     bad_count = len(checked.rejects)
     if bad_count <= max_bad_share * total and len(checked.rows):
         return

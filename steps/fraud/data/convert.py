@@ -1,4 +1,7 @@
-"""Convert text to numbers and times. The format is detected from the whole column; if it is ambiguous, set it."""
+"""Convert text to numbers and times.
+
+The format is detected from the whole column; an ambiguous format must be set in the config.
+"""
 
 import polars as pl
 
@@ -9,18 +12,21 @@ EPOCH_PATTERN = r"^[0-9]{9,19}(\.[0-9]+)?$"
 UNIT_MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
 DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
 FORMATS = tuple(f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", ""))
-YEAR_2000 = 9.4e8  # in seconds since 1970
+YEAR_2000 = 9.4e8  # about the start of the year 2000, in seconds since 1970
 
 
 def number(column: pl.Series) -> pl.Series | None:
-    """Convert a column to numbers; None if its type cannot be converted."""
+    """Convert a column to numbers; return None if its type is unsuitable."""
     if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
         return None
     return column.cast(pl.Float64, strict=False)
 
 
 def amount(column: pl.Series, decimal: str) -> pl.Series | None:
-    """Convert a column to amounts; None if its type is unsuitable. Raises DataError if the format is ambiguous."""
+    """Convert a column to amounts; return None if its type is unsuitable.
+
+    Raises DataError if the format is ambiguous.
+    """
     if column.dtype != pl.String:
         return number(column)
     text = column.str.strip_chars()
@@ -41,29 +47,36 @@ def amount(column: pl.Series, decimal: str) -> pl.Series | None:
     return digits.cast(pl.Float64, strict=False)
 
 
-def instant(column: pl.Series, form: str) -> pl.Series | None:
-    """Convert a column to µs since the epoch; None if its type is unsuitable. Raises DataError if it is ambiguous."""
+def instant(column: pl.Series, time_format: str) -> pl.Series | None:
+    """Convert a column to µs since the epoch; return None if its type is unsuitable.
+
+    Raises DataError if the format is ambiguous.
+    """
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
         return column.dt.epoch("us")  # columns with a time zone store UTC
     if column.dtype.is_numeric():
-        return _since_1970(column, form)
+        return _since_1970(column, time_format)
     if column.dtype != pl.String:
         return None
     text = column.str.strip_chars()
     half_count = text.count() / 2
-    if form in UNIT_MICROSECONDS or (not form and (text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count):
-        return _since_1970(text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False), form)
-    if not form and (text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
-        form = _detect_format(text)
-    if form:
-        return _parse(text, form)
-    # polars would guess the order of day and month in 01/02/2024
+    if time_format in UNIT_MICROSECONDS or (
+        not time_format and (text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count
+    ):
+        return _since_1970(
+            text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False), time_format
+        )
+    if not time_format and (text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
+        time_format = _detect_format(text)
+    if time_format:
+        return _parse(text, time_format)
+    # only ISO 8601, because polars would guess the order of day and month in 01/02/2024
     iso_text = text.set(~text.str.contains(ISO_PATTERN), None)
     try:
         return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
-    except pl.exceptions.ComputeError:  # not a single value is a timestamp
+    except pl.exceptions.ComputeError:  # no value is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 
@@ -80,23 +93,26 @@ def _since_1970(column: pl.Series, unit: str) -> pl.Series | None:
 
 
 def _detect_format(text: pl.Series) -> str:
-    """Return the format that fits most values; empty if no format does. Raises DataError if several formats fit."""
+    """Return the format that fits most values; an empty text if no format fits.
+
+    Raises DataError if several formats fit.
+    """
     sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
-    likely_formats = [form for form in FORMATS if 2 * _parse(sample, form).count() > len(sample)]
-    counts = {form: _parse(text, form).count() for form in likely_formats}
-    best_formats = [form for form in likely_formats if counts[form] == max(counts.values())]
+    likely_formats = [name for name in FORMATS if 2 * _parse(sample, name).count() > len(sample)]
+    counts = {name: _parse(text, name).count() for name in likely_formats}
+    best_formats = [name for name in likely_formats if counts[name] == max(counts.values())]
     if len(best_formats) > 1:
         raise DataError(
             f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best_formats)}): set data.text.time '
-            "to one of them."
+            "to one of these formats."
         )
     return best_formats[0] if best_formats else ""
 
 
-def _parse(text: pl.Series, form: str) -> pl.Series:
+def _parse(text: pl.Series, time_format: str) -> pl.Series:
     try:
-        if "%H" in form:
-            return text.str.to_datetime(form, time_unit="us", strict=False).dt.epoch("us")
-        return text.str.to_date(form, strict=False).cast(pl.Datetime("us")).dt.epoch("us")
+        if "%H" in time_format:
+            return text.str.to_datetime(time_format, time_unit="us", strict=False).dt.epoch("us")
+        return text.str.to_date(time_format, strict=False).cast(pl.Datetime("us")).dt.epoch("us")
     except pl.exceptions.ComputeError:
         return pl.Series(text.name, [None], pl.Int64).new_from_index(0, len(text))

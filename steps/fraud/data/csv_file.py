@@ -1,6 +1,7 @@
 """Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record is one line: if a quoted value contains a line break, all lines of its record are ragged.
+A record is one line: if a quoted value contains a line break, all lines of its record count as ragged: they
+do not have the fields of the header.
 """
 
 import csv
@@ -14,11 +15,11 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns, Text
 
 SEPARATORS = ",;\t|"
-LINE, RAGGED, FILE = "line", "ragged", "file"  # names of additional columns
+LINE, RAGGED, FILE = "line", "ragged", "file"  # names of the columns that `read_csv` adds
 
 
 def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
-    """Read the rows in file order, with LINE (from 1), FILE and, for lines that do not fit the header, RAGGED.
+    """Read the rows in file order; add their LINE (from 1) and FILE, and in RAGGED lines that do not fit the header.
 
     Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
@@ -59,7 +60,7 @@ def _decode(file: Path, encoding: str) -> str:
 
 
 def _detect_separator(header: str, expected_columns: set[str]) -> str:
-    """Return the separator that yields the most expected columns, or else the most columns."""
+    """Return the separator that finds the most expected columns in the header; among equals, the most columns."""
 
     def fitness(separator: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=separator))

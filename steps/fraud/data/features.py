@@ -1,10 +1,12 @@
 """Point-in-time features of transactions.
 
-A feature at time t uses transactions of the card in (t - 30 days, t] and its last 50, and transactions of the terminal
-in (t - delay - 30 days, t - delay], whose labels are known at t. So a server can compute a feature with the same code
-from a bounded history. All transactions of a card (or terminal) at the same time count, in any order.
+A feature at time t uses the transactions of the card in (t - 30 days, t], the last 50 transactions of the card, and the
+transactions of the terminal in (t - delay - 30 days, t - delay], whose labels are known at t. So a server can compute a
+feature with the same code from a bounded history. A feature does not depend on the order of transactions of a card (or
+terminal) at the same time.
 
-Windows are differences of running sums over integers (cents, counts), so values do not depend on chunks or threads.
+Sums over a window are differences of running sums of integers (cents, counts), so they do not depend on chunks or
+threads.
 The 15 features HANDBOOK_NAMES follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.).
 """
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from steps.fraud.data.schema import DAY, Ints, Rows, firsts
 
-WINDOWS = (1, 7, 30)  # days
+WINDOWS = (1, 7, 30)  # lengths of windows, in days
 HABIT_ROWS = 50  # number of transactions of the card that define its habits
 
 RAW_NAMES = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
@@ -46,20 +48,20 @@ Names = tuple[str, ...]
 
 
 def lookback_days(delay_days: int) -> int:
-    """Return the longest time that a feature looks back, in days."""
+    """Return the number of days that the longest window of a feature looks back."""
     return delay_days + max(WINDOWS)
 
 
 def card_features(rows: Rows, names: Names = NAMES, row_indices: Ints | None = None) -> dict[str, Column]:
-    """Compute the features OF_CARD (all, or at least `names`) of complete cards, sorted by (card, time, id).
+    """Compute the features OF_CARD (all, or at least those in `names`) of the rows of complete cards.
 
-    With `row_indices`, return the features of these rows only.
+    `rows` must be sorted by (card, time, id). With `row_indices`, return the features of these rows only.
     """
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     cents_before = _running_sum(rows.cents)
     amount = rows.cents / 100
     second = rows.time % DAY / 1e6
-    weekend = (rows.time // DAY + 3) % 7 >= 5  # the epoch was a Thursday
+    weekend = (rows.time // DAY + 3) % 7 >= 5  # day 0 of the epoch was a Thursday
     result: dict[str, Column] = {"amount": amount, "weekend": weekend, "night": second < 7 * 3600}
     end = np.searchsorted(line, line, side="right")
     for days in WINDOWS:
@@ -86,7 +88,7 @@ def card_features(rows: Rows, names: Names = NAMES, row_indices: Ints | None = N
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compare the amount and the highest recent amounts with the median of the card."""
+    """Compare the amount and the highest recent amounts with the median of the card's recent amounts."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
         column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
@@ -96,7 +98,7 @@ def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
 
 
 def _habits_at(row_indices: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compute `_habits` for a few rows, as servers do; faster than a polars query."""
+    """Compute the features of `_habits` for a few rows, as servers do; this is faster than a polars query."""
     index = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
     same_card = index >= first[row_indices, None]
     recent_amounts = np.where(same_card, amount[index.clip(0)], np.inf)
@@ -116,12 +118,16 @@ def _compare_amounts(amount: Column, median: Column, max5: Column, max20: Column
 
 
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """Compute the features OF_TERMINAL (all, or at least `names`) of complete terminals, by (terminal, time, id)."""
+    """Compute the features OF_TERMINAL (all, or at least those in `names`) of the rows of complete terminals.
+
+    `rows` must be sorted by (terminal, time, id).
+    """
     index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
     is_fraud = rows.fraud == 1
     frauds_before = _running_sum(is_fraud)
     result: dict[str, Column] = {}
-    cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before it have known labels
+    # the labels of rows before the cutoff are known
+    cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")
     start = cutoff
     for days in WINDOWS:
         start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
@@ -143,9 +149,9 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
 
 
 def matrix(columns: dict[str, Column], names: Names) -> Floats:
-    """Stack the columns `names`: float32 [n, len(names)]."""
+    """Return the columns `names` as one array: float32 [n, len(names)]."""
     result = np.empty((len(columns[names[0]]), len(names)), np.float32)
-    for start in range(0, len(result), 1 << 14):  # in blocks that stay in the CPU cache
+    for start in range(0, len(result), 1 << 14):  # blocks of rows stay in the CPU cache
         block = slice(start, start + (1 << 14))
         for column, name in enumerate(names):
             result[block, column] = columns[name][block]
@@ -155,7 +161,7 @@ def matrix(columns: dict[str, Column], names: Names) -> Floats:
 def tables(rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES) -> Iterator[tuple[Rows, Floats]]:
     """Yield the features `names` in pieces of complete cards: (rows, float32 [m, len(names)]), by (card, time, id).
 
-    `rows` must be sorted by (time, id). Needs about the memory of `rows` plus one piece.
+    `rows` must be sorted by (time, id). The function needs about the memory of `rows` plus one piece.
     """
     terminal_names = tuple(name for name in names if name in OF_TERMINAL)
     by_terminal = _order(rows.terminal)
@@ -172,9 +178,9 @@ def tables(rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAM
 
 
 def _order(group: Ints) -> Ints:
-    """Return a stable sort order by group."""
+    """Return the indices that sort rows by group; rows of a group keep their order."""
     group = group - group.min()
-    return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")  # 16 bits: radix sort
+    return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")  # 16 bits are faster
 
 
 def chunks(groups: Ints, size: int) -> Iterator[slice]:
@@ -191,8 +197,7 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     """Return (index, first row of the group, time line) of rows sorted by (group, time).
 
     The time line covers all groups: gaps longer than `reach`, and gaps between groups, are shortened to just over
-    `reach`. So one binary search finds the starts of windows in all groups, and the time line does not overflow with
-    many groups.
+    `reach`. So one binary search finds the starts of windows in all groups, and times do not overflow with many groups.
     """
     index, first = np.arange(len(time)), firsts(group)
     gap = np.diff(time, prepend=time[:1])
@@ -208,5 +213,5 @@ def _running_sum(values: NDArray[np.integer | np.bool_]) -> Ints:
 
 
 def _log_ratio(a: Column, b: Column) -> NDArray[np.float64]:
-    """Return log(a/b) for amounts that may be 0: one unit is added to both."""
+    """Return log((a + 1) / (b + 1)), which is defined for amounts that are 0."""
     return np.log((a + 1) / (b + 1))

@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     import polars as pl
 
 DAY = 86_400_000_000  # µs
-UNKNOWN = 2  # label of a row whose label has not arrived
+UNKNOWN = 2  # label of a row whose true label has not arrived yet
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Transactions as columns of equal length. Sums of cents are exact, so features do not depend on their order."""
+    """Transactions as columns of equal length.
+
+    Sums of cents are exact, so features do not depend on the order of rows.
+    """
 
     id: Ints
     time: Ints  # µs since the epoch, UTC
     card: Ints
     terminal: Ints
-    cents: Ints  # amount * 100, rounded
-    fraud: NDArray[np.uint8]  # 1 fraud, 0 genuine, UNKNOWN
-    scenario: NDArray[np.uint8]  # 0: genuine or unknown
+    cents: Ints  # amount in cents, rounded
+    fraud: NDArray[np.uint8]  # 1: fraud, 0: genuine, or UNKNOWN
+    scenario: NDArray[np.uint8]  # kind of fraud; 0: genuine or unknown
 
     def __len__(self) -> int:
         return len(self.time)
@@ -45,7 +48,7 @@ class Rows:
 
     @classmethod
     def of(cls, id: Any, time: Any, card: Any, terminal: Any, amount: Any, fraud: Any = 0, scenario: Any = 0) -> "Rows":
-        """Create rows from sequences; `amount` in currency units, `time` in µs. Scalars are repeated."""
+        """Create rows from sequences; `amount` in currency units, `time` in µs. A scalar is used for all rows."""
         n = len(time)
         return cls(
             *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
@@ -56,13 +59,13 @@ class Rows:
 
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame") -> "Rows":
-        """Create rows from a checked frame (the columns of `transactions.parquet`)."""
+        """Create rows from a checked frame with the columns of `transactions.parquet`."""
         frame = frame.with_columns(frame["fraud"].fill_null(UNKNOWN))
         columns = {name: frame[name].to_numpy() for name in ("id", "card", "terminal", "amount", "fraud", "scenario")}
         return cls.of(time=frame["time"].dt.epoch("us").to_numpy(), **columns)
 
     def to_frame(self) -> "pl.DataFrame":
-        """Return the columns of `transactions.parquet`."""
+        """Return the rows as a frame with the columns of `transactions.parquet`."""
         import polars as pl
 
         columns = {name: getattr(self, name) for name in NAMES} | {"amount": self.cents / 100}
@@ -76,18 +79,18 @@ NAMES = tuple(field.name for field in fields(Rows))
 
 
 def firsts(groups: Ints) -> Ints:
-    """Return the first row of each row's group; groups are contiguous."""
+    """Return for each row the index of the first row of its group; the rows of a group are contiguous."""
     is_first = np.append(True, groups[1:] != groups[:-1])
     return np.maximum.accumulate(np.where(is_first, np.arange(len(groups)), 0))
 
 
 def instant(time: Any) -> str:
-    """Format `time` (µs since the epoch) as ISO 8601 text in seconds, without a zone."""
+    """Format `time` (µs since the epoch) as ISO 8601 text in seconds, without a time zone."""
     return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
 
 
 def utc(time: Any) -> str:
-    """Format `time` (µs since the epoch) as ISO 8601 text with the zone."""
+    """Format `time` (µs since the epoch) as ISO 8601 text with the time zone."""
     return f"{instant(time)}+00:00"
 
 

@@ -1,9 +1,9 @@
 """The transformer's samples: windows over the memory-mapped shards of a dataset directory.
 
-A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by
-`OVERLAP`; each transaction counts for the loss once, after at least `OVERLAP` earlier ones if the card has them.
-The first days of the data (before `train_start`) only give context.
-All shards are mapped into one memory region, so a batch is one gather over any number of shards.
+A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by `OVERLAP`.
+Each transaction counts for the loss in a single window, after at least `OVERLAP` earlier transactions if the card has
+them. The first days of the data (before `train_start`) only give context. All shards are mapped
+into one memory region, so a batch is one gather over any number of shards.
 """
 
 import ctypes
@@ -23,14 +23,14 @@ from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.schema import UNKNOWN, Ints, firsts
 
-LENGTH = 40  # transactions in a training window
-OVERLAP = 16  # transactions of a training window that only give context
-SCORED = 128  # transactions in a window for scoring long runs of rows
+LENGTH = 40  # number of transactions in a training window
+OVERLAP = 16  # number of transactions of a training window that only give context
+SCORED = 128  # number of transactions in a window for scoring long runs of rows
 MAP_FIXED = 0x10
 
 
 class Rows:
-    """All rows of a dataset directory, sorted by (card, time): mapped features, and the small columns in memory.
+    """All rows of a dataset directory, sorted by (card, time); features are memory-mapped, small columns are in memory.
 
     Reads the files of shards.py without importing polars. Raises DataError if a file is missing or incomplete.
     """
@@ -46,7 +46,9 @@ class Rows:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} is not a complete dataset ({error}). Run the step prepare again.") from error
         if not {len(column) for column in (*columns, self.offsets)} == {sum(self.facts["shards"])}:
-            raise DataError(f"{path}: the rows of its shards differ from dataset.json. Run the step prepare again.")
+            raise DataError(
+                f"{path}: the rows of its shards differ from the counts in dataset.json. Run the step prepare again."
+            )
         self.first = firsts(self.cards)  # for each row, the first row of its card
 
     def __len__(self) -> int:
@@ -56,11 +58,11 @@ class Rows:
         return [path / "shards" / f"{name}-{number:05d}.npy" for number in range(len(self.facts["shards"]))]
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
-        """Return features [B, length, F] of `length` rows from the offsets `starts`, even beyond the card's rows."""
+        """Return the features [B, length, F] of `length` rows from each offset in `starts`, across cards."""
         return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
 
     def boosted(self, index: Ints) -> NDArray[np.float64]:
-        """Return the log-odds of gradient boosting for the rows `index`."""
+        """Return the log-odds of fraud of the rows `index`, by gradient boosting."""
         offset = torch.from_numpy(self.offsets[index]) + self.facts["features"].index(BOOSTED)
         return self.features[offset].double().numpy()
 
@@ -78,9 +80,11 @@ class TrainingWindows:
         begin, end = rows.facts["train_start"], rows.facts["train_end"]
         counted = np.flatnonzero((rows.times >= begin) & (rows.times < end))
         if not len(counted):
-            raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")
+            raise DataError(
+                "no transaction is older than the end of training: give more data, or lower data.test_weeks."
+            )
         start, low, high = _windows(rows.first, counted)
-        # separate columns: gathering single numbers is several times faster than gathering short rows
+        # in separate columns, because gathering numbers is several times faster than gathering short rows
         self.offsets, self.start = torch.from_numpy(rows.offsets[start]), torch.from_numpy(start)
         self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
         self.counted = _masks()
@@ -102,16 +106,17 @@ class TrainingWindows:
 def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
     """Open the training samples of a dataset directory."""
     if split != "train":
-        raise ValueError(f'split is "{split}": it must be "train"; evaluation reads Rows')
+        raise ValueError(f'split is "{split}": it must be "train"; the evaluation uses Rows')
     return TrainingWindows(Rows(path))
 
 
 def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Arrange windows of SCORED rows so that each of `rows` (ascending) has at least CONTEXT earlier rows of its card.
 
-    `first`: for each row, the first row of its card. Returns (window starts; window and position of each of `rows`).
+    `first`: for each row, the first row of its card. Returns (starts of windows; window of each of `rows`; position of
+    each of `rows` in its window).
     """
-    origin = rows[firsts(first[rows])]  # the first of `rows` of the same card
+    origin = rows[firsts(first[rows])]  # for each of `rows`, the first of `rows` of its card
     block = (rows - origin) // (SCORED - CONTEXT)
     start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
     starts, window = np.unique(start, return_inverse=True)
@@ -119,13 +124,19 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _masks() -> Tensor:
-    """Return bool [(LENGTH + 1)², LENGTH]: row low * (LENGTH + 1) + high is True from position low to before high."""
+    """Return masks: bool [(LENGTH + 1)², LENGTH].
+
+    The row low * (LENGTH + 1) + high is True from position low to the position before high.
+    """
     edge, position = torch.arange(LENGTH + 1), torch.arange(LENGTH)
     return ((position >= edge[:, None, None]) & (position < edge[None, :, None])).view(-1, LENGTH)
 
 
 def _windows(first: Ints, counted: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return (first row, first and last + 1 counted position) of windows over `counted`, one run of rows per card."""
+    """Return (first row, first counted position, position after the last counted position) of each window.
+
+    `counted`: rows that count for the loss, a contiguous run per card.
+    """
     card, run, count = np.unique(first[counted], return_index=True, return_counts=True)
     begin, end = counted[run], counted[run] + count
     origin = np.maximum(card, begin - OVERLAP)
@@ -142,10 +153,10 @@ def _load_column(files: list[Path]) -> NDArray[Any]:
 
 
 def _map_features(files: list[Path], width: int) -> tuple[Tensor, Ints]:
-    """Map all feature files into one float32 tensor; return it with the offset of the first feature of each row.
+    """Map all feature files into one float32 tensor; return the tensor, and the offset of each row's first feature.
 
-    The files are mapped next to each other into one reserved region, without reading them. File headers and zeros
-    between and after them are finite numbers without meaning.
+    The files are mapped next to each other into one reserved region, without reading them. Between and after
+    the features, the tensor has file headers and zeros: finite numbers without meaning.
     """
     tables = [np.load(file, mmap_mode="r") for file in files]
     for file, table in zip(files, tables, strict=True):

@@ -1,19 +1,19 @@
-"""The dataset on disk for training, evaluation and serving. `write_dataset` writes it, sequences.py reads it.
+"""The dataset on disk for training, evaluation and serving. `write_dataset` writes this dataset, sequences.py reads it.
 
     dataset.json           written by Rekindle, with the facts below
-    shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); each card is in one shard
+    shards/NAME-00000.npy  the column NAME (see ARRAYS), sorted by (card, time, id); each card is in one shard
     transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
     state/                 the serving state, see steps/fraud/data/state.py
 
 The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end `label_delay_days` before
-the last full day. Training uses rows before `train_end`, which is `label_delay_days` before the first test day: all its
-labels are known when the tests begin. Rows after the tests are used for the serving state only.
+the last full day. Training uses rows before `train_end`, which is `label_delay_days` before the first test day: all
+labels of these rows are known when the test weeks begin. No model is trained or evaluated on rows after the test weeks.
 
 Facts (times are µs since the epoch, and counts are numbers of rows):
 
-    train_start            rows before it only give context: their sums over past days are incomplete
-    train_end, data_until  end of the training rows, and the same as text: the end of the serving state
+    train_start            start of the training rows; rows before it only give context: they lack past days
+    train_end, data_until  end of the training rows and of the serving state, as a number and as text
     test_weeks, test_rows  [start, end) and [rows, frauds] of each test week, oldest first
     mean, std              of each feature over the training rows
     unknown                rows in training time and test weeks without a known label, which are not used
@@ -43,18 +43,18 @@ from steps.fraud.data.checks import check
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, day, utc
 from steps.fraud.data.suspicions import suspicions
 
-ARRAYS = {  # of a shard with n rows
-    "features": np.float32,  # [n, F]
-    "labels": np.uint8,  # 1 fraud, 0 genuine, 2 (schema.UNKNOWN) not known yet
-    "scenarios": np.uint8,  # 0 where genuine or not known
+ARRAYS = {  # columns of a shard of n rows, and their types
+    "features": np.float32,  # shape [n, F]
+    "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (schema.UNKNOWN): not known yet
+    "scenarios": np.uint8,  # kind of fraud; 0: genuine or not known
     "times": np.int64,  # µs since the epoch
     "cards": np.int64,
     "ids": np.int64,
 }
 
 
-ROW_BYTES = 250  # approximate size of a transaction in the dataset
-WARM_UP = 14 * DAY  # at the start of the data; at most a quarter of the training time
+ROW_BYTES = 250  # approximate bytes of a transaction in the dataset
+WARM_UP = 14 * DAY  # time before `train_start`, but at most a quarter of the training time
 
 
 def write_dataset(data: Data, out: Path) -> Prepared:
@@ -133,14 +133,14 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
 
 
 class _Moments:
-    """Mean and standard deviation of rows, added in pieces."""
+    """Mean and standard deviation of rows that are added in pieces."""
 
     def __init__(self, width: int) -> None:
         self.count, self.sums, self.squares = 0, np.zeros(width), np.zeros(width)
 
     def add(self, table: features.Floats, mask: NDArray[np.bool_]) -> None:
         self.count += int(mask.sum())
-        for start in range(0, len(table), 4096):  # in blocks that stay in the CPU cache
+        for start in range(0, len(table), 4096):  # blocks of rows stay in the CPU cache
             block = table[start : start + 4096][mask[start : start + 4096]].astype(np.float64)
             self.sums += block.sum(0)
             self.squares += np.square(block).sum(0)
@@ -154,7 +154,7 @@ class _Moments:
 
 
 def _select_days(rows: Rows, data: Data) -> Rows:
-    """Return the rows from `first_day` to `last_day`. Raises DataError if none remains."""
+    """Return the rows from `first_day` to `last_day`. Raises DataError if no row remains."""
     start, end = 0, len(rows)
     if data.first_day:
         start = int(np.searchsorted(rows.time, _us(data.first_day)))
@@ -163,13 +163,13 @@ def _select_days(rows: Rows, data: Data) -> Rows:
     if start >= end:
         raise DataError(
             f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day ({data.last_day}); "
-            f"the data is from {day(rows.time[0])} to {day(rows.time[-1])}. Set them to days in between."
+            f"the data is from {day(rows.time[0])} to {day(rows.time[-1])}. Set both to days of the data."
         )
     return rows[start:end]
 
 
 def _hide_labels(rows: Rows, start: int) -> Rows:
-    """Remove the labels from `start` on: a timely run has only some of them, but a late run all."""
+    """Remove the labels from `start` on: a timely run has only some of these labels, but a late run has all."""
     unknown = rows.time >= start
     fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
     return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
@@ -183,7 +183,10 @@ def labels_end(rows: Rows, data: Data) -> int:
 
 
 def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
-    """Return test weeks, end of training and counts. Raises DataError if there is too little data."""
+    """Return the test weeks, the end of training, and counts, as facts.
+
+    Raises DataError if there is too little data.
+    """
     end = min((last_full_day(rows.time) + 1) * DAY, labels_until)
     edges = [end - 7 * DAY * weeks for weeks in range(data.test_weeks, -1, -1)]
     train_end = edges[0] - data.label_delay_days * DAY
@@ -209,8 +212,7 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
             f"nothing to learn from: {facts['train_rows']:,} transactions with {facts['train_frauds']:,} frauds "
             f"before {day(train_end)}, where training ends (data from {day(rows.time[0])} to {day(rows.time[-1])}, "
             f"less {data.test_weeks} test weeks and, before and after them, {data.label_delay_days} days until labels "
-            "are known). Give more "
-            "data, or lower data.test_weeks."
+            "are known). Give more data, or lower data.test_weeks."
         )
     if not any(frauds for _, frauds in facts["test_rows"]):
         raise DataError(
@@ -221,12 +223,15 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
 
 
 def last_full_day(time: NDArray[np.int64]) -> int:
-    """Return the last complete day (days since the epoch): it ends at most an hour earlier than the week before."""
+    """Return the last complete day, as days since the epoch.
+
+    The newest day is complete if its last transaction is at most an hour earlier than on each day of the week before.
+    """
     last = int(time[-1] // DAY)
     ends = (
         time[np.searchsorted(time, np.arange(last - 7, last + 1) * DAY + DAY) - 1] - np.arange(last - 7, last + 1) * DAY
     )
-    usual = ends[:-1][ends[:-1] >= 0]  # negative: a day without transactions
+    usual = ends[:-1][ends[:-1] >= 0]  # negative values are of days without transactions
     return last if not len(usual) or ends[-1] >= usual.min() - DAY // 24 else last - 1
 
 

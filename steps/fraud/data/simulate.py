@@ -1,6 +1,6 @@
 """Simulate cards, terminals and fraudsters. The same seed gives the same transactions.
 
-    simulate://7                                                          seed 7, other settings default
+    simulate://7                                                          seed 7, and defaults for the other settings
     simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published data set
     simulate://7?takeovers=2                                              with account takeovers
 
@@ -27,10 +27,10 @@ from steps.fraud.data.world import World
 
 @dataclass(frozen=True)
 class Payments:
-    """Columns of equal length, sorted by card and day."""
+    """Payments as columns of equal length, sorted by card and day."""
 
-    slot: NDArray[np.int64]  # card * days + day
-    second: NDArray[np.int64]  # of the day
+    slot: NDArray[np.int64]  # number of the card and the day: card * days + day
+    second: NDArray[np.int64]  # second of the day
     terminal: NDArray[np.int64]
     amount: NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Payments:
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
 SIDE = 100  # side length of the square with all cards and terminals
-RADIUS = 500  # radius of a card times sqrt(terminals): 5 for 10,000 terminals, which gives about 78 terminals
+RADIUS = 500  # distance to a card's farthest terminals, times sqrt(terminals); gives about 78 terminals per card
 TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
 CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
 TAKEOVER = 4  # scenario
@@ -90,7 +90,7 @@ def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArra
 def _find_terminals(
     home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (terminals near each card, concatenated; start of each card)."""
+    """Return (terminals near each card, concatenated for all cards; start of each card in this list)."""
     by_x = np.argsort(shop[:, 0])
     x = shop[by_x, 0]
     edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
@@ -102,7 +102,7 @@ def _find_terminals(
 
 
 def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Return the scenario of each transaction (0: genuine). Changes payments in place: amounts of frauds."""
+    """Return the scenario of each transaction (0: genuine). Changes the amounts of frauds in `payments`."""
     slot, terminal, amount = payments.slot, payments.terminal, payments.amount
     scenario = (amount > 220).astype(np.uint8)
     compromised = np.zeros((world.terminals, world.days), bool)
@@ -139,5 +139,5 @@ def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64])
 
 
 def _events_of(rate: float, day: int) -> int:
-    """Return the number of events on `day`: whole numbers whose sum follows `rate` events per day."""
+    """Return the number of events on `day`: a whole number, and on average over many days `rate`."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

@@ -1,4 +1,4 @@
-"""Read transactions from parquet or CSV, a file or a folder, local or in S3, or from a simulation.
+"""Read transactions from parquet or CSV files (a file or a folder, local or in S3), or simulate transactions.
 
 Columns get the names of this workload, but keep the types of the source (CSV: text). checks.py validates the rows.
 """
@@ -21,8 +21,8 @@ SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "
 def read(data: Data, scratch: Path) -> pl.DataFrame:
     """Read the source with the columns id, time, card, terminal, amount, fraud and, if it exists, scenario.
 
-    Rows of CSV files also have LINE, FILE and RAGGED. Objects in S3 are downloaded to `scratch`. Raises DataError or
-    ConfigError.
+    Rows of CSV files also have the columns LINE, FILE and RAGGED. Objects in S3 are downloaded to `scratch`. Raises
+    DataError or ConfigError.
     """
     scheme = urlsplit(data.source).scheme
     if scheme == "simulate":
@@ -56,7 +56,10 @@ def _read_csv(file: Path, data: Data) -> pl.DataFrame:
 
 
 def _download(uri: str, scratch: Path) -> Path:
-    """Download an object or prefix of an s3:// URI to `scratch`. Raises StorageError; DataError if it is missing."""
+    """Download an object or prefix of an s3:// URI to `scratch`.
+
+    Raises StorageError, and DataError if the URI does not exist.
+    """
     from rekindle.storage import NotFound, Store
 
     parts = urlsplit(uri)
@@ -64,7 +67,7 @@ def _download(uri: str, scratch: Path) -> Path:
     target = scratch / Path(key).name
     try:
         Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)
-    except NotFound as error:  # a retry cannot help
+    except NotFound as error:  # a DataError is not retried: a retry cannot help
         raise DataError(f"{error} Correct data.source.") from error
     return target
 
@@ -76,20 +79,23 @@ def _find_files(path: Path, shown: str) -> tuple[list[Path], str]:
             f"{shown} does not exist: data.source must be a file, a folder, an s3:// URI or simulate://SEED."
         )
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise DataError(f"{shown} cannot be read: permission denied. Change its mode, or run as another user.")
+        raise DataError(
+            f"{shown} cannot be read: permission denied. Change the permissions of the file, or run as another user."
+        )
     inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     files = [(p, kind) for p in inside for suffix, kind in SUFFIXES.items() if p.name.lower().endswith(suffix)]
     kinds = {kind for _, kind in files}
     if len(kinds) != 1:
         formats = "both parquet and CSV" if kinds else "neither parquet nor CSV"
         raise DataError(
-            f"{shown} holds {formats}: file names must end with one of {', '.join(SUFFIXES)}, all of one format."
+            f"{shown} contains {formats}: file names must end with one of {', '.join(SUFFIXES)}, "
+            "and all files must have one format."
         )
     return [p for p, _ in files], kinds.pop()
 
 
 def _map_columns(names: list[str], columns: Columns, shown: str) -> dict[str, str]:
-    """Return {column name → name in the source}. Raises DataError with all missing columns."""
+    """Return {name of a column → its name in the source}. Raises DataError that names all missing columns."""
     configured: dict[str, str] = columns.model_dump()
     missing = {name: source_name for name, source_name in configured.items() if source_name not in names}
     missing.pop("scenario", None)
@@ -100,6 +106,6 @@ def _map_columns(names: list[str], columns: Columns, shown: str) -> dict[str, st
         ]
         raise DataError(
             f"{shown} lacks {'; '.join(lines)} Found: {', '.join(names) or 'no column'}. Set data.columns.NAME to "
-            "its name in the source."
+            "the column's name in the source."
         )
     return {name: source_name for name, source_name in configured.items() if source_name in names}

@@ -1,4 +1,4 @@
-"""The serving state: transactions before the end of training, to compute features of later ones.
+"""The serving state: transactions before the end of training, to compute features of later transactions.
 
     state = State.load(release / "state")
     windows, lengths = state.windows([(new, history)])     # float32 [B, 64, F], int64 [B]
@@ -27,13 +27,16 @@ from steps.fraud.data.features import NAMES, Floats, card_features, lookback_day
 from steps.fraud.data.schema import DAY, Ints, Rows, instant
 from steps.fraud.data.schema import NAMES as COLUMNS
 
-TRAINED = "trained.npz"  # in the state of a refreshed release
+TRAINED = "trained.npz"  # name of a file in the state of a refreshed release, see `load_trained`
 
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
-    """Return a mask of the rows that a server needs from `train_end` on. `rows`: complete cards by (card, time, id)."""
+    """Return a mask of the rows before `train_end` that a server needs for later transactions.
+
+    `rows`: all rows of complete cards, sorted by (card, time, id).
+    """
     is_past = rows.time < train_end
-    last = np.searchsorted(rows.card, rows.card, side="right")  # one past the card's last row
+    last = np.searchsorted(rows.card, rows.card, side="right")  # index after the last row of the card
     later = np.append(0, np.cumsum(~is_past))
     from_end = last - np.arange(len(rows)) - (later[last] - later[np.arange(len(rows))])
     recent = rows.time >= train_end - lookback_days(delay_days) * DAY
@@ -68,10 +71,10 @@ def load_trained(path: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class State:
-    """The transactions of the last weeks before the end of training, by card and by terminal."""
+    """The transactions that a server needs from before the end of training, sorted by card and by terminal."""
 
     rows: Rows  # sorted by (card, time, id)
-    table: Floats  # float32 [n, F]: features of the rows
+    table: Floats  # features of the rows: float32 [n, F]
     trees: Trees
     by_terminal: Ints  # indices of the rows, sorted by (terminal, time, id)
     terminals: Ints  # terminals in the order of `by_terminal`
@@ -90,7 +93,9 @@ class State:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} is not a complete serving state ({error}): release the model again.") from error
         if tuple(facts["features"]) != (*NAMES, BOOSTED):
-            raise DataError(f"{path} was written with other features: prepare, train and release again.")
+            raise DataError(
+                f"{path} was written with other features: prepare the data, and train and release the model again."
+            )
         order = np.lexsort((rows.id, rows.time, rows.terminal))
         settings = facts["train_end"], facts["label_delay_days"]
         return cls(rows, table, trees, order, rows.terminal[order], (*NAMES, BOOSTED), *settings)
@@ -98,7 +103,8 @@ class State:
     def windows(self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
         """Return (float32 [B, length, F], int64 [B]), as the module docstring describes, in the order of new rows.
 
-        Raises DataError if a new transaction is older than the state, or two in a request have the same id.
+        Raises DataError if a new transaction is older than the state, or two new transactions of a request have the
+        same id.
         """
         tables = [self._select_later(new, history) for new, history in requests]
         later = Rows.concat(tables)
@@ -114,7 +120,7 @@ class State:
         rows = Rows.concat([self.rows[past], later[of_cards]])
         rows = replace(rows, card=np.concatenate([np.repeat(groups, counts), group[of_cards]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
-        later_rows = np.argsort(order)[len(past) :]  # positions of the later rows in that order
+        later_rows = np.argsort(order)[len(past) :]  # positions of the later rows in `order`
         columns = card_features(rows[order], row_indices=later_rows)
         columns |= self._terminal_columns(later, request, of_cards)
         later_table = matrix(columns, NAMES)
@@ -129,9 +135,9 @@ class State:
         return windows, end - start + 1
 
     def _select_later(self, new: Rows, history: Rows) -> Rows:
-        """Return the rows of a request after the end of the state, new rows last."""
+        """Return the rows of a request that are later than the state; new rows come last."""
         if len(set(new.id.tolist())) < len(new):
-            raise DataError("two of the transactions to score have the same id: each must have its own.")
+            raise DataError("two of the transactions to score have the same id: each transaction must have its own id.")
         if (new.time < self.train_end).any():
             raise DataError(
                 f"a transaction of {instant(new.time.min())} UTC is older than the end of the state of this model, "
@@ -156,7 +162,10 @@ class State:
 
 
 def _group_by_request(ids: Ints, request: Ints) -> tuple[Ints, Ints]:
-    """Number the pairs of request and id. Return (numbers, unique ids); number % len(unique ids) indexes the id."""
+    """Number the pairs of request and id.
+
+    Return (numbers, unique ids); number % len(unique ids) is the index of the id.
+    """
     unique_ids, index = np.unique(ids, return_inverse=True)
     return request * len(unique_ids) + index, unique_ids
 

@@ -8,16 +8,17 @@ from steps.fraud.config import Columns
 from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_values
 from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
 
-STRAY_GAP = 30 * DAY  # rows after such a gap are strays if they are fewer than MAX_STRAYS of all rows
-MAX_STRAYS = 0.001
-MAX_DUPLICATES = 0.001  # share of rows that are equal except for their id
-MAX_FRAUD_SHARE = 0.03  # of card payments, fewer than 1% are frauds
-MIN_IDENTIFIED = 0.8  # share of the frauds that the values of one column identify
-MIN_FRAUDS = 10  # fewer prove nothing
+STRAY_GAP = 30 * DAY  # minimum time between all other rows and a few stray rows after them
+MAX_STRAYS = 0.001  # maximum share of stray rows
+MAX_DUPLICATES = 0.001  # maximum share of rows that equal another row except for their id
+MAX_FRAUD_SHARE = 0.03  # maximum share of frauds; of card payments, fewer than 1% are frauds
+MIN_IDENTIFIED = 0.8  # minimum share of the frauds that a leaking column identifies
+MIN_FRAUDS = 10  # minimum number of frauds to look for leaking columns
 
 
 def strays(time: Ints) -> int:
-    """Return the start of a few rows that lie far after all others; without such rows, a time after all rows."""
+    """Return the time of the first of a few rows that lie far after all other rows; without such rows, a time after
+    all."""
     sorted_times = np.sort(time)
     first = len(sorted_times) - max(1, int(MAX_STRAYS * len(sorted_times)))
     wide_gaps = np.flatnonzero(np.diff(sorted_times[max(0, first - 1) :]) > STRAY_GAP) if len(sorted_times) > 1 else []
@@ -27,7 +28,7 @@ def strays(time: Ints) -> int:
 def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
     """Return a sentence for each suspicious property of `rows`, which are sorted by time.
 
-    Labels are judged before `labels_until`, where they should have arrived.
+    Only labels before `labels_until` are judged, because later labels may not have arrived.
     """
     labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
     labelled = labelled[labelled.fraud != UNKNOWN]
@@ -36,7 +37,7 @@ def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
 
 
 def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
-    """Return a sentence for each column that is probably another one, and for missing and repeated rows."""
+    """Return a sentence for each column that seems to be the wrong column, and for missing and repeated rows."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
         column = columns.describe(name)
@@ -58,7 +59,7 @@ def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
 
 
 def frequent_frauds(labelled: Rows, columns: Columns) -> list[str]:
-    """Return a sentence if frauds are more frequent than among card payments."""
+    """Return a sentence if frauds are more frequent than usual for card payments."""
     share = (labelled.fraud == 1).mean() if len(labelled) else 0
     column = columns.describe("fraud")
     if share >= 0.5:
@@ -68,9 +69,9 @@ def frequent_frauds(labelled: Rows, columns: Columns) -> list[str]:
         ]
     if share > MAX_FRAUD_SHARE:
         return [
-            f"{share:.1%} of the known labels are frauds, of card payments usually fewer than 1%: are genuine rows "
+            f"{share:.1%} of the known labels are frauds, but usually fewer than 1% of card payments: are genuine rows "
             f"left out? Then scores are too high for real traffic, and metrics too good. Give all rows; if {column} is "
-            "complete, ignore this."
+            "complete, ignore this warning."
         ]
     return []
 
@@ -88,7 +89,7 @@ def leaks(labelled: Rows, columns: Columns) -> list[str]:
         if share >= MIN_IDENTIFIED:
             result.append(
                 f"{columns.describe(name)} alone identifies {share:.0%} of the frauds: does it contain the label, or "
-                "what became known after the transaction? Name the column with the original value."
+                "facts from after the transaction? Name the column with the original value."
             )
     return result
 
@@ -103,7 +104,8 @@ def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
 
 
 def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the share of frauds among the highest or lowest values, if nearly all rows there are frauds."""
+    """Return the share of the frauds that have the highest (or lowest) values, if most rows with these values are
+    frauds."""
     low, high = np.quantile(values[is_fraud], [0.1, 0.9])
     ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
     return max((float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_IDENTIFIED), default=0)

@@ -1,4 +1,4 @@
-"""Parse `simulate://` URIs. Separate from simulate.py, so configs are validated without heavy imports."""
+"""Parse `simulate://` URIs. Not in simulate.py, so that configs are validated without heavy imports."""
 
 from datetime import date
 from urllib.parse import parse_qsl, urlencode, urlsplit

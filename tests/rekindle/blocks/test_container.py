@@ -36,14 +36,14 @@ def test_missing_and_unknown_inputs_of_a_step_are_rejected(values: dict[str, str
         command("steps.serve", values)
 
 
-def test_tags_for_numbers_are_rendered_without_quotes() -> None:
+def test_template_tags_for_numbers_are_rendered_without_quotes() -> None:
     text = render({"spec": {"replicas": "{{!inputs.parameters.n}}", "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "spec": {"replicas": 3, "args": ["--n=3", '"{}"}}']}
     }
 
 
-def test_a_setting_of_a_kind_of_pod_keeps_its_other_defaults() -> None:
+def test_a_setting_of_a_kind_of_pod_keeps_the_defaults_of_other_settings() -> None:
     pods = {"prepare": {"memory": "64Gi"}, "serve": {"image": "s"}}
     cluster = ClusterConfig.model_validate({"image": "a:1", "pods": pods})
     assert (cluster.pod("prepare").cpu, cluster.pod("prepare").memory) == ("2", "64Gi")

@@ -76,7 +76,7 @@ def test_without_notifications_the_manifest_does_not_mention_them() -> None:
         ("notify.mlflow_url=https://ann:pa55@mlflow.example.com", "notify.mlflow_url"),
     ],
 )
-def test_invalid_settings_and_secrets_in_the_section_are_rejected(value: str, message: str) -> None:
+def test_invalid_settings_and_secrets_in_the_section_notify_are_rejected(value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(GOLDEN, [value], environment={})
 

@@ -219,7 +219,7 @@ def test_a_file_that_is_not_a_pipeline_is_reported_with_its_line(
     assert re.match(rf"(/.*/)?{file.name}:{line + 1}: ", text) and words in text, text
 
 
-def test_a_plain_task_that_reads_an_output_is_ordered_after_it() -> None:
+def test_a_hera_task_that_reads_an_output_runs_after_the_task_with_this_output() -> None:
     @script(image="python:3.11-slim", constructor="inline")
     def tell(text: str) -> None:
         print(text)

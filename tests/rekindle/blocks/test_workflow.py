@@ -99,7 +99,7 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
     assert not [finding for finding in images if "PodSecurity" in finding], images
 
 
-def test_the_security_settings_of_a_plain_template_are_kept(config: Config) -> None:
+def test_the_security_settings_of_a_hera_template_are_kept(config: Config) -> None:
     security = m.SecurityContext(run_as_user=7)
     with blocks.pipeline(config) as workflow:
         Container(name="own", image="busybox:1.36", command=["true"], security_context=security, pod_spec_patch="{}")

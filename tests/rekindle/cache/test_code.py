@@ -32,7 +32,7 @@ def write(folder: Path, texts: dict[str, str]) -> None:
         file.write_text(text)
 
 
-def test_imports_at_any_depth_count_with_their_parent_packages(folder: Path) -> None:
+def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_code(folder: Path) -> None:
     texts = {
         "first": "import second\nfrom parts.inner import third, value\n",
         "second": "def f():\n    import late\n",
@@ -54,7 +54,7 @@ def test_imports_at_any_depth_count_with_their_parent_packages(folder: Path) -> 
     assert not {"json", "numpy", "rekindle.storage"} & found.keys(), "installed packages count by version"
 
 
-def test_a_workload_that_is_a_package_counts_with_all_its_files(folder: Path) -> None:
+def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Path) -> None:
     write(folder, {"work/__init__": "import helper\n", "work/model": "", "work/deep/part": "", "helper": ""})
     (folder / "work/words.txt").write_text("a")
     (folder / "work/model.pyc").write_text("compiled")

@@ -104,7 +104,7 @@ def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
     assert entries.reason_invalid(later, lambda artifact: (1, 3)) == ""
 
 
-def test_entries_of_other_versions_are_ignored(s3: Store) -> None:
+def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) -> None:
     for number, data in enumerate((b"{", b"[]", b'{"key": "k"}')):
         s3.put(f"cache/other-{number}", data)
         assert entries.read(s3, f"other-{number}") is None and entries.find(s3, f"other-{number}") is None

@@ -180,7 +180,7 @@ def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["HOME", "PATH"])
-def test_a_mistyped_variable_is_refused(tmp_path: Path, name: str):
+def test_a_mistyped_environment_variable_is_refused(tmp_path: Path, name: str):
     done = rekindle("status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
@@ -253,7 +253,7 @@ def test_the_exit_code_shows_the_verdict_of_the_gate(tmp_path: Path, verdict: st
     assert words in done.stdout
 
 
-def test_outputs_of_foreign_workflows_are_not_verdicts(tmp_path: Path):
+def test_outputs_of_workflows_without_the_label_of_rekindle_are_not_verdicts(tmp_path: Path):
     manifest = gated_workflow("keep")
     del manifest["metadata"]["labels"]
     done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
@@ -397,7 +397,7 @@ def test_a_signal_ends_a_run_quickly_and_leaves_no_process(tmp_path: Path, numbe
     assert psutil.wait_procs(pods, timeout=25)[1] == []
 
 
-def test_ctrl_c_on_a_terminal_asks_first(tmp_path: Path):
+def test_ctrl_c_on_a_terminal_asks_before_it_ends_the_run(tmp_path: Path):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     terminal, child = pty.openpty()
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=child, stdout=child,

@@ -70,7 +70,7 @@ def test_an_interrupted_watch_continues_where_it_stopped(server: ApiServer, even
     assert events.received.empty()
 
 
-def test_a_watch_survives_a_restarted_server_without_roles(server: ApiServer, events: Events):
+def test_a_watch_continues_after_a_restarted_server_has_briefly_no_roles(server: ApiServer, events: Events):
     server.refuse("GET", "watch=true", 403, status(403, "Forbidden", "RBAC: clusterrole not found"), times=2)
     server.cut()
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
@@ -98,7 +98,7 @@ def watches(server: ApiServer) -> list[str]:
     return [path for _, path, _ in server.requests if "watch=true" in path]
 
 
-def test_pauses_grow_if_the_server_ends_each_watch_at_once(
+def test_pauses_between_watches_grow_if_the_server_ends_each_watch_at_once(
     server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     server.put(WORKFLOWS_AT, workflow("a"))

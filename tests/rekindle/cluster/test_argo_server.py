@@ -45,7 +45,9 @@ def test_an_answer_that_hera_rejects_does_not_fail_a_submit(
     assert [body["workflow"] for method, _, body in server.requests if method == "POST"] == [workflow]
 
 
-def test_yes_skips_the_search_for_duplicates(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_option_yes_skips_the_search_for_duplicates(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     file = tmp_path / "workflow.yaml"
     file.write_text(json.dumps(manifest(templates=[{"name": "main", "container": {"image": "a:1", "command": ["b"]}}])))
     server.refuse("POST", WORKFLOWS_PATH, 200, {"metadata": {"name": "x"}, "spec": {}})

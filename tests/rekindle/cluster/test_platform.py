@@ -64,7 +64,7 @@ def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[
     assert set(platform.rules()) == needed
 
 
-def test_frameworks_grants_exactly_the_permissions_of_the_blocks() -> None:
+def test_the_option_frameworks_grants_exactly_the_permissions_of_the_blocks() -> None:
     """With `--with frameworks`, for the blocks; the tests on a cluster remove each permission in turn."""
     waited = [(kind.manifest["apiVersion"], kind.manifest["kind"]) for kind in kinds().values() if kind.success]
     verbs = ("get", "list", "watch", "create", "patch", "delete")

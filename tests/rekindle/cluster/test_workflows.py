@@ -227,7 +227,7 @@ def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
         workflows.unschedule(cluster, "cards")
 
 
-def test_schedule_prints_changes_and_keeps_fields_of_others(server: ApiServer, cluster: Cluster):
+def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(server: ApiServer, cluster: Cluster):
     job = {"manifest": '{\n "kind": "Job",\n "replicas": 3\n}'}
     template = manifest(templates=[{"name": "main", "container": {"image": "a"}}, {"name": "job", "resource": job}])
     template |= {"kind": "WorkflowTemplate", "metadata": {"name": "cards", "labels": {"ours": "1"}}}

@@ -18,7 +18,7 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_promised() -> None:
     assert 0.82 <= hits / 200 <= 0.97
 
 
-def test_rows_of_one_group_count_as_one() -> None:
+def test_rows_of_one_group_are_resampled_together() -> None:
     values = np.repeat(np.random.default_rng(1).normal(0, 1, 20), 50)  # a thousand rows of twenty customers
     customers = np.repeat(np.arange(20), 50).tolist()
     widths = []
@@ -63,7 +63,7 @@ def test_the_interval_has_the_quantiles_of_the_draws(confidence: float) -> None:
 
 
 @pytest.mark.parametrize(("missing", "is_defined"), [(50, True), (51, False)])
-def test_an_interval_needs_half_of_the_draws(missing: int, is_defined: bool) -> None:
+def test_an_interval_needs_values_of_half_of_the_draws(missing: int, is_defined: bool) -> None:
     results = iter([*[math.nan] * missing, *[1.0] * (101 - missing)])
     assert math.isfinite(paired_bootstrap(lambda rows: next(results), 10, resamples=100)[1]) == is_defined
 
@@ -81,7 +81,7 @@ def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
 
 
 @pytest.mark.parametrize(("undefined", "is_defined"), [(40, True), (41, False)])
-def test_draws_with_an_undefined_value_do_not_count(undefined: int, is_defined: bool) -> None:
+def test_draws_with_an_undefined_value_are_ignored(undefined: int, is_defined: bool) -> None:
     values = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
     low, high = weighted_bootstrap(lambda group, draws: values, 5, resamples=80)
     assert (low, high) == (1.0, 1.0) if is_defined else np.isnan([low, high]).all()

@@ -34,5 +34,5 @@ def test_the_outputs_of_a_model_return_to_the_cpu() -> None:
         place(torch.nn.Linear(2, 1), META)(torch.ones(1, 2))
 
 
-def test_the_numerics_have_the_number_of_threads() -> None:
+def test_the_numerics_of_a_server_include_the_number_of_threads() -> None:
     assert describe(CPU).endswith(f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}")

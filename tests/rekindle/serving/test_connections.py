@@ -262,7 +262,7 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         assert server.end()[0] == 0
 
 
-def test_while_draining_all_paths_answer_connection_close() -> None:
+def test_a_draining_server_answers_connection_close_at_all_paths() -> None:
     with Running(f"--model={PREFIX}", "--drain-seconds=60") as server:
         server.until_ready()
         server.process.send_signal(signal.SIGTERM)

@@ -37,7 +37,7 @@ class Doubling:
 
 
 @pytest.mark.parametrize(("wrong", "status"), [("-1", 500), ("1e308", 500), ('"a"', 422), ("]", 422)])
-def test_a_wrong_request_fails_alone_and_the_others_stay_in_one_batch(wrong: str, status: int) -> None:
+def test_an_invalid_request_fails_alone_and_other_requests_stay_in_one_batch(wrong: str, status: int) -> None:
     predictor, values = Doubling(), [str(x) for x in range(16)]
     values[5] = wrong
     bodies = [f'{{"instances": [{{"x": {value}}}]}}'.encode() for value in values]

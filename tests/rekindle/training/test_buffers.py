@@ -78,7 +78,7 @@ def test_an_assigned_buffer_is_averaged_like_a_buffer_changed_in_place() -> None
     torch.testing.assert_close(state.trained()["seen"], torch.stack(batches(1)).mean())
 
 
-def test_constants_keep_their_bits_and_caches_are_recreated() -> None:
+def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> None:
     constants = {"mask": torch.full((2, 2), float("-inf")).triu(1), "hole": torch.tensor(float("nan")),
                  "third": torch.tensor([1 / 3, -0.0]), "flags": torch.tensor([True]), "exact": torch.ones(2).double(),
                  "small": torch.tensor([250], dtype=torch.uint8)}  # fmt: skip

@@ -24,7 +24,9 @@ def test_an_untrainable_workload_is_refused_in_one_sentence(tmp_path: Path) -> N
         check_trainable(write_workload(tmp_path, "closure", code))
 
 
-def test_a_sound_workload_is_tried_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_that_passed_the_rehearsal_is_tried_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sections = write_workload(tmp_path, "sound", TEMPLATE)
     check_trainable(sections)
     tried = count_rehearsals(monkeypatch, {"stage": ""})

@@ -86,7 +86,7 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
     assert result["phase"] == "Pending"
 
 
-def test_a_duplicate_run_is_submitted_only_with_yes(server: ApiServer, tmp_path: Path):
+def test_a_duplicate_run_is_submitted_only_with_the_option_yes(server: ApiServer, tmp_path: Path):
     command = ("submit", "--manifest", write_manifest(tmp_path, **SPEC), "-n", "models")
     assert rekindle(*command, cwd=tmp_path).returncode == 0
     (name,) = server.objects[WORKFLOWS_AT]
@@ -151,7 +151,7 @@ def test_the_status_of_a_run_has_its_endpoint_and_manifest_hash(server: ApiServe
     assert status["endpoint"] == "http://cards.models:8080" and "manifest_sha256" in status
 
 
-def test_deleting_an_active_run_needs_yes(server: ApiServer, tmp_path: Path):
+def test_deleting_an_active_run_needs_the_option_yes(server: ApiServer, tmp_path: Path):
     server.put(WORKFLOWS_AT, run("Running"))
     refused = rekindle("delete", "demo", cwd=tmp_path)
     assert (refused.returncode, "rekindle stop demo --cluster" in refused.stderr) == (2, True)

@@ -177,7 +177,7 @@ def test_a_step_is_not_retried_while_the_disk_is_full(tmp_path: Path):
 NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_namespaces; done"
 
 
-def test_without_namespaces_placeholders_work_and_literal_paths_are_refused(tmp_path: Path):
+def test_without_mount_namespaces_path_tags_work_and_literal_paths_are_refused(tmp_path: Path):
     if run_shell(f"unshare -rm bash -c '{NO_NAMESPACES}'", tmp_path).returncode:
         pytest.skip("needs a kernel that can forbid namespaces")
     out, path = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}, "{{outputs.parameters.x.path}}"

@@ -20,12 +20,12 @@ def test_card_precision_counts_cards_and_checks_compromised_ones_once():
     assert card_precision(scores, labels, cards, days, top=1) == pytest.approx((1 + 0) / 2)
 
 
-def test_card_precision_with_fewer_cards_than_checks():
+def test_card_precision_counts_checks_without_a_card_as_misses():
     one = np.array([1])
     assert card_precision(np.array([0.5]), one, one, np.array([0]), top=100) == 0.01
 
 
-def test_metrics_of_a_perfect_and_a_constant_model():
+def test_metrics_of_a_perfect_and_a_constant_model_have_known_values():
     generator = np.random.default_rng(0)
     labels = (generator.random(5000) < 0.05).astype(np.int64)
     cards, days = generator.integers(50, size=5000), np.sort(generator.integers(7, size=5000))

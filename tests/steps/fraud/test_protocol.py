@@ -148,7 +148,7 @@ def test_a_champion_is_not_evaluated_on_its_training_rows(
         result = evaluate(expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50))
         assert len(result.parts) == (weeks or 2)
         assert (result.incomparable == "") == ("champion" in result.metrics) == bool(weeks)
-    assert result.incomparable == "it was trained on rows of every test week."
+    assert result.incomparable == "the model was trained on rows of every test week."
     assert first[0] < second[0]
 
 
@@ -233,7 +233,10 @@ def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_pat
     with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
         evaluate(diverged, None, small_dataset, tmp_path, Gate())
     result = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
-    assert (set(result.metrics), result.incomparable) == ({"candidate", "baseline"}, "its scores are not numbers.")
+    assert (set(result.metrics), result.incomparable) == (
+        {"candidate", "baseline"},
+        "the scores of the model are not numbers.",
+    )
 
 
 def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_path: Path):

@@ -83,7 +83,9 @@ def write_rows(path: Path, begin: int, end: int) -> Data:
     return Data.model_validate({"source": str(path), "columns": NAMES})
 
 
-def test_two_refreshes_equal_one(expert: Path, refreshed: tuple[Refreshed, Path], tmp_path: Path) -> None:
+def test_two_refreshes_give_the_state_of_one_refresh(
+    expert: Path, refreshed: tuple[Refreshed, Path], tmp_path: Path
+) -> None:
     first_days = write_rows(tmp_path / "part.parquet", 0, State.load(expert / "state").train_end + 9 * DAY)
     half = shutil.copytree(expert, tmp_path / "half")
     for name in ("first", "second"):

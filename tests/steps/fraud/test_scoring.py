@@ -161,7 +161,7 @@ def test_requests_that_need_too_much_history_are_not_replayed(small_dataset: Pat
         ({"card": 1 << 63}, "card is 9223372036854775808: it must fit into 64 bits"),
         ({"terminal": "  "}, "terminal is '  '"),
         ({"terminal": ["x" * 100]}, r"terminal is \['x+\.\.\.:"),
-        ({"transaction_id": 1}, r"instances\[1\].transaction_id equals instances\[0\]'s: it must be unique"),
+        ({"transaction_id": 1}, r"instances\[1\].transaction_id equals instances\[0\]'s: each transaction_id must be"),
         ({"fraud": 1}, r"instances\[1\] has the unknown key 'fraud'"),
         ({"ammount": 1}, "has the unknown key 'ammount'. Did you mean \"amount\""),
     ],

@@ -97,7 +97,7 @@ def test_with_the_feature_gate_a_lost_worker_is_replaced_without_back_off() -> N
     assert jobs_of(manifest)["worker"]["template"]["spec"]["backoffLimit"] == 0
 
 
-def test_a_train_job_sets_its_nodes_and_the_runtime_has_the_rest() -> None:
+def test_a_train_job_sets_its_nodes_and_its_runtime_has_all_other_settings() -> None:
     job, runtime = render("trainjob", workers=3), render("trainjob", runtime=True, workers=3)
     assert job["spec"]["runtimeRef"] == {"name": "j", "kind": "TrainingRuntime"}
     assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 1}

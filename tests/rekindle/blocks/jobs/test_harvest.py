@@ -35,7 +35,7 @@ def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) 
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet")])
-def test_the_job_has_the_minimum_of_workers_and_the_deployment_the_others(backend: str, kind: str) -> None:
+def test_the_job_has_the_minimum_of_workers_and_the_deployment_has_the_extra_workers(backend: str, kind: str) -> None:
     templates = rendered(f"cluster.backend={backend}")
     job, deployment = (json.loads(templates[each]["resource"]["manifest"]) for each in (kind, "Deployment"))
     if backend == "pytorchjob":

@@ -39,7 +39,7 @@ def test_the_manifest_matches_the_golden_file(kind: Kind, config: Config) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_yaml_has_the_same_content_as_the_data(kind: Kind, config: Config) -> None:
+def test_the_yaml_has_the_same_content_as_the_manifest(kind: Kind, config: Config) -> None:
     manifest = render_manifest(config, kind)
     assert yaml.safe_load(to_yaml(manifest)) == manifest == json.loads(json.dumps(manifest))
 
@@ -118,7 +118,7 @@ def test_a_manifest_contains_neither_addresses_nor_credentials(config: Config, m
         assert "4587" not in text and str(Path.cwd()) not in text
 
 
-def test_a_workflow_without_our_parameters_can_be_hashed() -> None:
+def test_a_workflow_without_the_parameters_of_rekindle_can_be_hashed() -> None:
     arguments = {"parameters": [{"name": "n", "value": 1}]}
     manifest = {"kind": "Workflow", "spec": {"entrypoint": "a", "arguments": arguments}}
     other = copy.deepcopy(manifest)

@@ -122,7 +122,7 @@ def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_o
     assert down["stabilizationWindowSeconds"] == 60 and down["policies"][0]["value"] == 1
 
 
-def test_clients_reach_one_release_and_drains_evict_one_pod_at_a_time() -> None:
+def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> None:
     spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     labels = spec["template"]["metadata"]["labels"]
     budget, address = disruption_budget("cards")["spec"], service("cards", 9000, "cards-1")["spec"]

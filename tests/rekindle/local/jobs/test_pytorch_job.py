@@ -72,7 +72,7 @@ def has_exited(number: int) -> bool:
     return not Path(f"/proc/{number}").exists() or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
 
 
-def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
+def test_replicas_connect_at_the_address_of_the_master(jobs: TrainingJobs) -> None:
     master = (
         "import os, socket; s = socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])));"
         "print(sorted(s.accept()[0].recv(9) for _ in range(2)), flush=True)"

@@ -128,7 +128,7 @@ def conditions(status: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(entry["type"], entry["status"], entry["reason"]) for entry in status["conditions"]]
 
 
-def test_every_kind_of_the_blocks_runs_here() -> None:
+def test_jobs_of_every_kind_of_the_blocks_run_on_this_machine() -> None:
     assert set(ENVIRONMENTS) == {*JOBS} == {*BLOCKS, "PyTorchJob"}
 
 

@@ -190,7 +190,7 @@ def test_the_token_changes_if_another_process_may_have_received_it(services: Ser
         assert services.login() not in (first, second)
 
 
-def test_many_slow_strangers_do_not_delay_other_requests(mlflow: Mlflow) -> None:
+def test_many_slow_clients_without_the_token_do_not_delay_other_requests(mlflow: Mlflow) -> None:
     held = []
     try:
         for number in range(400):

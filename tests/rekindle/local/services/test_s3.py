@@ -168,7 +168,7 @@ def test_multipart_uploads_are_atomic(endpoint: Endpoint) -> None:
     assert error_of(lambda: client.complete_multipart_upload(**third)) == (404, "NoSuchUpload")
 
 
-def test_keys_of_any_shape_are_different_objects(endpoint: Endpoint) -> None:
+def test_keys_with_any_characters_are_different_objects(endpoint: Endpoint) -> None:
     keys = ["k/a/b", "k/a/b/c", "k/a//b", "k/../up", "k/./dot", "k/ü ñ +%2F&<>'\"?#", "k/" + "x" * 1000, "k/日本/語",
             "k/end/", "k/\x01ctl"]  # fmt: skip
     for key in keys:
@@ -296,7 +296,7 @@ def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
     server.kill()
 
 
-def test_foreign_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
+def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     """Such files appear after a `git pull` into the home, or a manual copy."""
     outside, root = tmp_path / "outside", tmp_path / "s3"
     files = Files(root)

@@ -90,7 +90,7 @@ def test_quantiles_of_buckets_approximate_the_quantiles_of_the_values() -> None:
         assert quantile(buckets(values, SECONDS), q) == pytest.approx(np.quantile(values, q), rel=0.05)
 
 
-def test_without_traffic_only_restarts_are_found() -> None:
+def test_a_canary_without_traffic_is_judged_only_by_restarts() -> None:
     draw, empty = np.random.default_rng(3), VersionStats()
     assert find_breach(empty, empty, CONFIG, ALPHA) == find_breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
     reason = find_breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)

@@ -29,7 +29,7 @@ def test_repeating_the_command_finishes_an_interrupted_rollback(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_interrupted_rollbacks_have_the_undisturbed_result(
+def test_twenty_interrupted_rollbacks_have_the_result_of_an_uninterrupted_rollback(
     tmp_path: Path, s3: Store, mlflow_server: str
 ) -> None:
     played = [rollbacks.play(seed, tmp_path, os.environ) for seed in SEEDS]
@@ -49,7 +49,7 @@ def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_relea
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_interrupted_releases_have_the_undisturbed_result(project: releases.Project) -> None:
+def test_twenty_interrupted_releases_have_the_result_of_an_uninterrupted_release(project: releases.Project) -> None:
     log, run, problems = project.release()
     assert not [*problems, *project.problems(run)], log
     played = [releases.play(seed, project) for seed in SEEDS]

@@ -18,7 +18,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @given(cost=st.floats(0, 1e4), duration=st.floats(0, 1e4), losses=st.integers(0, 1000), seconds=st.floats(0, 1e7))
-def test_an_automatic_interval_follows_young_within_bounds(
+def test_an_automatic_interval_follows_youngs_formula_within_bounds(
     cost: float, duration: float, losses: int, seconds: float
 ) -> None:
     interval = CheckpointInterval(0, 0)

@@ -61,7 +61,7 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
         assert ("warning: each checkpoint has" in shown) == bool(words) and words in shown
 
 
-def test_the_newer_of_the_two_tiers_is_used(open_: Open, s3: Store, proxy: Proxy) -> None:
+def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(open_: Open, s3: Store, proxy: Proxy) -> None:
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)

@@ -43,7 +43,7 @@ def test_a_written_manifest_is_read_unchanged(step: int, chunks: list[str], rest
         *({"facts": {"trained_seconds": -0.1, "losses": 0}}, {"facts": {"trained_seconds": 1, "losses": -1}}),
     ],
 )
-def test_an_impossible_manifest_is_damaged(change: dict[str, Any]) -> None:
+def test_a_manifest_with_impossible_values_counts_as_damaged(change: dict[str, Any]) -> None:
     with pytest.raises(Damaged):
         manifest.read(*manifest.write(make_manifest() | change))  # type: ignore[operator]
 

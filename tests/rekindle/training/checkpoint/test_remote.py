@@ -220,7 +220,7 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     assert begin(last) == 1
 
 
-def test_a_follower_is_not_delayed_by_its_own_slow_upload(open_: Open, s3: Store, proxy: Proxy) -> None:
+def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(open_: Open, s3: Store, proxy: Proxy) -> None:
     member = open_(store=store_behind(proxy, s3))
     proxy.fault("hang", 2.0)
     for step in (1, 2, 3):

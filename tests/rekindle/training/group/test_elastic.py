@@ -31,12 +31,12 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handshake.VARIABLE, SECRET)
 
 
-def test_survivors_form_a_group_after_a_second_death_during_its_setup(crew: Crew) -> None:
+def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_group(crew: Crew) -> None:
     kill_pairs(crew)
 
 
 @pytest.mark.slow  # fails one time in twenty: a member sends nothing for 10 s, perhaps while gloo connects
-def test_survivors_do_not_wait_for_a_second_death_during_setup(crew: Crew) -> None:
+def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a_group(crew: Crew) -> None:
     survivors = kill_pairs(crew)
     assert not [line for member in survivors for line in member.said().splitlines() if TIMED_OUT.search(line)]
 

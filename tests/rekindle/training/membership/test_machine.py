@@ -33,7 +33,7 @@ def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
     assert with_workers("a", "b", "c", workers=3).is_published, "no wait when all have joined"
 
 
-def test_after_the_loss_of_all_workers_the_same_number_is_awaited() -> None:
+def test_after_the_loss_of_all_workers_a_group_waits_for_as_many_workers_as_before() -> None:
     membership = started("a", "b", workers=3)
     for worker in "ab":
         membership.remove(5, worker)

@@ -237,7 +237,7 @@ def test_a_silent_worker_is_dropped_and_the_others_continue() -> None:
     assert membership.members == ["a", "b"]
 
 
-def test_a_step_proves_that_members_are_alive_but_not_spares() -> None:
+def test_a_step_proves_that_members_are_alive_but_not_that_spares_are_alive() -> None:
     membership = started("a", "b", "c", "d")
     membership.join(JOIN_TIMEOUT_S, hello("e"))  # a spare
     for tenth in range(10, 60):
@@ -316,7 +316,7 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
     assert membership.members == ["a", "b"] and membership.generation == 6
 
 
-def test_a_new_coordinator_skips_a_number_that_may_be_published() -> None:
+def test_a_new_coordinator_skips_a_generation_number_that_may_be_published() -> None:
     membership = Membership(config())
     membership.join(0, hello("a", generation=5, group=0, peers=["a", "b"]))
     membership.join(0, hello("b", generation=5, group=5, peers=["a", "b"]))
@@ -324,7 +324,7 @@ def test_a_new_coordinator_skips_a_number_that_may_be_published() -> None:
     assert ("b", {"open": 6, "hard": True}) in membership.outbox
 
 
-def test_a_new_coordinator_skips_the_number_of_a_broken_group() -> None:
+def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> None:
     run = Membership(config(min_workers=1, max_workers=4))
     run.join(0.0, hello("fresh"))
     assert (run.generation, run.is_published) == (1, False)
@@ -430,7 +430,7 @@ def test_crashes_of_workers_with_new_names_end_the_run() -> None:
     assert membership.verdict
 
 
-def test_after_a_restart_the_live_group_outranks_an_early_worker_with_other_bits() -> None:
+def test_after_a_restart_the_running_group_has_priority_over_an_early_worker_with_other_bits() -> None:
     membership = Membership(config())
     membership.join(0, hello("x", fingerprint={"torch": "3"}))
     about: dict[str, Any] = {"generation": 7, "group": 7, "peers": ["a", "b"], "step": 9}
@@ -466,7 +466,7 @@ def test_a_worker_lost_before_the_first_group_does_not_fix_the_fingerprint() -> 
     assert "refused" in membership.outbox[-1][1], "the bits are those of the first published group"
 
 
-def test_on_mixed_nodes_the_config_chooses_the_kind_that_trains() -> None:
+def test_on_mixed_nodes_the_config_chooses_the_kind_of_node_that_trains() -> None:
     chosen = {"instruction set": "x86_64 AVX512"}
     membership = Membership(config(workers=2, fingerprint=chosen))
     membership.join(0, hello("x", fingerprint={"torch": "2", "instruction set": "x86_64 AVX2"}))

@@ -31,7 +31,7 @@ def cost(sweep: Sweep) -> float:
 
 
 @given(sweeps)
-def test_every_trial_starts_once_and_fewer_continue_at_each_rung(sweep: Sweep) -> None:
+def test_every_trial_starts_once_and_fewer_trials_continue_at_each_rung(sweep: Sweep) -> None:
     plan = rounds(sweep)
     assert sum(step.count for step in plan if not step.rung) == sweep.trials
     later = [step for step in plan if step.rung]
@@ -63,7 +63,7 @@ def test_the_choice_of_trials_depends_only_on_their_values(
 
 
 @given(st.lists(st.integers(), unique=True), st.integers(1, 12))
-def test_each_trial_has_one_pod_and_all_pods_have_equally_many(numbers: list[int], pods: int) -> None:
+def test_each_trial_has_one_pod_and_trials_are_spread_evenly_over_pods(numbers: list[int], pods: int) -> None:
     pods_trials = shares(numbers, pods)
     assert sorted(number for trials in pods_trials for number in trials) == sorted(numbers)
     assert len(pods_trials) <= pods and all(pods_trials)

@@ -25,7 +25,7 @@ def sample(n: int = 3000) -> tuple[Sample, np.ndarray, np.ndarray, np.ndarray]:
     return collected, table, labels, cards
 
 
-def test_server_and_step_give_the_same_scores_bit_for_bit(tmp_path: Path) -> None:
+def test_trees_in_the_server_and_in_the_step_prepare_give_the_same_bits(tmp_path: Path) -> None:
     collected, table, _, cards = sample()
     boosting = collected.fit()
     boosting.trees().save(tmp_path / "trees.npz")
@@ -52,7 +52,7 @@ def test_rows_without_a_label_are_not_fitted() -> None:
         collected.fit()
 
 
-def test_a_rare_tail_is_separated() -> None:
+def test_trees_separate_frauds_in_a_rare_tail_of_a_feature() -> None:
     """Plain quantiles are too coarse for a tail of one row in three hundred."""
     table = RNG.exponential(size=(30_000, 2)).astype(np.float32)
     labels = (table[:, 0] > np.quantile(table[:, 0], 0.997)).astype(np.uint8)

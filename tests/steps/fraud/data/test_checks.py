@@ -46,13 +46,13 @@ def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> CheckedRows:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"id": None}, "id missing or not an identity"),
+        ({"id": None}, "id missing, or neither integer nor text"),
         ({"id": 50}, "id seen before"),
         ({"time": None}, "time missing or not a timestamp"),
         ({"time": datetime(1970, 1, 1)}, "time before the year 2000"),
         ({"time": datetime(2024, 6, 3)}, "time in the future"),
-        ({"card": None}, "card missing or not an identity"),
-        ({"terminal": None}, "terminal missing or not an identity"),
+        ({"card": None}, "card missing, or neither integer nor text"),
+        ({"terminal": None}, "terminal missing, or neither integer nor text"),
         ({"amount": None}, "amount missing or not a number"),
         ({"amount": float("nan")}, "amount missing or not a number"),
         ({"amount": float("inf")}, "amount above 1,000,000,000"),

@@ -118,7 +118,7 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(rows: Ro
     np.testing.assert_array_equal(table(rows)[past], table(changed)[past])
 
 
-def test_slow_groups_over_many_years_do_not_overflow() -> None:
+def test_rare_transactions_over_many_years_do_not_overflow() -> None:
     n = 400_000  # each card and terminal twice, 20 years apart
     half = np.arange(n // 2)
     rows = Rows.of(
@@ -135,7 +135,7 @@ def test_slow_groups_over_many_years_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_chunks_never_cut_a_group(size: int) -> None:
+def test_chunks_contain_only_complete_groups(size: int) -> None:
     groups = np.array([0, 0, 0, 1, 5, 5, 9])
     pieces = [groups[piece] for piece in features.chunks(groups, size)]
     assert np.concatenate(pieces).tolist() == groups.tolist()

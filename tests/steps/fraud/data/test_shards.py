@@ -152,7 +152,7 @@ def test_rejected_rows_are_in_a_file_and_counted(tmp_path: Path) -> None:
     assert rejects.select("row", "fraud", "reason").rows() == [(4, 9, "label not 0 or 1")]
 
 
-def test_days_outside_the_configured_ones_are_left_out(tmp_path: Path) -> None:
+def test_transactions_of_days_outside_the_config_are_left_out(tmp_path: Path) -> None:
     prepared = write(  # the source is longer, so labels up to seven days before its end are known
         Data(source=WORLD, first_day=date(2024, 1, 5), last_day=date(2024, 2, 28), test_weeks=1), tmp_path / "d"
     )
@@ -163,7 +163,7 @@ def test_days_outside_the_configured_ones_are_left_out(tmp_path: Path) -> None:
         write(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
 
 
-def test_a_too_small_disk_is_an_error_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_an_error_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     with pytest.raises(
         RekindleError, match=r"the dataset of [0-9,]+ rows needs about .* GB left: free space, or set TMPDIR"

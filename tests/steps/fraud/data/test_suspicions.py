@@ -54,7 +54,7 @@ AMOUNT, TIME, CARD, TERMINAL, LABEL = (pl.col(name) for name in ("amount", "time
 HASH = (CARD.hash() % 2**62).cast(pl.Int64)
 CORRUPTIONS = {
     "inverted labels": (changed("fraud", 1 - LABEL, days(0)), "99.* of the known labels are frauds: are they inverted"),
-    "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, of card payments usually fewer"),
+    "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, but usually fewer than 1%"),
     "amount is the label": (changed("amount", LABEL.cast(pl.Float64), days(0)), "_AMOUNT.* identifies 100% of the"),
     "amount has the label": (changed("amount", AMOUNT + 9000), "_AMOUNT.* identifies [89].% of the frauds"),
     "terminal is the kind": (changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)), "TERMINAL_.* 100% of"),
