@@ -88,7 +88,7 @@ def check(name: str, workload: Any) -> None:
     names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
         raise ConfigError(
-            f'workload "{name}": families is {family_by_name!r:.200}: it must be a dict with names of lower-case '
+            f'workload "{name}": families is {_describe(family_by_name)}: it must be a dict with names of lower-case '
             'letters, digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
         )
     for key, family in family_by_name.items():
@@ -102,3 +102,9 @@ def check(name: str, workload: Any) -> None:
             f'workload "{name}": chosen_by is {chosen_by!r:.100}: it must be a rekindle.Metric with the name of one of '
             'its `measures`, such as Metric("accuracy").'
         )
+
+
+def _describe(family_by_name: Any) -> str:
+    if not isinstance(family_by_name, dict) or not family_by_name:
+        return f"{family_by_name!r:.100}"
+    return f"a dict with the names {', '.join(map(repr, family_by_name))}"

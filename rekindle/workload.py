@@ -129,9 +129,8 @@ class Dataset(Sized, Protocol):
 
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict` and
     `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two steps, although each
-    worker reads different batches. So only a third function may change the state: `advance(step)`, which every worker
-    calls after update number `step` (from 1); any other change is lost when a step is repeated. The state is part of
-    every snapshot and checkpoint, and is sent to joining workers.
+    worker reads different batches. So only `advance(step)` may change the state; every worker calls it after update
+    number `step` (from 1). The state is part of every snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -246,8 +245,7 @@ def load(name: str) -> Workload:
     metrics = workload.metrics
     if not isinstance(metrics, (tuple, list)) or not all(isinstance(metric, Metric) for metric in metrics):
         raise ConfigError(f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as (Metric(...),).')
-    names = [metric.name for metric in metrics]
-    if len(set(names)) != len(names) or not names:
+    if not (names := [metric.name for metric in metrics]) or len(set(names)) != len(names):
         raise ConfigError(f'workload "{name}": metrics has the names {names}: define metrics, with unique names.')
     for attribute, base in (("Data", DataConfig), ("Model", Section), ("Instance", BaseModel)):
         value = getattr(workload, attribute, base)
@@ -302,14 +300,17 @@ def _check_spelling(name: str, workload: Any) -> None:
 
 def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[str, ...]) -> None:
     """Raise ConfigError unless `function` can be called with these arguments in this order."""
-    if callable(function):
-        try:
-            inspect.signature(function).bind(*arguments)
-        except TypeError as error:
-            raise ConfigError(
-                f'workload "{workload}": {name}{inspect.signature(function)} cannot be called as '
-                f"{name}({', '.join(arguments)}): {error}. Define it with these arguments."
-            ) from error
+    if function is None:
+        return
+    if not callable(function):
+        raise ConfigError(f'workload "{workload}": {name} is {function!r:.100}: it must be a function.')
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f'workload "{workload}": {name}{inspect.signature(function)} cannot be called as '
+            f"{name}({', '.join(arguments)}): {error}. Define it with these arguments."
+        ) from error
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:

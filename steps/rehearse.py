@@ -56,7 +56,8 @@ def run(inputs: Inputs) -> Outputs:
     except ModuleNotFoundError as error:
         report |= {"stage": "imports", "error": str(project.as_error(error)), "exit_code": 1}
     except Exception as error:
-        where = f"`{report['stage']}` failed on a few rows" if report["rows"] else f"`{report['stage']}` failed"
+        family = f" of the family {report['family']}" if report.get("family") else ""
+        where = f"`{report['stage']}`{family} failed{' on a few rows' if report['rows'] else ''}"
         reported = error if isinstance(error, RekindleError) else project.as_error(error, where)
         traceback.print_exc()
         report |= {"error": str(reported), "exit_code": reported.exit_code}
@@ -78,7 +79,7 @@ def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
     report["stage"] = "prepare"
     dataset = prepare_rows(workload, inputs, report)
     for name in names:
-        found: dict[str, Any] = {"rows": 0}
+        found: dict[str, Any] = {"rows": 0, "family": name}
         try:
             rehearse_family(inputs, workload, name, dataset, found)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Estimates of disk space, before files are written."""
+"""Check that files fit onto the disk, before they are written."""
 
 import shutil
 from collections.abc import Iterable

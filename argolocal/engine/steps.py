@@ -24,13 +24,13 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     scope |= scopes.template_scope(context.status, template)
     step_options = Options(node["id"], options.on_exit, "steps")
     complete_groups = expansion.complete_groups
-    group, previous_group = node, f"{name}[{complete_groups - 1}]" if complete_groups else ""
+    group, previous_group_name = node, f"{name}[{complete_groups - 1}]" if complete_groups else ""
     for index, steps in enumerate(template["steps"][complete_groups:], complete_groups):
         group_name = f"{name}[{index}]"
         if not (group := context.table.get(group_name)):
             group = context.table.create(group_name, "StepGroup", "Running", {}, step_options)
-            _connect_group(context, name, previous_group, group_name)
-        previous_group = group_name
+            _connect_group(context, name, previous_group_name, group_name)
+        previous_group_name = group_name
         is_fulfilled = group["phase"] in FULFILLED and _children_fulfilled(context, group)
         if not is_fulfilled and Group(context, group_name, scope, step_options).run(steps):
             return group
@@ -47,7 +47,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         except ValueError as error:
             raise NodeError(str(error)) from None
         expansion.complete_groups = index + 1
-    group = context.nodes[context.table.ids[previous_group]] if previous_group else node
+    group = context.nodes[context.table.ids[previous_group_name]] if previous_group_name else node
     node["outboundNodes"] = _outbound_nodes(context, group)
     if outputs := scopes.resolve_outputs(template, scope):
         node["outputs"] = outputs
@@ -64,13 +64,13 @@ def _children_fulfilled(context: Context, node: Node) -> bool:
     )
 
 
-def _connect_group(context: Context, name: str, previous_group: str, group: str) -> None:
-    if not previous_group:
+def _connect_group(context: Context, name: str, previous_group_name: str, group: str) -> None:
+    if not previous_group_name:
         context.table.child(name, group)
         return
-    previous_node = context.nodes[context.table.ids[previous_group]]
+    previous_node = context.nodes[context.table.ids[previous_group_name]]
     if not previous_node.get("children"):
-        context.table.child(previous_group, group)
+        context.table.child(previous_group_name, group)
     for child in previous_node.get("children", []):
         for out in context.table.outbound_nodes(child):
             if out not in context.nodes:

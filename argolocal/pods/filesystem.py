@@ -166,10 +166,10 @@ class View:
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
         if covers_machine:
-            view, separate_mounts = (
-                scratch / "view",
-                [top for top in tops if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points],
-            )
+            view = scratch / "view"
+            separate_mounts = [
+                top for top in tops if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points
+            ]
         else:  # `root` is the view: it has the private files and the mounts of the machine
             view, separate_mounts = root, [*_make_top_level(tops, root, self.declared_paths)]
         mount_points = _mounts_below(machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES])
@@ -178,7 +178,6 @@ class View:
         all_binds = [*((path, str(path), None) for path in kept_paths), *self.binds]
         view_binds = [(source, path_in_root(view, path), read_only) for source, path, read_only in all_binds]
         view_binds.sort(key=lambda bind: len(bind[1].parts))
-        uid, gid = os.getuid(), os.getgid()
         self.sockets = parent_socket, child_socket = socket.socketpair()
         parent_socket.setblocking(False)
 
@@ -188,7 +187,7 @@ class View:
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
-            _enter_namespace(uid, gid)
+            _enter_namespace(os.getuid(), os.getgid())
             _raise_on_error(LIBC.mount(b"none", os.fsencode(scratch), b"tmpfs", 0, None), "mount")
             if covers_machine:
                 view.mkdir()

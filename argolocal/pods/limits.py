@@ -110,7 +110,7 @@ def available() -> bool:
 def _cgroup_parent() -> tuple[Path, int] | None:
     """Return the folder for new cgroups, and the cgroup version. Folders are tested once, in child processes."""
     for folder, version in _candidates():
-        _remove_abandoned(folder)
+        _remove_abandoned_cgroups(folder)
         with contextlib.suppress(OSError):
             memory = MemoryCgroup(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
             can_enter = succeeds_in_child(memory.enter)
@@ -120,11 +120,11 @@ def _cgroup_parent() -> tuple[Path, int] | None:
     return None
 
 
-def _remove_abandoned(folder: Path) -> None:
+def _remove_abandoned_cgroups(folder: Path) -> None:
     """Remove cgroups left by dead runners."""
     for cgroup in folder.glob(f"{CGROUP_PREFIX}*-*-*"):
-        pid, since = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
-        if str(start_time(int(pid))) != since:
+        pid, start = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
+        if str(start_time(int(pid))) != start:
             with contextlib.suppress(OSError):  # the cgroup is still in use
                 cgroup.rmdir()
 

@@ -33,8 +33,8 @@ from steps.fraud.data.schema import Rows as Transactions
 from steps.fraud.data.sequences import Rows
 from steps.fraud.data.simulate import Commit, Payments, simulate
 from steps.fraud.data.world import World
-from steps.fraud.measures import average_precision
 from steps.fraud.protocol import judged_weeks
+from steps.fraud.ranking import average_precision
 
 SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
 STOLEN_PER_DAY = 0.002  # share of the cards that are stolen on a day

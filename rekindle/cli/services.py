@@ -184,7 +184,7 @@ def env(as_json: bool) -> None:
 @click.argument("uri", required=False, metavar="[s3://BUCKET/KEY]")
 @output_option("text", "json")
 def put(path: Path, uri: str | None, as_json: bool) -> None:
-    """Copy a file or folder into the object store, for use as data.source.
+    """Copy a file or folder into the object store, for data.source.
 
     The command prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The object
     store is the embedded S3, or the store at S3_ENDPOINT_URL if this variable is set.

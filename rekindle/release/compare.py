@@ -108,7 +108,10 @@ def compare(client: ModelClient, replay: Replay, tolerance: float, independent: 
 
 
 def read_numerics(report: Path) -> str:
-    """Return which servers must give the report's predictions to the bit (device.describe), or "". Raises DataError."""
+    """Return the text of `device.describe` on the machine that wrote the report, or "" if it was not recorded.
+
+    A server with the same text must give the same bits. Raises DataError.
+    """
     return next(_lines(report), {}).get("numerics", "")
 
 

@@ -104,7 +104,7 @@ def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict
 
 
 def type_of(prediction: Any) -> dict[str, Any]:
-    """Return MLflow's type of a JSON value, as in the example of the release."""
+    """Return MLflow's type of a JSON value, such as a prediction of the release's example."""
     match prediction:
         case [first, *_]:
             return {"type": "array", "items": type_of(first)}

@@ -176,12 +176,12 @@ class Training:
         Other members do not wait until the state is written. But if all members have agreed that we leave, report the
         departure only after the write: a worker that replaces us must find the state in the object store.
         """
-        safe, unagreed = True, self.group.unagreed
-        if unagreed:
+        safe, others_may_wait = True, self.group.others_may_wait
+        if others_may_wait:
             self.group.members.leave()
         if self.group.last_copy and self.state.step > 0:
             safe = self.checkpoints.flush(self.group.rank_size, lambda: signals.seconds_left() - 1)
-        if not unagreed:
+        if not others_may_wait:
             self.group.members.leave()
         self.checkpoints.close(remove=safe)
         self.metrics.close()

@@ -174,7 +174,10 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
             "arithmetic set train.precision to bf16."
         )
     if not named_parameters:
-        raise ConfigError("the model lacks a trainable parameter: at least one must have requires_grad=True.")
+        raise ConfigError(
+            "the model lacks a trainable parameter: at least one must have requires_grad=True. A model without "
+            "training steps, such as boosted trees, must be a rekindle.Fitted in `families`."
+        )
     return named_parameters
 
 

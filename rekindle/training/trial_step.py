@@ -11,11 +11,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from rekindle import families
 from rekindle.training.computation import Computation, build_model, make_state, open_samples
 from rekindle.training.numerics import pick_device
-from rekindle.training.selection import fitting
+from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import State, weights_sha256
+from rekindle.training.validation import Subset
 from rekindle.workload import Workload
 
 MAX_PARAMETERS = 100_000_000  # a larger model is only built on the meta device, without memory
@@ -58,8 +60,13 @@ def fit(
         report["stage"] = "dataset"
         samples, _ = open_samples(spec, workload, dataset)
         report |= {"samples": len(samples), "stage": "fit"}
-        fitting.fit_model(workload, spec.family, model, samples)
+        fitting.fit_model(spec, workload, model, samples)
         fitting.write(out, model, spec.identity())
+        fitting.check_saved(spec, workload, dataset, model, samples, out)
+        report["stage"] = "loss"
+        few = Subset(samples, torch.arange(min(len(samples), 4 * spec.batch_size)))
+        report["validation"] = choice.validate(spec, workload, model, few, torch.device("cpu"))
+        choice.best_of({spec.family: report["validation"]}, families.criterion(workload))
     report |= describe(model, set())
 
 
@@ -104,6 +111,8 @@ def step(spec: TrainingSpec, workload: Workload, state: State, dataset: Path, re
     _, total = _sum(computation, 1)
     if held_out:
         report["validation"] = computation.validation.result(total)
+        if spec.family:
+            choice.check_metric(spec.family, report["validation"], families.criterion(workload))
     return computation
 
 

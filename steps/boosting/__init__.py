@@ -48,8 +48,8 @@ def fit_stumps(model: Any, samples: Any) -> None:
     from steps.boosting.boost import Peers, boost
 
     images, labels = samples.batch(torch.arange(len(samples)))
-    tensors = boost(images, labels, len(model.pixel), Peers(0, 1, []))
-    model.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()})
+    arrays = boost(images, labels, len(model.pixel), Peers(0, 1, []))
+    model.load_state_dict({name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
 families = {"stumps": Fitted(stumps, fit_stumps), "network": digits.model}

@@ -67,7 +67,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
-    """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as tensors by name."""
+    """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as NumPy arrays by name."""
     rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
     targets, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
     # shape [n, 64 * PIXEL_VALUES]

@@ -33,28 +33,28 @@ __all__ = [
 
 def ap(scores: Any, truths: Any) -> float:
     """Return the average precision; a truth is (label, card, day)."""
-    from steps.fraud.measures import average_precision
+    from steps.fraud.ranking import average_precision
 
     return average_precision(scores, truths[:, 0])
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
     """Return the average precision for each resample of the cards: one fraudster makes many transactions."""
-    from steps.fraud.measures import weighted_ap
+    from steps.fraud.ranking import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)
 
 
 def auc(scores: Any, truths: Any) -> float:
     """Return the area under the ROC curve."""
-    from steps.fraud.measures import roc_auc
+    from steps.fraud.ranking import roc_auc
 
     return roc_auc(scores, truths[:, 0])
 
 
 def cp100(scores: Any, truths: Any) -> float:
     """Return the card precision@100: the share of frauds among the 100 cards that are checked each day."""
-    from steps.fraud.measures import card_precision
+    from steps.fraud.ranking import card_precision
 
     return card_precision(scores, *truths.T)
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from steps.fraud.measures import average_precision, counts
+from steps.fraud.ranking import average_precision, counts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]

@@ -27,8 +27,8 @@ from steps.fraud.data.features import NAMES
 from steps.fraud.data.schema import DAY, UNKNOWN, Ints, day
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.data.state import State, load_trained
-from steps.fraud.measures import average_precision, weighted_ap
 from steps.fraud.models import FraudModel, TreesModel, load, score_all
+from steps.fraud.ranking import average_precision, weighted_ap
 
 Floats = NDArray[np.float64]
 

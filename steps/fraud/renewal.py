@@ -1,8 +1,8 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
 Newer transactions get the features and tree scores that the server would have computed for them in the `history` of a
-request, and labels that have arrived are filled in. Without history, the new state then gives bit for bit the
-answer that the previous state gives with this history.
+request, and labels that have arrived are filled in. With the new state, a request without these transactions gets, bit
+for bit, the prediction that it gets with the previous state if its `history` contains them.
 """
 
 import json

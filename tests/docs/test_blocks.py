@@ -56,6 +56,7 @@ CONFIG = {
     "name": "page",
     "workload": "steps.digits",
     "data": {"source": "sklearn://digits"},
+    "train": {"validation": 0.1},
 }  # completes fragments of configs
 EARLIER = {"your-own-pipeline.md": ["your-own-model.md"]}  # page → pages whose files it uses
 

@@ -95,3 +95,30 @@ def test_families_are_chosen_by_the_loss_by_default(monkeypatch: pytest.MonkeyPa
     assert families.criterion(product) == Metric("loss", better="lower")
     monkeypatch.setattr(product, "chosen_by", Metric("accuracy"), raising=False)
     assert families.criterion(load(PRODUCT)).gain(1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ("blocks.choose(data, {})", "the models are named nothing: pass at least two, by name"),
+        ("blocks.choose(data, [line, line])", "the models are .*: pass at least two, by name"),
+        ("blocks.choose(data, {'line': line})", "the models are named line: pass at least two"),
+        ("blocks.choose(data, {'Line': line, 'other': line})", "the models are named Line, other: pass at least two"),
+        ("blocks.choose(data, {'a': line, 'b': blocks.train(data, family='line', train=other)})", "b may have seen"),
+        ("blocks.choose(data, {'a': line, 'b': data})", 'does not provide "model"'),
+    ],
+)
+def test_a_choice_needs_two_models_with_the_same_held_out_samples(call: str, sentence: str) -> None:
+    settings = [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", "train.validation=0.1"]
+    config = load_config("configs/digits.yaml", settings).config
+    with pytest.raises(ConfigError, match=sentence), blocks.pipeline(config):
+        data = blocks.prepare()
+        line = blocks.train(data, family="line", task="line")
+        names = {"blocks": blocks, "data": data, "line": line, "other": config.train.model_copy(update={"seed": 9})}
+        eval(call, names)
+
+
+def test_a_value_that_is_not_a_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load(PRODUCT), "measures", {"mae": print}, raising=False)
+    with pytest.raises(ConfigError, match=r"measures is \{'mae': .*: it must be a function"):
+        load(PRODUCT)

@@ -62,7 +62,7 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
 
 @pytest.mark.parametrize(
     ("workload", "message"),
-    [("steps.fraud", "does not have a champion: release one"), ("steps.digits", "does not define refresh")],
+    [("steps.fraud", "does not have a champion: release a version first"), ("steps.digits", "does not define refresh")],
 )
 def test_a_model_that_cannot_be_refreshed_is_a_clear_error(
     mlflow_server: str, s3: Store, workload: str, message: str

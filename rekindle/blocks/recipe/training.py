@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from hera.workflows import Resource
@@ -17,13 +18,16 @@ from rekindle.blocks.manifest.provenance import SCHEDULED, parameter
 from rekindle.blocks.notify import PHASES
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render, text
-from rekindle.blocks.wiring import Block, Outputs, Stored, refuse, resolve, resolve_missing
+from rekindle.blocks.wiring import Block, Outputs, Stored, describe, refuse, resolve, resolve_missing
 from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
 from rekindle.errors import ConfigError
 from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
+from rekindle.project import NAME
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
+
+HELD_OUT = attrgetter("validation", "seed")  # settings that determine the held-out samples
 
 
 def prepare(*, task: str = "", **inputs: Any) -> Block:
@@ -70,7 +74,18 @@ def choose(data: Block, models: Mapping[str, Block], *, task: str = "", train: A
     """
     config = current().config
     check_section("train", train, TrainConfig)
-    values = {"workload": config.workload, "train": (train or config.train).identity()}
+    section = train or config.train
+    if not isinstance(models, Mapping) or len(models) < 2 or not all(NAME.fullmatch(str(name)) for name in models):
+        names = f"named {', '.join(map(str, models)) or 'nothing'}" if isinstance(models, Mapping) else describe(models)
+        refuse(f'the models are {names}: pass at least two, by name, as in {{"small": small, "wide": wide}}.')
+    for name, model in models.items():
+        validation, seed = resolve_missing(model, {}, "model") and model.inputs.get("held_out", HELD_OUT(section))
+        if (validation, seed) != HELD_OUT(section):
+            refuse(
+                f"{name} has train.validation {validation} and train.seed {seed}, and the choice {section.validation} "
+                f"and {section.seed}: {name} may have seen the held-out samples. Use the same two values."
+            )
+    values = {"workload": config.workload, "train": section.identity()}
     values |= {"models": {name: resolve(model, "model").key for name, model in models.items()}}
     values |= resolve_missing(data, inputs, "dataset") | inputs
     return step("steps.families.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
@@ -92,7 +107,9 @@ def _fit(data: Block, family: str, section: TrainConfig, task: str, model: Any, 
     values = {"workload": config.workload, "family": family, "train": section.identity()}
     values |= {"model": (model or config.model).model_dump(mode="json")}
     values |= {name: resolve(data, name) for name in ("dataset", "digest")} | inputs
-    return step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
+    block = step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
+    block.inputs["held_out"] = HELD_OUT(section)
+    return block
 
 
 def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> Block:
@@ -142,7 +159,7 @@ def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> 
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_cached, needed)
     block.outputs = Outputs(name, {"model": Stored.from_key("model", cached_key(name, MODEL), (scope, name))})
-    block.inputs = values
+    block.inputs = values | {"held_out": HELD_OUT(section)}
     pipeline.jobs[name] = backend.kind
     if config.cluster.harvest:
         maker = partial(harvest, host=backend.host)

@@ -1,7 +1,7 @@
 """Histograms of the numbers in predictions, for the canary and drift.
 
-Each number in a prediction is an output with its own name (`probabilities.3`). True counts as 1; a text counts by its
-length and by a hash between 0 and 1. Only the first MAX_OUTPUTS outputs of a model are counted.
+Each number in a prediction is an output with its own name (`probabilities.3`). True counts as 1; a text gives two
+numbers: its length, and a hash between 0 and 1. Only the first MAX_OUTPUTS outputs of a model are counted.
 """
 
 from bisect import bisect_left

@@ -65,21 +65,21 @@ class Reduction:
         """Return the sum over all virtual workers, flat [state.width + CONTROLS, ...], valid until the next `add`."""
         partial_sums = self._sum.take()
         self._pool += [buffer for _, buffer in partial_sums]
-        flats = [(block, flat) for block, (flat, _) in partial_sums]
+        sums_of_blocks = [(block, partial_sum) for block, (partial_sum, _) in partial_sums]
         width, size, pg = self.state.width + CONTROLS, self.view.size, self.view.pg
         if not pg:
-            return flats[0][1][:width]
+            return sums_of_blocks[0][1][:width]
         blocks_by_rank = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
         if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1], blocks_by_rank[1][:1]]):
-            total = flats[0][1][:width]  # the sum of two addends does not depend on their order
-            for _, addend in flats[1:]:
+            total = sums_of_blocks[0][1][:width]  # the sum of two addends does not depend on their order
+            for _, addend in sums_of_blocks[1:]:
                 total += addend[:width]
             self.members.wait(pg.allreduce([total]))
             return total
-        return self._reduce_exactly(flats, blocks_by_rank, width)
+        return self._reduce_exactly(sums_of_blocks, blocks_by_rank, width)
 
     def _reduce_exactly(
-        self, flats: list[tuple[Block, Tensor]], blocks_by_rank: list[tuple[Block, ...]], width: int
+        self, sums_of_blocks: list[tuple[Block, Tensor]], blocks_by_rank: list[tuple[Block, ...]], width: int
     ) -> Tensor:
         """Exchange the partial sums by slice, finish the tree for our slice, and gather the slices."""
         rank, size, pg = self.view.rank, self.view.size, self.view.pg
@@ -91,12 +91,12 @@ class Reduction:
         with self._coalesced():
             for peer, peer_blocks in enumerate(blocks_by_rank):
                 if peer == rank:
-                    inbox += [(block, flat[own_slice]) for block, flat in flats]
+                    inbox += [(block, flat[own_slice]) for block, flat in sums_of_blocks]
                     continue
                 for tag, block in enumerate(peer_blocks):
                     inbox.append((block, receive_buffers[len(inbox)]))
                     works.append(pg.recv([inbox[-1][1]], peer, tag))
-                for tag, (_, flat) in enumerate(flats):
+                for tag, (_, flat) in enumerate(sums_of_blocks):
                     works.append(pg.send([flat[peer * length : (peer + 1) * length]], peer, tag))
         self.members.wait(*works)
         tree = Sum[Tensor](self.virtual_workers, Tensor.add_)

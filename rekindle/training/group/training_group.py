@@ -35,7 +35,9 @@ class TrainingGroup:
         self.rank = 0
         self.stopped = False  # True if this process leaves before the last step
         self.last_copy = False  # True if perhaps no surviving member holds the state
-        self.unagreed = False  # True if this process leaves while the other members, without knowing, may wait for it
+        self.others_may_wait = (
+            False  # True if this process leaves while the other members, without knowing, may wait for it
+        )
         self.saving = (
             False  # True if the group makes a durable checkpoint after this step; each member uploads its share
         )
@@ -112,7 +114,7 @@ class TrainingGroup:
     def abandon(self) -> None:
         """Leave without the agreement of the other members, which may or may not continue."""
         self.stopped = self.last_copy = True
-        self.unagreed = self.rank_size[1] > 1 or not self._has_group_state
+        self.others_may_wait = self.rank_size[1] > 1 or not self._has_group_state
         self.rank_size = (0, 1)
 
     def finish(self, write: Callable[[], str]) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 
 from rekindle import families
 from rekindle.errors import ConfigError, DataError, say
+from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import autocast, pick_device
 from rekindle.training.sampler import mix
@@ -37,6 +38,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     values: dict[str, Values] = {}
     for name, folder in models.items():
         description = json.loads((folder / "model.json").read_text())
+        check_held_out(name, description.get("train", {}), spec)
         family_spec = spec.model_copy(update={key: description.get(key, "") for key in ("model", "family")})
         model = build_model(family_spec, workload, facts)
         model.load_state_dict(load_file(folder / "model.safetensors"))
@@ -50,21 +52,39 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     return best_family
 
 
-def best_of(values: Mapping[str, Values], metric: Any) -> str:
+def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> None:
+    """Raise ConfigError if a model was trained with other held-out samples: it may have seen those of `spec`."""
+    for key in ("validation", "seed"):
+        if key in train and train[key] != getattr(spec, key):
+            raise ConfigError(
+                f"{name} was trained with train.{key} {train[key]}, and is compared with {getattr(spec, key)}: train "
+                "all models with the same validation and seed, so that none has seen the held-out samples."
+            )
+
+
+def best_of(values: Mapping[str, Values], metric: Metric) -> str:
     """Return the family with the best finite value.
 
     Raises ConfigError for an unknown metric, DataError if no value is finite.
     """
     for name, family_values in values.items():
-        if metric.name not in family_values:
-            raise ConfigError(
-                f'chosen_by is Metric("{metric.name}"), but validation of {name} has {", ".join(family_values)}: '
-                "choose one of them, or let `measures` return it."
-            )
+        check_metric(name, family_values, metric)
     finite_values = {name: value for name in values if math.isfinite(value := values[name][metric.name])}
     if not finite_values:
-        raise DataError(f"{metric.name} of no family is a number: the trainings diverged. Lower train.learning_rate.")
+        raise DataError(
+            f"{metric.name} of {', '.join(values)} is not a number on the held-out samples: lower train.learning_rate "
+            "of a training that diverged, or correct `fit`, `loss` or `measures`."
+        )
     return max(finite_values, key=lambda name: metric.gain(finite_values[name]))
+
+
+def check_metric(name: str, values: Values, metric: Metric) -> None:
+    """Raise ConfigError unless the validation of the family `name` has the metric that chooses between families."""
+    if metric.name not in values:
+        raise ConfigError(
+            f'chosen_by is Metric("{metric.name}"), but validation of {name} has {", ".join(values)}: choose one of '
+            "them, or let `measures` return it."
+        )
 
 
 def validate(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device) -> Values:

@@ -1,11 +1,12 @@
 """Fits a family without training steps, and writes its model as a training does."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import nn
 
 from rekindle import families
@@ -23,19 +24,41 @@ def fit(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str
     device = pick_device(spec)
     model = build_model(spec, workload, dataset_facts(dataset))
     samples, _ = open_samples(spec, workload, dataset)
-    fit_model(workload, spec.family, model, samples)
+    fit_model(spec, workload, model, samples)
     sha256 = write(out, model, spec.identity() | {"fingerprint": fingerprint(spec, device)})
+    check_saved(spec, workload, dataset, model, samples, out)
     say(f"fitted {spec.family} to {len(samples):,} samples: model {sha256}")
     return sha256
 
 
-def fit_model(workload: Workload, family: str, model: nn.Module, samples: Subset) -> None:
-    """Call the function `fit` of a family. Raises ConfigError if the family is trained step by step."""
-    fitted = families.of(workload)[family]
+def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> None:
+    """Call the `fit` of a family. Raises ConfigError if the family is trained step by step, or returns a value."""
+    fitted = families.of(workload)[spec.family]
     if not isinstance(fitted, families.Fitted):
-        raise ConfigError(f'the family "{family}" is not fitted: it must be trained by the step steps.train.')
+        raise ConfigError(f'the family "{spec.family}" is not fitted: it must be trained by the step steps.train.')
     with torch.no_grad():
-        fitted.fit(model, samples)
+        result: Any = fitted.fit(model, samples)
+    if result is not None:
+        raise ConfigError(
+            f"fit(model, samples) returned {type(result).__name__}: it must change `model` in place, and return nothing."
+        )
+
+
+def check_saved(
+    spec: TrainingSpec, workload: Workload, dataset: Path, model: nn.Module, samples: Subset, folder: Path
+) -> None:
+    """Raise ConfigError if the model in `folder` cannot be loaded, or has another loss than `model`."""
+    batch = samples.batch(torch.arange(min(spec.batch_size, len(samples))))
+    advice = "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state returns."
+    saved = build_model(spec, workload, dataset_facts(dataset))
+    try:
+        saved.load_state_dict(load_file(folder / "model.safetensors"))
+    except RuntimeError as error:
+        raise ConfigError(f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}") from error
+    with torch.no_grad():
+        before, after = (float(workload.loss(each.eval(), batch)) for each in (model, saved))
+    if not math.isclose(before, after, rel_tol=1e-5) and not math.isnan(before):
+        raise ConfigError(f"the fitted model has a loss of {before:.5g}, and {after:.5g} if it is loaded. {advice}")
 
 
 def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:

@@ -257,9 +257,9 @@ class Picture:
                 ATTACK_STYLE if any(a <= hit < b for hit in hits) else STYLES[most_severe_state(history, a, b)]
                 for a, b in spans
             ]
-            now = history[-1][1]
+            current_state = history[-1][1]
             runs = [("".join(sign for sign, _ in same), style) for style, same in groupby(styles, itemgetter(1))]
-            table.add_row(process, Text.assemble(*runs), Text(now, STYLES[now][1]))
+            table.add_row(process, Text.assemble(*runs), Text(current_state, STYLES[current_state][1]))
         speeds = [run.speed(*span) for span in spans]
         top_speed = max([*speeds, 1e-9])
         line = "".join(BLOCKS[min(8, round(8 * speed / top_speed))] for speed in speeds)

@@ -73,7 +73,11 @@ class Rows:
 
 
 class TrainingWindows:
-    """The windows over the rows before `train_end`; `batch` returns (features, labels, counted)."""
+    """The windows over the rows from `train_start` to `train_end`.
+
+    `batch` returns features, labels, and a mask of the transactions that count in the loss: those with a known label
+    that are not only context.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows

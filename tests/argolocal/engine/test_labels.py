@@ -34,8 +34,8 @@ def test_a_label_has_the_value_of_its_expression(tmp_path: Path) -> None:
     ("expression", "message"),
     [
         ("workflow.parameters.none.x", "cannot be evaluated"),
-        ("1 + 1", "gives 2: it must be a string"),
-        ("'-' + workflow.parameters.foo", "gives '-bar': it must be a string of at most 63"),
+        ("1 + 1", "evaluates to 2: it must be a string"),
+        ("'-' + workflow.parameters.foo", "evaluates to '-bar': it must be a string of at most 63"),
     ],
 )
 def test_an_invalid_label_is_rejected_with_its_path(tmp_path: Path, expression: str, message: str) -> None:

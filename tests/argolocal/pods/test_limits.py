@@ -110,7 +110,7 @@ def test_cgroups_of_a_dead_runner_are_removed_by_the_next_runner() -> None:
     )
     cgroup = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
     assert cgroup.exists()
-    limits._remove_abandoned(cgroup.parent)
+    limits._remove_abandoned_cgroups(cgroup.parent)
     assert not cgroup.exists()
 
 

@@ -25,7 +25,7 @@ def test_the_probe_reports_working_and_failing_services(s3: Store, mlflow_server
     assert code == 0
     works = f"{s3.endpoint}: 1 of 8 concurrent creates succeeded, a stale write was refused"
     assert findings["object store"] == [True, works]
-    assert findings["MLflow"] == [True, "it answers"]
+    assert findings["MLflow"] == [True, "MLflow answers"]
     code, findings = run_probe({"S3_BUCKET": "nosuch", "MLFLOW_TRACKING_URI": ""})
     assert code == 0
     assert findings["object store"][0] is False and '"nosuch"' in findings["object store"][1]

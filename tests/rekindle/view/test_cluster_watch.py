@@ -105,7 +105,7 @@ def test_an_invalid_workflow_is_not_submitted(server: ApiServer, tmp_path: Path)
     assert server.requests == []
 
 
-def test_an_argo_server_gets_the_same_workflow_with_its_token(server: ApiServer, tmp_path: Path):
+def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(server: ApiServer, tmp_path: Path):
     url_path = "/argo/api/v1/workflows/models"
     server.refuse("POST", url_path, 200, {"metadata": {"name": "x"}, "spec": {}})
     server.refuse("GET", url_path, 200, {"metadata": {}, "items": None})

@@ -92,7 +92,7 @@ def test_a_pod_explains_a_training_on_a_cluster(tmp_path: Path, s3: Store, monke
         assert created[0]["spec"]["containers"][0]["image"] == "rekindle:0.1"
         assert not server.objects[pods], "it was deleted"
         monkeypatch.setenv("S3_BUCKET", "")
-        with pytest.raises(RekindleError, match=r"of rekindle:0\.1, ended with code 1"):
+        with pytest.raises(RekindleError, match=r"of image rekindle:0\.1, .*ended with code 1"):
             explain_on_cluster(cluster, "fraud", as_json=False)
         assert not server.objects[pods]
 

@@ -137,7 +137,7 @@ def test_a_model_without_pods_is_not_retired(previous: dict[str, str]) -> None:
     assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started
 
 
-def test_a_replaced_champion_does_not_get_traffic_or_remove_pods() -> None:
+def test_a_run_whose_model_is_no_longer_champion_switches_no_traffic_and_removes_no_pods() -> None:
     run = Run(lambda name, n: None, deployment="cards-cccccccccccc-012345", expired='["cards-000000000000-012345"]')
     assert run.phase == "Succeeded" and "champion" in run.started
     assert not {"service", "autoscaler", "disruption-budget", "retire", "delete"} & set(run.started)

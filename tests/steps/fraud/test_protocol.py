@@ -252,7 +252,7 @@ def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_p
 
     without_frauds(first)
     result = evaluate(expert, None, copy, tmp_path, Gate())
-    assert result.warnings == [f"test week {first.name} does not contain frauds and does not count."]
+    assert result.warnings == [f"test week {first.name} does not contain frauds, so it does not count."]
     assert [week["name"] for week in result.parts] == [second.name]
     without_frauds(second)
     with pytest.raises(DataError, match="no test week holds frauds"):

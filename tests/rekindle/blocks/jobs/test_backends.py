@@ -127,7 +127,10 @@ def test_pods_with_two_gpus_run_two_workers_each(backend: str) -> None:
         (["cluster.backend=job_set"], "'pytorchjob', 'jobset' or 'trainjob'"),
         (["cluster.restart_job=true"], "requires JobSet, but cluster.backend is pytorchjob"),
         (["cluster.queue_priority=low"], "only Kueue has such priorities. Set cluster.gang to kueue"),
-        (["cluster.backend=jobset", f"name={'n' * 30}"], 'the task name "train" must have at most 3 characters'),
+        (
+            ["cluster.backend=jobset", f"name={'n' * 30}"],
+            'the task name "train-transformer" must have at most 3 characters',
+        ),
     ],
 )
 def test_conflicting_settings_are_rejected(sets: list[str], message: str) -> None:

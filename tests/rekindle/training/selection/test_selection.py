@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from rekindle import Fitted
 from rekindle import workload as workloads
 from rekindle.errors import ConfigError, DataError
 from rekindle.gate import Metric
 from rekindle.storage import Store
 from rekindle.training.computation import open_samples
 from rekindle.training.selection.choice import best_of, validate
-from rekindle.training.selection.fitting import write
+from rekindle.training.selection.fitting import check_saved, write
 from rekindle.training.spec import TrainingSpec
 from steps.families import choose, fit
 
@@ -102,7 +103,7 @@ def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
     assert best_of(values, Metric("loss", better="lower")) == "b"  # of equal ones the first
     assert best_of(values, Metric("score")) == "b"
     assert best_of({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
-    with pytest.raises(DataError, match="score of no family is a number"):
+    with pytest.raises(DataError, match="score of c is not a number on the held-out samples"):
         best_of({"c": values["c"]}, Metric("score"))
     with pytest.raises(ConfigError, match=r'chosen_by is Metric\("auc"\), but validation of a has loss, score'):
         best_of(values, Metric("auc"))
@@ -123,5 +124,38 @@ def test_a_model_whose_state_is_not_tensors_is_refused(tmp_path: Path) -> None:
         def set_extra_state(self, state: Any) -> None:
             raise AssertionError
 
-    with pytest.raises(ConfigError, match=r"_extra_state of the model is dict: .*get_extra_state return one"):
+    with pytest.raises(ConfigError, match=r"_extra_state of the model is dict: .*get_extra_state return a tensor"):
         write(tmp_path / "model", Booster(), {})
+
+
+def test_a_fitted_model_that_loses_its_fit_when_it_is_saved_is_refused(
+    product: Any, dataset: Path, tmp_path: Path
+) -> None:
+    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
+    samples, _ = open_samples(spec, product, dataset)
+    model = product.line(product.Model(), {})
+    write(tmp_path / "saved", model, {})
+    check_saved(spec, product, dataset, model, samples, tmp_path / "saved")
+    with torch.no_grad():
+        product.fit_line(model, samples)
+    with pytest.raises(ConfigError, match=r"has a loss of [\d.]+, and [\d.]+ if it is loaded\. Keep all"):
+        check_saved(spec, product, dataset, model, samples, tmp_path / "saved")
+    write(tmp_path / "other", torch.nn.Linear(3, 1), {})
+    with pytest.raises(ConfigError, match=r"the fitted model cannot be loaded \(.*\)\. Keep all"):
+        check_saved(spec, product, dataset, model, samples, tmp_path / "other")
+
+
+def test_a_fit_that_returns_a_model_is_refused(product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(product.families, "line", Fitted(product.line, lambda model, samples: model))
+    with pytest.raises(ConfigError, match=r"fit\(model, samples\) returned .*: it must change `model` in place"):
+        fit.run(fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN))
+
+
+@pytest.mark.parametrize(("key", "value"), [("validation", 0.3), ("seed", 5)])
+def test_a_model_that_may_have_seen_the_held_out_samples_is_not_compared(
+    key: str, value: float, s3: Store, dataset: Path, tmp_path: Path
+) -> None:
+    s3.upload(fitted(dataset), "seen/line/model")
+    models = {"line": "seen/line/model"}
+    with pytest.raises(ConfigError, match=rf"line was trained with train\.{key} .*, and is compared with {value}"):
+        choose.run(choose.Inputs(workload=PRODUCT, models=models, dataset=dataset, train=TRAIN | {key: value}))

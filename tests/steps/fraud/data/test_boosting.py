@@ -9,7 +9,7 @@ from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED, Sample, Trees
 from steps.fraud.data.schema import UNKNOWN
 from steps.fraud.data.sequences import Rows
-from steps.fraud.measures import average_precision
+from steps.fraud.ranking import average_precision
 
 RNG = np.random.default_rng(1)
 

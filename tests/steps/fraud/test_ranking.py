@@ -5,7 +5,7 @@ import pytest
 
 from rekindle.release.bootstrap import weighted_bootstrap
 from steps import fraud
-from steps.fraud.measures import average_precision, card_precision, roc_auc, weighted_ap
+from steps.fraud.ranking import average_precision, card_precision, roc_auc, weighted_ap
 
 
 def test_card_precision_counts_cards_and_checks_compromised_ones_once():
