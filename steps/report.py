@@ -55,14 +55,14 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.cached:
         record_cached(run_id, inputs)
     lines = reasons(inputs.failures)
-    is_only, prefixes = len(inputs.ledgers) == 1, list[str]()
+    is_single_training, prefixes = len(inputs.ledgers) == 1, list[str]()
     for ledger in inputs.ledgers:
         if summary := training_summary(ledger):
             task = ledger.split("/")[1]  # WORKFLOW/TASK/checkpoints/ledger
-            prefixes.append("" if is_only else f"{task}/")
+            prefixes.append("" if is_single_training else f"{task}/")
             log(run_id, summary, inputs.workdir / task, prefixes[-1])
             if lines and summary.state == "failed":
-                lines.insert(0, f"training: {summary.message}" if is_only else f"{task}: {summary.message}")
+                lines.insert(0, f"training: {summary.message}" if is_single_training else f"{task}: {summary.message}")
     if lines:
         failures = "\n".join(line[:FAILURE_LENGTH] for line in lines[:MAX_FAILURES])
         tracking.log(run_id, tags={"rekindle.failures": failures})

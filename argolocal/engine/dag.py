@@ -324,7 +324,7 @@ def _loop_phase(nodes: list[Node]) -> str:
 def resolve_references(context: Context, task: Task, scope: scopes.Scope, message_prefix: str = "") -> Task:
     """Return a task or step in which all tags are replaced, except the tags of loop items.
 
-    Raises TemplateError (`message_prefix`: see `resolve_artifact`), WhenError.
+    Raises WhenError, and TemplateError; the message of one about an artifact starts with `message_prefix`.
     """
     values = scope.parameters(context.inputs.globals)
     body = {key: value for key, value in task.items() if key != "hooks"}

@@ -117,7 +117,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """Return the steps without groups of steps, single attempts, and steps that have not started."""
+    """Return the steps that have started, except groups of steps and the single attempts of a retried step."""
     return [
         row for row in rows if row.kind not in GROUP_TYPES and not row.label.startswith("(") and row.phase != "Waiting"
     ]

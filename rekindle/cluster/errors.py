@@ -38,7 +38,7 @@ RULES: tuple[tuple[int, str, str], ...] = (
     (404, r'namespaces "(?P<what>[^"]+)" not found',
           "namespace {what} does not exist: create it with " + PLATFORM + ", or choose another --namespace."),
     (404, r"page not found|could not find the requested resource",
-          "{server} does not have the kind {kind}: {owner} is not installed in the cluster, or has another version. "
+          "{server} does not have the kind {kind}: {provider} is not installed in the cluster, or has another version. "
           "`rekindle doctor --cluster` shows all missing kinds."),
     (404, "", "{kind} {name!r} does not exist in namespace {namespace}: `rekindle status --cluster` lists all runs."),
     (409, "already exists", "{kind} {name!r} exists already in namespace {namespace}: delete it, or use another "
@@ -51,7 +51,7 @@ RULES: tuple[tuple[int, str, str], ...] = (
     (500, "request is too large", "the object is larger than etcd accepts (about 1.5 MB): split the pipeline."),
 )  # fmt: skip
 WEBHOOK = re.compile(r'admission webhook "(?P<hook>[^"]+)" denied the request:?\s*(?P<what>.*)', re.DOTALL)
-OWNERS = {
+PROVIDERS = {
     "argoproj.io": "Argo Workflows",
     "kubeflow.org": "the Kubeflow training operator",
     "trainer.kubeflow.org": "Kubeflow Trainer",
@@ -99,10 +99,13 @@ def _status(body: bytes) -> dict[str, Any]:
 
 
 def _target(path: str) -> dict[str, str]:
-    """Parse `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp` into kind, name and owner."""
+    """Return kind and name in an API path, and the provider of the kind.
+
+    An example of a path is `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp`.
+    """
     parts = path.strip("/").split("/")
     group, parts = (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", parts[2:])
     if len(parts) > 2 and parts[0] == "namespaces":
         parts = parts[2:]
     kind, name = [*parts, "", ""][:2]
-    return {"kind": f"{kind}.{group}" if group else kind, "name": name, "owner": OWNERS.get(group, group or "it")}
+    return {"kind": f"{kind}.{group}" if group else kind, "name": name, "provider": PROVIDERS.get(group, group or "it")}

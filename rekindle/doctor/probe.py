@@ -19,13 +19,13 @@ WRITERS = 8
 Finding = tuple[bool, str]
 
 
-def check_store(objects: Store) -> Finding:
+def check_store(store: Store) -> Finding:
     """Test the conditional writes that checkpoints and the registry need."""
     key = f"doctor/{uuid.uuid4().hex}"
 
     def create(writer: int) -> bool:
         try:
-            objects.put(key, b"%d" % writer, if_absent=True)
+            store.put(key, b"%d" % writer, if_absent=True)
             return True
         except Conflict:
             return False
@@ -33,17 +33,17 @@ def check_store(objects: Store) -> Finding:
     try:
         with ThreadPoolExecutor(WRITERS) as pool:
             winners = sum(pool.map(create, range(WRITERS)))
-        stale_etag = objects.get_with_etag(key)[1]
-        objects.put(key, b"newer")
+        stale_etag = store.get_with_etag(key)[1]
+        store.put(key, b"newer")
         is_overwritten = True
         try:
-            objects.put(key, b"stale", if_match=stale_etag)
+            store.put(key, b"stale", if_match=stale_etag)
         except Conflict:
-            is_overwritten = objects.get(key) != b"newer"
+            is_overwritten = store.get(key) != b"newer"
     finally:
-        objects.delete([key])
+        store.delete([key])
     stale_write = f"a stale write was {'accepted' if is_overwritten else 'refused'}"
-    message = f"{objects.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
+    message = f"{store.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
     return winners == 1 and not is_overwritten, message
 
 

@@ -55,10 +55,10 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
     """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared)."""
     try:
-        code = json.loads(store.get(f"{champion.uri.rstrip('/')}/{CODE}"))["sha256"]
+        champion_code = json.loads(store.get(f"{champion.uri.rstrip('/')}/{CODE}"))["sha256"]
     except NotFound:
-        code = ""
-    differs = {"its code": code and code != code_digest(workload)}
+        champion_code = ""
+    differs = {"its code": champion_code and champion_code != code_digest(workload)}
     differs["its servers"] = servers and champion.deployment and not champion.deployment.endswith(f"-{servers}")
     return " and ".join(name for name, different in differs.items() if different)
 

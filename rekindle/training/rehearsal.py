@@ -35,8 +35,10 @@ def check_trainable(config: Sections) -> None:
     train = sections["train"]
     cpu_sections = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
     code_digest, source = code.identity([STEP, sections["workload"]]), _stamp(sections["data"])
-    facts = {"code": code_digest, "sections": cpu_sections, "source": source}
-    success_file = cache_folder() / "trainable" / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    identity = {"code": code_digest, "sections": cpu_sections, "source": source}
+    success_file = (
+        cache_folder() / "trainable" / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    )
     if success_file.exists():
         return
     report = rehearse(cpu_sections, timeout=TIMEOUT_S)

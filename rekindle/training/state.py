@@ -75,8 +75,8 @@ class State:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
-        offsets = zip(self._offsets, self.parameters, strict=True)
-        return [flat[start : start + p.numel()].view(p.shape) for start, p in offsets]
+        pairs = zip(self._offsets, self.parameters, strict=True)
+        return [flat[start : start + p.numel()].view(p.shape) for start, p in pairs]
 
     def summands(self, flat: Tensor) -> list[Tensor]:
         """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation sums."""
@@ -193,7 +193,10 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     initial = model.state_dict()
     copied = {k: value for k, value in released.items() if k in initial and initial[k].shape == value.shape}
     if not copied:
-        raise DataError(f"{store.uri(prefix)} does not match the model in any name and shape: choose another release.")
+        raise DataError(
+            f"{store.uri(prefix)} does not have a tensor with the name and shape of a tensor of the model: choose "
+            "another release."
+        )
     model.load_state_dict(copied, strict=False)
     others = ", ".join(initial.keys() - copied.keys())
     say(f"{len(copied)} of {len(initial)} tensors copied from {prefix}" + (f"; random: {others}" if others else ""))

@@ -231,7 +231,7 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, restarts
 
 
-def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", size: int = 50) -> str:
+def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", line_count: int = 50) -> str:
     """Return the last lines of a pod of these steps or of `deployment`, preferably with an error.
 
     Without such a pod, return "".
@@ -243,13 +243,13 @@ def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", s
             pods.append(pod)
     if deployment:
         pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={deployment}")
-    texts = [_tail_of(cluster, pod, container, size) for pod in pods for container, _ in _started_containers(pod)]
+    texts = [_tail_of(cluster, pod, container, line_count) for pod in pods for container, _ in _started_containers(pod)]
     return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
 
-def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int) -> str:
+def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, line_count: int) -> str:
     try:
-        lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(size))
+        lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(line_count))
         return b"".join(line for line in lines if not EXECUTOR_LINE.search(line)).decode(errors="replace")
     except ApiError:  # the pod was deleted, or reading is forbidden: report the failure without the pod's log
         return ""

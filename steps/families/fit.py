@@ -1,4 +1,4 @@
-"""Fit a family of the workload that has no training steps, such as boosted trees.
+"""Fit a family of the workload that is not trained step by step, such as boosted trees.
 
 rekindle step steps.families.fit --workload=... --family=trees --dataset=dataset/ --output model=model/
 """

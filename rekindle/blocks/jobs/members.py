@@ -41,7 +41,7 @@ def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
 
 
 def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
-    """Return the metadata of a pod that no operator labels; network policies, metrics and logs need these labels."""
+    """Return the metadata of a pod, with the labels of an operator for network policies, metrics and logs."""
     return pod_metadata(pod, OF_WORKFLOW | {JOB_NAME: name, REPLICA_TYPE: role})
 
 

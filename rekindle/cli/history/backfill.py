@@ -26,7 +26,7 @@ DAY = click.DateTime(["%Y-%m-%d"])
 def backfill(
     source: Source, first_day: datetime, last_day: datetime, parallel: int, cluster: Cluster | None, as_json: bool
 ) -> int:
-    """Run the missed runs of a schedule, each with the data of its scheduled time.
+    """Run the missed runs of a schedule, with the data of their time.
 
     One run is started for each time of schedule.cron between two days. Models are evaluated and recorded, but no model
     is released. If the command is stopped or killed, repeat it to continue. On a cluster, the runs are created from the

@@ -68,7 +68,7 @@ class Checkpoints:
         self._disk_checked = False
 
     def due(self) -> bool:
-        """Return True if a durable checkpoint is due after this step (for rank 0)."""
+        """Return True if a durable checkpoint is due after this step. Only rank 0 asks."""
         if not self.snapshots.ready.is_set() or self._busy:
             return False
         return self._was_follower or self.interval.is_due(self.state.step + 1)

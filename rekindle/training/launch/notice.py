@@ -20,7 +20,7 @@ from argolocal.common.linux import die_with_parent
 from argolocal.common.processes import python
 from rekindle.errors import say
 
-# environment variable: the cloud and, after a space, another address of the metadata service
+# environment variable with the cloud (`aws` or `azure`) and, after a space, an address that replaces METADATA_ADDRESS
 VARIABLE = "REKINDLE_NOTICE"
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0

@@ -40,7 +40,7 @@ def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples:
         result: Any = fitted.fit(model, samples)
     if result is not None:
         raise ConfigError(
-            f"fit(model, samples) returned {type(result).__name__}: it must change `model` in place, and return nothing."
+            f"fit(model, samples) returned {type(result).__name__}: it must change `model` and return nothing."
         )
 
 

@@ -147,7 +147,7 @@ def test_a_fitted_model_that_loses_its_fit_when_it_is_saved_is_refused(
 
 def test_a_fit_that_returns_a_model_is_refused(product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(product.families, "line", Fitted(product.line, lambda model, samples: model))
-    with pytest.raises(ConfigError, match=r"fit\(model, samples\) returned .*: it must change `model` in place"):
+    with pytest.raises(ConfigError, match=r"fit\(model, samples\) returned .*: it must change `model`"):
         fit.run(fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN))
 
 
