@@ -205,7 +205,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
         cache_flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         if hasattr(step, "REUSE"):
             cache_flags.add_argument(
-                "--entry", default="", help="RUN/TASK: record the outputs in the cache for this task"
+                "--entry", default="", help="RUN/TASK: record the outputs in the cache, as those of this task"
             )
             cache_flags.add_argument("--reuse", default="no", help="yes: reuse the cached outputs of an earlier run")
         options, rest = cache_flags.parse_known_args(argv[1:])

@@ -37,7 +37,9 @@ class Outputs(StepOutputs):
     rows: int = Field(description="number of rows that are newer than the champion's serving state")
     dataset: Artifact = Field(description="dataset.json and state/ for the new release")
     model: Artifact = Field(description="model files of the champion")
-    report: Artifact = Field(description="verdict of the champion, and predictions that its servers must return")
+    report: Artifact = Field(
+        description="verdict.json of the champion's release, and predictions that the new servers must return"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:

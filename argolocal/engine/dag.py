@@ -65,7 +65,7 @@ class Dag:
                 raise ValueError(f"Ancestor task node {name} not found")
             if node["type"] == "TaskGroup":
                 scopes.reject_inline(self.tasks[name])
-            self.add(scope, name, node)
+            self.add_to_scope(scope, name, node)
         return scope
 
     def _visible_ancestors(self, task: str) -> list[str]:
@@ -78,7 +78,8 @@ class Dag:
             ancestors = ancestors & set(with_ancestors([task], self.needs))
         return sorted(ancestors)
 
-    def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
+    def add_to_scope(self, scope: scopes.Scope, name: str, node: Node) -> None:
+        """Add the node and the outputs of the task `name` to a scope."""
         if node["type"] == "TaskGroup":
             children = (self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes)
             scopes.add_loop_outputs(
@@ -371,7 +372,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
             scope = scopes.template_scope(context.status, template)
             for task in dag.tasks:
                 if task_node := dag.node(task):
-                    dag.add(scope, task, task_node)
+                    dag.add_to_scope(scope, task, task_node)
                     context.inputs.export(task_node.get("outputs") or {})
             outputs = scopes.resolve_outputs(template, scope)
         except ValueError as error:

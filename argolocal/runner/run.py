@@ -97,7 +97,7 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
 
 
 class LocalRun:
-    """One run, locked by this process. `name` and `files.root` are set before the run starts."""
+    """One run, locked by this process. `name` and `files.root` can be read before the run is started."""
 
     def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
         self.files, self.workflow, self.cluster = files, workflow, cluster

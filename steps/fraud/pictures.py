@@ -45,8 +45,8 @@ def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
 def _precision_recall(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
     for name, values in scores.items():
         frauds, called = counts(values, labels)
-        gained = np.diff(frauds, prepend=0) > 0
-        recall, precision = frauds[gained] / frauds[-1], frauds[gained] / called[gained]
+        finds_more = np.diff(frauds, prepend=0) > 0
+        recall, precision = frauds[finds_more] / frauds[-1], frauds[finds_more] / called[finds_more]
         axes.plot(recall, precision, label=name, color=COLOUR[name], drawstyle="steps-pre")
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="Precision and recall")
     axes.legend()

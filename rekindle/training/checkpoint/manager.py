@@ -90,31 +90,31 @@ class Checkpoints:
             automatic_interval = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
             self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
 
-    def flush(self, rank_size: RankSize, seconds: Callable[[], float]) -> bool:
-        """Upload the current state, which no surviving member holds; wait until this is done or `seconds()` is 0."""
-        self.snapshots.ready.wait(max(0.0, min(seconds(), 3600.0)))
+    def flush(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
+        """Upload the current state, which no survivor holds; wait until this is done or `seconds_left()` is 0."""
+        self.snapshots.ready.wait(max(0.0, min(seconds_left(), 3600.0)))
         if self._upload and self._upload.step < self.state.step:
             self._upload.stop.set()
-        self._join(seconds)
+        self._join(seconds_left)
         if not self._busy:
             self._save(rank_size, commit=True)
-        self._join(seconds)
+        self._join(seconds_left)
         upload, step = self._upload, self.state.step
         is_written = upload and upload.step == step and not upload.problem
-        if is_written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds)):
+        if is_written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds_left)):
             return True
         problem = upload.problem if upload and upload.problem else "rank 0 did not complete the checkpoint"
         remaining_copy = f" A copy remains in {self.snapshots.file.path}." if self.snapshots.file else ""
         say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy}")
         return False
 
-    def _join(self, seconds: Callable[[], float]) -> None:
+    def _join(self, seconds_left: Callable[[], float]) -> None:
         if self._thread:
-            self._thread.join(max(0.0, min(seconds(), 3600.0)))
+            self._thread.join(max(0.0, min(seconds_left(), 3600.0)))
 
-    def _wait_for_rank_0(self, step: int, seconds: Callable[[], float]) -> bool:
-        """Return True when rank 0 has completed the checkpoint of `step`, False when `seconds()` is 0."""
-        while seconds() > 0:
+    def _wait_for_rank_0(self, step: int, seconds_left: Callable[[], float]) -> bool:
+        """Return True when rank 0 has completed the checkpoint of `step`, False when `seconds_left()` is 0."""
+        while seconds_left() > 0:
             with suppress(StorageError):
                 if self.remote.newest_step() >= step:
                     return True

@@ -1,6 +1,6 @@
 """A sweep in the object store: the trials of each round, and their results.
 
-    ROOT/rounds/3.json                 the trials of round 3: the first write wins; later decisions return its trials
+    ROOT/rounds/3.json                 the trials of round 3; written once, so a repeated decision returns them
     ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
     ROOT/trials/7/checkpoints/         its checkpoints
 
