@@ -66,6 +66,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     import torch
     from safetensors.torch import save_file
 
+    from rekindle import families
     from rekindle.release import pyfunc
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
@@ -76,10 +77,11 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     source = source if "://" in source else str(folder / source)
     prepare(workload, workload.Data(source=source), release)
     torch.manual_seed(0)
-    section = workload.Model()
-    save_file(workload.model(section, dataset_facts(release)).state_dict(), release / "model.safetensors")
+    section, family = workload.Model(), list(families.of(workload))[-1]
+    model = families.build(workload, family, section, dataset_facts(release))
+    save_file(model.state_dict(), release / "model.safetensors")
     sha256 = file_sha256(release / "model.safetensors")
-    card = {"sha256": sha256, "workload": module, "model": section.model_dump(mode="json")}
+    card = {"sha256": sha256, "workload": module, "family": family, "model": section.model_dump(mode="json")}
     (release / "model.json").write_text(json.dumps(card))
     if name == "fraud":
         instances = transactions(open_predictor(release).example()["instances"][0]["time"])
