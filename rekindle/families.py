@@ -51,7 +51,7 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
 
 def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
     """Return a new model of a family. Raises ConfigError if the workload has no such family."""
-    [name] = select(workload, [name] if name else [])[:1]
+    [name] = select(workload, [name])
     family = of(workload)[name]
     return (family.model if isinstance(family, Fitted) else family)(section, facts)
 

@@ -122,3 +122,8 @@ def test_a_value_that_is_not_a_function_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(load(PRODUCT), "measures", {"mae": print}, raising=False)
     with pytest.raises(ConfigError, match=r"measures is \{'mae': .*: it must be a function"):
         load(PRODUCT)
+
+
+def test_a_training_that_names_no_family_is_refused_if_there_are_several() -> None:
+    with pytest.raises(ConfigError, match=r'has no family ""\..* Its families: line, network\.'):
+        families.build(load(PRODUCT), "", None, {})
