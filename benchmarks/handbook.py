@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 
 LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")  # last days of the handbook's four test weeks
-BARS = {"ap": 0.700, "auc": 0.879, "cp100": 0.306}
+BARS = {"ap": 0.700, "auc": 0.875, "cp100": 0.306}
 TRAINING = 600.0  # maximum seconds of training on two cores
 REKINDLE = [sys.executable, "-c", "import sys; from rekindle.cli import main; sys.exit(main())"]
 NOT_RELEASED = 3
