@@ -34,6 +34,7 @@ def build(config: Config) -> Any:
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
     # a pod runs several trials, and each trial may be interrupted several times
     limit = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
+    family = check_workload(sweep, config.workload, config.families)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         previous = data.name
@@ -50,7 +51,7 @@ def build(config: Config) -> Any:
                 round=number,
                 part="{{item}}",
                 workload=config.workload,
-                family=check_workload(sweep, config.workload, config.families),
+                family=family,
                 dataset=data.outputs.dataset.key,
                 digest=data.outputs.digest,
                 experiment=config.name,

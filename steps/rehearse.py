@@ -98,6 +98,7 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
     from rekindle import families
     from rekindle import workload as workloads
     from rekindle.training import trial_step
+    from rekindle.training.selection import fitting
 
     spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model, name)
     facts = workloads.dataset_facts(dataset) if dataset else getattr(workload, "example_facts", NoFacts())
@@ -118,7 +119,7 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
         if inputs.thorough:
             shares = int(inputs.train["virtual_workers"])
             report["flops_per_step"] = shares * trial_step.count_flops(computation)
-        trial_step.write_model(spec, state, model)
+        fitting.write_tensors(model, state.trained(), spec.identity())
     predict(workload, dataset, model, report)
 
 

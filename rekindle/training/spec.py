@@ -21,6 +21,8 @@ class TrainConfig(Section):
         | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours", "fingerprint"}
     )
 
+    HELD_OUT: ClassVar = ("validation", "seed")  # settings that determine the held-out samples
+
     workers: int = Field(2, ge=1, description="number of processes to start; does not change the weights")
     min_workers: int = Field(
         1, ge=1, description="minimum number of live workers; training waits while fewer are alive"

@@ -1,13 +1,11 @@
 """One step of a training, to find out in seconds whether it can work: no group, no checkpoints, no object store."""
 
-import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,7 +14,7 @@ from rekindle.training.computation import Computation, build_model, make_state, 
 from rekindle.training.numerics import pick_device
 from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import State, weights_sha256
+from rekindle.training.state import State
 from rekindle.training.validation import Subset
 from rekindle.workload import Workload
 
@@ -133,11 +131,3 @@ def count_flops(computation: Computation) -> int:
     with FlopCounterMode(display=False) as counter:
         computation.compute(0, 0)
     return counter.get_total_flops()
-
-
-def write_model(spec: TrainingSpec, state: State, folder: Path) -> None:
-    """Write the model's files as a training does."""
-    folder.mkdir()
-    tensors = state.trained()
-    (folder / "model.safetensors").write_bytes(save(tensors))
-    (folder / "model.json").write_text(json.dumps(spec.identity() | {"sha256": weights_sha256(tensors)}))

@@ -27,7 +27,7 @@ from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
 
-HELD_OUT = attrgetter("validation", "seed")  # settings that determine the held-out samples
+HELD_OUT = attrgetter(*TrainConfig.HELD_OUT)
 
 
 def prepare(*, task: str = "", **inputs: Any) -> Block:
@@ -78,15 +78,16 @@ def choose(data: Block, models: Mapping[str, Block], *, task: str = "", train: A
     if not isinstance(models, Mapping) or len(models) < 2 or not all(NAME.fullmatch(str(name)) for name in models):
         names = f"named {', '.join(map(str, models)) or 'nothing'}" if isinstance(models, Mapping) else describe(models)
         refuse(f'the models are {names}: pass at least two, by name, as in {{"small": small, "wide": wide}}.')
+    artifacts = {name: resolve(model, "model") for name, model in models.items()}
     for name, model in models.items():
-        validation, seed = resolve_missing(model, {}, "model") and model.inputs.get("held_out", HELD_OUT(section))
+        validation, seed = model.inputs.get("held_out", HELD_OUT(section))
         if (validation, seed) != HELD_OUT(section):
             refuse(
                 f"{name} has train.validation {validation} and train.seed {seed}, and the choice {section.validation} "
                 f"and {section.seed}: {name} may have seen the held-out samples. Use the same two values."
             )
     values = {"workload": config.workload, "train": section.identity()}
-    values |= {"models": {name: resolve(model, "model").key for name, model in models.items()}}
+    values |= {"models": {name: artifact.key for name, artifact in artifacts.items()}}
     values |= resolve_missing(data, inputs, "dataset") | inputs
     return step("steps.families.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
 

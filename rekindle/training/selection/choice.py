@@ -17,7 +17,7 @@ from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import autocast, pick_device
 from rekindle.training.sampler import mix
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.validation import Subset
 from rekindle.workload import Workload, dataset_facts
 
@@ -54,7 +54,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
 
 def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> None:
     """Raise ConfigError if a model was trained with other held-out samples: it may have seen those of `spec`."""
-    for key in ("validation", "seed"):
+    for key in TrainConfig.HELD_OUT:
         if key in train and train[key] != getattr(spec, key):
             raise ConfigError(
                 f"{name} was trained with train.{key} {train[key]}, and is compared with {getattr(spec, key)}: train "

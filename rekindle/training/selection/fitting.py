@@ -69,9 +69,13 @@ def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:
             f"{others[0]} of the model is {type(state[others[0]]).__name__}: a model is stored as tensors. Let "
             "get_extra_state return a tensor, such as torch.frombuffer(bytearray(data), dtype=torch.uint8)."
         )
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+    return write_tensors(out, {name: value.detach().cpu().clone() for name, value in state.items()}, description)
+
+
+def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> str:
+    """Write model.safetensors and model.json, as a training does; return the sha256."""
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "model.safetensors").write_bytes(save(tensors))
+    (out / "model.safetensors").write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
     (out / "model.json").write_text(json.dumps(description | {"sha256": sha256}, indent=1))
     return sha256
