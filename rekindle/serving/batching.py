@@ -48,7 +48,7 @@ class Batches:
     error: RekindleError | None = None  # the error that ended the model process; later requests get it, too
 
     async def answer(self, body: bytes, replay: bool = False) -> Answer:
-        """Return the answer to a request; a `replay` is not counted. Raises RekindleError if the model process ended."""
+        """Return the answer to a request. Raises RekindleError if the model process ended."""
         if self.error:
             raise self.error
         loop = asyncio.get_running_loop()
