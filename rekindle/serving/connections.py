@@ -137,8 +137,8 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def close(self) -> None:
-        """Close the connection, unless a request has arrived, which is answered first."""
-        if not self.has_bytes():
+        """Close the connection, unless a request or its beginning has arrived, which is answered first."""
+        if not self.has_bytes() and self.arriving_part != "head":
             self.send_end()
             self.transport.close()
             self.update_group()

@@ -141,7 +141,8 @@ class ModelServer:
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes idle connections
-                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
+                # a client may begin its last request at the end of the grace period
+                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds + inputs.body_seconds) + 1,
             )
         )
 

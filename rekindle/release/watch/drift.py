@@ -22,7 +22,8 @@ Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) â†
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
 
-    The shifts are empty if there are fewer than `config.minimum` instances. A second call by the same workflow counts from the same check. Raises DataError, RekindleError.
+    The shifts are empty if there are fewer than `config.minimum` instances. A second call by the same workflow counts
+    from the same check. Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:

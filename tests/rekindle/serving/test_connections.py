@@ -199,6 +199,21 @@ def test_an_open_connection_is_answered_after_the_drain_and_closed(
 
 
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
+@pytest.mark.parametrize("size", [9, len(HEAD) + 9], ids=["head", "body"])
+def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
+    draining: tuple[Running, list[socket.socket]], size: int
+) -> None:
+    server, kept = draining
+    slow, *idle = kept
+    slow.sendall((HEAD + BODY)[:size])
+    assert {client.recv(1) for client in idle} == {b""}  # the grace period has ended
+    slow.sendall((HEAD + BODY)[size:])
+    status, head = receive(slow)
+    assert (status, "connection: close" in head) == (200, True)
+    assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize("draining", [0.5], indirect=True)
 def test_an_idle_connection_is_closed_after_the_grace_period(draining: tuple[Running, list[socket.socket]]) -> None:
     server, kept = draining
     assert {client.recv(1) for client in kept} == {b""}
