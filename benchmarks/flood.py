@@ -3,10 +3,11 @@
     python -m benchmarks.flood [--seconds 10] [--json]
 
 The server serves the workload `power` of docs/your-own-model.md. The connections of the flood send nothing, half a
-head, a request and half a second head, or half a body. When the server closes one of them, it is opened again after ten
-seconds. A third of the clients sends requests on one connection without a pause, a third opens a connection for each
-request, and a third reuses a connection after pauses and, like every connection pool, first checks whether the
-connection was closed. Probes of the server are sent like those of a kubelet, each on its own connection.
+head, a request and half a second head, or half a body. When the server closes one of them, it is opened again after
+20 s on average, so about 200 connections arrive per second. A third of the clients sends requests on one connection
+without a pause, a third opens a connection for each request, and a third reuses a connection after pauses and, like
+every connection pool, first checks whether the connection was closed. Probes of the server are sent like those of a
+kubelet, each on its own connection.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +30,7 @@ from benchmarks.serving import PORT, requests, running, upload, write_release
 DESCRIPTORS, CONNECTIONS = 256, 4000
 CLIENTS = 4  # number of clients of each kind
 RUNS = 3
-PAUSE_S = 10.0  # pause of the flood before it opens a closed connection again
+PAUSE_S = 20.0  # mean pause of the flood before it opens a closed connection again
 PROBE = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 KINDS = ("steady", "single", "pausing", "probe")
 
@@ -39,7 +41,8 @@ class Clients:
     def __init__(self, texts: list[bytes]) -> None:
         self.texts = texts
         self.seconds: list[float] = []
-        self.failures = self.probes = 0
+        self.probes = 0
+        self.failures: Counter[str] = Counter()  # kind of client and reason → number
 
     async def client(self, kind: str, until: float) -> None:
         """Send requests until the time `until`."""
@@ -55,9 +58,11 @@ class Clients:
                     writer.write(text)
                     head = (await reader.readuntil(b"\r\n\r\n")).lower()
                     await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
-                self.failures += not head.startswith(b"http/1.1 200")
-            except (OSError, EOFError, TimeoutError):
-                self.failures, writer = self.failures + 1, None
+                if not head.startswith(b"http/1.1 200"):
+                    self.failures[f"{kind}: {head[:12].decode()}"] += 1
+            except (OSError, EOFError, TimeoutError) as error:
+                self.failures[f"{kind}: {error!r}"] += 1
+                writer = None
             if kind == "probe":
                 self.probes += 1
             else:
@@ -76,7 +81,7 @@ async def flood(text: bytes) -> None:
 
     async def hold(start: bytes) -> None:
         while True:
-            await asyncio.sleep(random.uniform(0, PAUSE_S))
+            await asyncio.sleep(random.uniform(0, 2 * PAUSE_S))
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
                 writer.write(start)
@@ -92,7 +97,7 @@ def flooding() -> Iterator[None]:
     """Flood the server until the end of the block, from another process."""
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
     try:
-        time.sleep(PAUSE_S)  # until the server has no free descriptor
+        time.sleep(PAUSE_S / 2)  # until the server has no free descriptor
         yield
     finally:
         process.kill()
@@ -119,12 +124,16 @@ def measure(folder: Path, seconds: float) -> list[Bar]:
             alone.append(run())
             with flooding():
                 flooded.append(run())
+    failures = sum((clients.failures for clients in alone + flooded), Counter[str]())
+    busy = sum(failures[f"{kind}: http/1.1 503"] for kind in KINDS if kind != "probe")
+    print(dict(failures), file=sys.stderr)
     p99 = [[1000 * quantiles(clients.seconds, n=100)[98] for clients in runs] for runs in (alone, flooded)]
     ratios = [during / without for without, during in zip(*p99, strict=True)]
     return [
         bar("requests of clients during the flood", sum(len(clients.seconds) for clients in flooded), ""),
         bar("probes during the flood", sum(clients.probes for clients in flooded), ""),
-        bar("requests and probes without the answer 200", sum(c.failures for c in alone + flooded), "", 0),
+        bar("requests with the answer 503 and Retry-After", busy, ""),
+        bar("requests and probes that were reset or got another answer", failures.total() - busy, "", 0),
         bar("p99 of the clients without the flood", p99[0], "ms"),
         bar("p99 of the clients during the flood", p99[1], "ms"),
         bar("p99 during the flood, relative to p99 without the flood", ratios, "times", 2),
