@@ -3,6 +3,7 @@
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 
@@ -134,6 +135,19 @@ def test_thousands_of_connections_do_not_block_other_clients(small: Running, sta
     assert states.count("503") == rejected or (
         start == GET and states.count("503") + states.count("closed") == rejected
     )
+
+
+def test_slow_requests_make_room_for_a_client_that_has_just_connected(small: Running) -> None:
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connect(small)).sendall(HEAD + BODY[:9])
+        new = stack.enter_context(connect(small))
+        for _ in range(3):
+            slow = stack.enter_context(connect(small))
+            slow.sendall(HEAD + BODY[:9])
+            with connect(small) as probe:
+                assert ask(probe, GET)[0] == 200
+        assert ask(new)[0] == 200
 
 
 def state_of(client: socket.socket) -> str:

@@ -1,8 +1,8 @@
 """Drift of a served model is detected, and the model is trained again at a limited rate."""
 
 import json
+import math
 import random
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(model: Any, m
 
 def test_replayed_rows_and_requests_before_the_promotion_do_not_count(model: Any, s3: Store) -> None:
     about = model.server.client.get("/v1/models/echo").json()
-    client = ModelClient(model.server.url, "echo", about["sha256"], time.monotonic() + 60)
+    client = ModelClient(model.server.url, "echo", about["sha256"], deadline=math.inf)
     client.predict({"instances": ids(300, 100, 199)})
     assert "0 instances" in check_drift(model).reason
     model.server.predict(*ids(300, 100, 199))  # copies of requests, as for a shadow
