@@ -9,6 +9,7 @@ import base64
 import json
 import sys
 import zlib
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class Outputs(StepOutputs):
     digest: str = Field(description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
+    source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
 
 
@@ -85,7 +87,17 @@ def run(inputs: Inputs) -> Outputs:
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
-    return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id, warnings=warnings)
+    outputs = {"digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
+    return Outputs(dataset=dataset, source_digest=digest_of_source(data.source), **outputs)
+
+
+def digest_of_source(source: str) -> str:
+    """Return the digest of a source that a later reproduction compares with, or ""."""
+    from rekindle.cache.key import UnknownKey, content
+
+    with suppress(UnknownKey):
+        return content(source)
+    return ""
 
 
 def parse_time(text: str) -> datetime:

@@ -26,10 +26,11 @@ class Inputs(StepInputs):
         description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
     )
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
+    backfill: str = Field("", description="if not empty, the refreshed model is never released")
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release; same if the data is not newer than the serving state")
+    verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep for a past week")
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version of the champion")
     model_sha256: str = Field(description="sha256 of the champion's weights")
@@ -85,6 +86,8 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.write(f"{verdict}: {reason}\n")
     rows = refreshed.rows if refreshed else 0
     tracking.log(run_id, metrics={"rows": rows}, tags={"verdict": verdict, "reason": reason})
+    if inputs.backfill and verdict == "release":
+        verdict, reason = "keep", f"a past week is not released: {reason}"
     outputs: dict[str, Any] = {"verdict": verdict, "reason": reason}
     outputs |= {"champion": champion.version, "model_sha256": champion.sha256}
     return Outputs(**outputs, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
