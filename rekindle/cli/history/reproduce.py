@@ -1,13 +1,12 @@
 """The command `rekindle reproduce`."""
 
 import json
-import os
 
 import click
 
 from argolocal.cli.options import Name, output_option
 from argolocal.cli.output import errors_as_json
-from argolocal.common import homes
+from argolocal.common.homes import current as home
 from rekindle.cli.group import command
 from rekindle.errors import ConfigError
 
@@ -21,47 +20,40 @@ CANNOT_BE_EQUAL, DIFFERENT = 2, 3  # exit codes
 )
 @click.option("--commit", default="", metavar="REVISION", help="Commit to use instead of the release's commit.")
 @click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
-@click.option("--anyway", is_flag=True, help="Train although the weights cannot be equal.")
+@click.option("--anyway", is_flag=True, help="Train in spite of errors.")
 @output_option("text", "json")
 def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_json: bool) -> int:
     """Train the model of a release again, and compare the weights.
 
     The release records its commit, config, parameters, packages and the digest of its data. The command lists what is
     missing or differs on this machine, runs the pipeline of that commit in a temporary folder with services of its own,
-    and compares the sha256 of the weights. Different weights are explained by the first difference: of the dataset,
-    the settings, the machine, or the loss of a step. Nothing is released, and the project, home and services stay
-    unchanged. VERSION defaults to the champion. For a release of a cluster, set the addresses of its services:
+    and compares the sha256 of the weights. A difference is an error if it changes the weights, such as other code, data
+    or processors, or a warning if it may change them. Different weights are explained by the first difference: of the
+    dataset, the settings, the machine, or the loss of a step. Nothing is released, and the project, home and services
+    stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the addresses of its services:
     MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
 
-    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or the weights cannot be equal here (see --anyway),
-    3 different weights.
+    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --anyway), 3
+    different weights.
 
     Example:
       rekindle reproduce demo
       rekindle reproduce demo@3 --check -o json
     """
-    from rekindle.local.cluster import LocalCluster
-    from rekindle.release import origin
-    from rekindle.storage import Store
     from rekindle.view.reproduce.reproduction import Request, reproduce
 
     name, _, version = model.partition("@")
-    if version and not version.isdecimal():
+    if "@" in model and not version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
     with errors_as_json(as_json):
-        local = LocalCluster(homes.current())
-        os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
-        store = Store.from_env()
-        request = Request(commit, data, anyway, check)
-        result = reproduce(
-            origin.read(store, name, version), store, local.home, request, lambda line: click.echo(line, err=True)
-        )
+        request = Request(name, version, commit, data, anyway, check)
+        result = reproduce(home(), request, lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     compared = result.comparison
     if not compared:
         if result.fatal and not check:
-            raise ConfigError("the weights cannot be equal here: correct the errors above, or add --anyway.")
+            raise ConfigError("nothing was trained: correct the errors above, or add --anyway.")
         return CANNOT_BE_EQUAL if result.fatal else 0
     if not as_json:
         text = f"equal: the weights of {name} {result.origin.version} are {compared.sha256}"

@@ -1,6 +1,7 @@
 """Trains the model of a release again: check, render, run, compare."""
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from rekindle import tracking
 from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.release.origin import Origin
+from rekindle.local.cluster import LocalCluster
+from rekindle.release.origin import Origin, read
 from rekindle.storage import Store
 from rekindle.view.outcome import NOT_RELEASED
 from rekindle.view.reproduce import findings as checks
@@ -30,8 +32,10 @@ SUCCESSES = (0, NOT_RELEASED)  # exit codes of a run that trained a model
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command."""
+    """The arguments of the command. `version`: empty for the champion."""
 
+    model: str
+    version: str = ""
     commit: str = ""
     data: str = ""
     anyway: bool = False
@@ -60,11 +64,16 @@ class Result:
         return facts | {"equal": self.comparison and self.comparison.equal, "difference": difference}
 
 
-def reproduce(origin: Origin, store: Store, user_home: Path, request: Request, note: Callable[[str], None]) -> Result:
+def reproduce(home: Path, request: Request, note: Callable[[str], None]) -> Result:
     """Train the model of a release again, and compare the weights; report findings to `note` before the training.
 
-    Stops after the findings if the weights cannot be equal, unless `request.anyway`. Raises ConfigError, RekindleError.
+    The release is in the services of `home`, or in those of the environment. Stops after the findings if one is fatal,
+    unless `request.anyway`. Raises ConfigError, RekindleError.
     """
+    local = LocalCluster(home)
+    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    store = Store.from_env()
+    origin = read(store, request.model, request.version)
     commit = checks.Commit(origin, request.commit)
     with workspace() as space:
         result = Result(origin, commit.sha)
@@ -89,7 +98,7 @@ def reproduce(origin: Origin, store: Store, user_home: Path, request: Request, n
         if request.check or (result.fatal and not request.anyway):
             return result
         inputs.provide(space)
-        run = train(space, folder, origin, data.source, user_home)
+        run = train(space, folder, origin, data.source, local.home)
         result.comparison = compare(origin, space.store(), run)
     return result
 

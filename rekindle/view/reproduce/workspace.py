@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from argolocal.common.processes import python
 from argolocal.pods.containers import containers_of
 from rekindle import tracking
 from rekindle.cache.folder import CACHE
+from rekindle.errors import RekindleError
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
 from rekindle.storage import Store
 
@@ -96,6 +98,13 @@ class Workspace:
         copied = tracking.register(name, prefix, self.store().uri(prefix), release.sha256, run_id, {})
         tracking.promote(name, copied.version, "none")
 
+    def stop(self) -> None:
+        """Stop the services, and the servers of a pipeline that released a model."""
+        cluster = LocalCluster(self.home, {})
+        cluster.services = self.services
+        with suppress(RekindleError):
+            cluster.down()
+
 
 @contextmanager
 def workspace() -> Iterator[Workspace]:
@@ -109,6 +118,6 @@ def workspace() -> Iterator[Workspace]:
     try:
         yield space
     finally:
-        space.services.down()
+        space.stop()
         assert remover.stdin
         remover.stdin.close()
