@@ -26,7 +26,7 @@ class Inputs(StepInputs):
         description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
     )
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
-    backfill: str = Field("", description="if not empty, the refreshed model is never released")
+    backfill: str = Field(default="", description="if not empty, the refreshed model is never released")
 
 
 class Outputs(StepOutputs):
