@@ -9,7 +9,6 @@ import base64
 import json
 import sys
 import zlib
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +55,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
+    from rekindle.cache.key import content_or_empty
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
@@ -88,16 +88,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     outputs = {"digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
-    return Outputs(dataset=dataset, source_digest=digest_of_source(data.source), **outputs)
-
-
-def digest_of_source(source: str) -> str:
-    """Return the digest of a source that a later reproduction compares with, or ""."""
-    from rekindle.cache.key import UnknownKey, content
-
-    with suppress(UnknownKey):
-        return content(source)
-    return ""
+    return Outputs(dataset=dataset, source_digest=content_or_empty(data.source), **outputs)
 
 
 def parse_time(text: str) -> datetime:

@@ -35,6 +35,7 @@ class Outputs(StepOutputs):
     champion: str = Field(description="version of the champion")
     model_sha256: str = Field(description="sha256 of the champion's weights")
     run_id: str = Field(description="MLflow run of this workflow")
+    source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     rows: int = Field(description="number of rows that are newer than the champion's serving state")
     dataset: Artifact = Field(description="dataset.json and state/ for the new release")
     model: Artifact = Field(description="model files of the champion")
@@ -50,6 +51,7 @@ def run(inputs: Inputs) -> Outputs:
     missing.
     """
     from rekindle import tracking, workload
+    from rekindle.cache.key import content_or_empty
     from rekindle.release import files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
@@ -89,7 +91,11 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.backfill and verdict == "release":
         verdict, reason = "keep", f"a past week is not released: {reason}"
     outputs: dict[str, Any] = {"verdict": verdict, "reason": reason}
-    outputs |= {"champion": champion.version, "model_sha256": champion.sha256}
+    outputs |= {
+        "source_digest": content_or_empty(data.source),
+        "champion": champion.version,
+        "model_sha256": champion.sha256,
+    }
     return Outputs(**outputs, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
 
 

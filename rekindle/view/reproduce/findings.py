@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.common.processes import python
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
-from rekindle.cache.key import UnknownKey, content
+from rekindle.cache.key import content_or_empty
 from rekindle.errors import ConfigError
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
@@ -131,7 +131,7 @@ class Data:
         if not self.given and "://" not in self.recorded:
             parts = Path(self.recorded).parts[1:]
             places += [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {place: digest for place in places if (digest := _digest(place)) or place == places[0]}
+        return {place: digest for place in places if (digest := content_or_empty(place)) or place == places[0]}
 
     @cached_property
     def source(self) -> str:
@@ -148,13 +148,6 @@ class Data:
             state = f"its digest is {found}" if found else "it does not exist, or cannot be read"
             remedy = "restore it, or give the place of the same data with --data"
             yield Finding("data", f"{self.source}: {state}; the release has the digest {self.wanted}: {remedy}", True)
-
-
-def _digest(place: str) -> str:
-    try:
-        return content(place)
-    except (UnknownKey, OSError):
-        return ""
 
 
 def _versions(names: list[str]) -> dict[str, str]:
