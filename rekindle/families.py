@@ -7,6 +7,7 @@ A function `(section, facts)` that returns a torch.nn.Module is trained step by 
 call of `fit`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,13 @@ def of(workload: Any) -> dict[str, Any]:
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
-    """Return the names of the families to train: `names`, or all names. Raises ConfigError for an unknown name."""
+    """Return the names of the families to train: `names`, or all names.
+
+    Raises ConfigError for an unknown name, or a name that occurs twice.
+    """
     family_by_name = of(workload)
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f'families contains "{repeated[0]}" twice: each family is trained once.')
     for name in names:
         if name not in family_by_name:
             family_names = ", ".join(family_by_name) if any(family_by_name) else "none, since it defines `model`"
@@ -46,7 +52,7 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
                 f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(family_by_name))} '
                 f"Its families: {family_names}."
             )
-    return list(dict.fromkeys(names)) or list(family_by_name)
+    return list(names) or list(family_by_name)
 
 
 def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:

@@ -130,7 +130,7 @@ S = TypeVar("S", bound=Section)
 
 
 def parse_section(section: type[S], values: Any, name: str) -> S:
-    """Validate `values` as the config's section `name`. Raises ConfigError that names each wrong key."""
+    """Validate `values` as the section `name` ("": a whole file). Raises ConfigError that names each wrong key."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -138,7 +138,7 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
 
 
 def _sentence(section: type[Section], name: str, error: Any) -> str:
-    key = ".".join(map(str, [name, *error["loc"]]))
+    key = ".".join(map(str, [name, *error["loc"]])).lstrip(".")
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]
         return f"{key} is not a known key.{did_you_mean(str(last_key), known_keys(section, path))}"

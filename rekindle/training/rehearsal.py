@@ -15,12 +15,13 @@ from typing import Any
 
 from rekindle.cache import code
 from rekindle.cache.folder import cache_folder
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, say
 from rekindle.step import flag, to_text
 
 STEP = "steps.rehearse"
 ROWS = 1000
 TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
+TIMEOUT_STAGE = "timeout"
 # stage of the check → exit codes of errors that a training would meet, too. Other stages may fail only
 # because the rehearsal has few rows.
 CERTAIN_ERRORS = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
@@ -36,16 +37,17 @@ def check_trainable(config: Sections) -> None:
     cpu_sections = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
     code_digest, source = code.identity([STEP, sections["workload"]]), _stamp(sections["data"])
     identity = {"code": code_digest, "sections": cpu_sections, "source": source}
-    success_file = (
-        cache_folder() / "trainable" / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    )
+    folder = cache_folder() / "trainable"
+    success_file = folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     if success_file.exists():
         return
     report = rehearse(cpu_sections, timeout=TIMEOUT_S)
+    if report["stage"] == TIMEOUT_STAGE:
+        say(f"the training was not tried before the run: {report['error']} `rekindle check CONFIG` has no time limit.")
     if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
     if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):
-        success_file.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         success_file.touch()
 
 
@@ -68,7 +70,7 @@ def rehearse(
         try:
             process = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
-            return {"stage": "process", "error": f"it took more than {timeout:g} s.", "exit_code": 1}
+            return {"stage": TIMEOUT_STAGE, "error": f"it took more than {timeout:g} s.", "exit_code": 1}
         if report.exists():
             return json.loads(report.read_text())
     last_line = (process.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")

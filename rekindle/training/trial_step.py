@@ -61,6 +61,7 @@ def fit(
         fitting.fit_model(spec, workload, model, samples)
         fitting.write(out, model, spec.identity())
         fitting.check_saved(spec, workload, dataset, model, samples, out)
+        fitting.check_repeatable(spec, workload, model, samples, facts)
         report["stage"] = "loss"
         few = Subset(samples, torch.arange(min(len(samples), 4 * spec.batch_size)))
         report["validation"] = choice.validate(spec, workload, model, few, torch.device("cpu"))

@@ -29,6 +29,7 @@ from rekindle import project
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.cli import commands
 from rekindle.step import flag, load
+from rekindle.training.cost.prices import FILE, Prices
 from tests.commands import DOCUMENTS, READS, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS
 
@@ -152,11 +153,13 @@ def _run(block: Block, program: str, arguments: list[str]) -> None:
 
 
 def _yaml(block: Block, folder: Path) -> None:
-    """Check a manifest for Argo, the table of images, or a config (complete or some sections)."""
+    """Check a manifest for Argo, prices, the table of images, or a config (complete or some sections)."""
     documents = list(yaml.safe_load_all(block.text))
     if "kind" in documents[0]:
         findings = [finding for document in documents for finding in lint(document)]
         assert [str(finding) for finding in findings if finding.fatal] == [], block
+    elif block.file == FILE:
+        Prices.parse(documents[0], str(block))
     elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(iter(documents[0])):
         (folder / "images.yaml").write_text(block.text)
         assert Image.read_table(folder / "images.yaml")

@@ -56,6 +56,7 @@ def test_a_wrong_definition_of_families_is_refused(
         ),
         (("families=[lime]",), r'has no family "lime"\. Did you mean "line"\? Its families: line, network\.'),
         (("train.validation=0.1", "families=['']"), r'has no family ""'),
+        (("train.validation=0.1", "families=[line, line]"), r'families contains "line" twice'),
     ],
 )
 def test_a_config_must_name_existing_families_and_validate_several(settings: tuple[str, ...], sentence: str) -> None:

@@ -48,17 +48,37 @@ def check_saved(
     spec: TrainingSpec, workload: Workload, dataset: Path, model: nn.Module, samples: Subset, folder: Path
 ) -> None:
     """Raise ConfigError if the model in `folder` cannot be loaded, or has another loss than `model`."""
-    batch = samples.batch(torch.arange(min(spec.batch_size, len(samples))))
     advice = "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state returns."
     saved = build_model(spec, workload, dataset_facts(dataset))
     try:
         saved.load_state_dict(load_file(folder / "model.safetensors"))
     except RuntimeError as error:
         raise ConfigError(f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}") from error
-    with torch.no_grad():
-        before, after = (float(workload.loss(each.eval(), batch)) for each in (model, saved))
-    if not math.isclose(before, after, rel_tol=1e-5) and not math.isnan(before):
+    before, after = (_loss(spec, workload, each, samples) for each in (model, saved))
+    if not _are_close(before, after):
         raise ConfigError(f"the fitted model has a loss of {before:.5g}, and {after:.5g} if it is loaded. {advice}")
+
+
+def check_repeatable(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, facts: Any) -> None:
+    """Fit a second model, and raise ConfigError if it has another loss than `model`."""
+    second_model = build_model(spec, workload, facts)
+    fit_model(spec, workload, second_model, samples)
+    first, second = (_loss(spec, workload, each, samples) for each in (model, second_model))
+    if not _are_close(first, second):
+        raise ConfigError(
+            f'the family "{spec.family}" was fitted twice to the same samples, and has a loss of {first:.5g} and '
+            f"{second:.5g}: a fit is repeated after an interruption, so it needs a fixed seed."
+        )
+
+
+def _loss(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> float:
+    """Return the loss of the first batch."""
+    with torch.no_grad():
+        return float(workload.loss(model.eval(), samples.batch(torch.arange(min(spec.batch_size, len(samples))))))
+
+
+def _are_close(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-5) or math.isnan(first)
 
 
 def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def test_a_workload_that_passed_the_rehearsal_is_tried_again_only_after_a_change
     [
         ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70}, 1),  # all of the data is needed
         ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70, "unprepared": "no network"}, 2),
-        ({"stage": "process", "error": "it took more than 30 s.", "exit_code": 1}, 2),
+        ({"stage": "timeout", "error": "it took more than 30 s.", "exit_code": 1}, 2),
     ],
 )
 def test_a_rehearsal_that_could_have_another_result_is_repeated(
@@ -64,3 +64,11 @@ def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) ->
 def test_a_rehearsal_whose_process_dies_refuses_no_workload(tmp_path: Path) -> None:
     code = TEMPLATE.replace("    from torch import nn\n", "    import os\n\n    os._exit(9)\n")
     check_trainable(write_workload(tmp_path, "dying", code))
+
+
+def test_a_training_that_was_not_tried_in_time_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rehearsal, "TIMEOUT_S", 0.01)
+    check_trainable(write_workload(tmp_path, "late", TEMPLATE))
+    assert "not tried before the run: it took more than 0.01 s. `rekindle check CONFIG`" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rekindle.gate import Metric
 from rekindle.storage import Store
 from rekindle.training.computation import open_samples
 from rekindle.training.selection.choice import best_of, validate
-from rekindle.training.selection.fitting import check_saved, write
+from rekindle.training.selection.fitting import check_repeatable, check_saved, write
 from rekindle.training.spec import TrainingSpec
 from steps.families import choose, fit
 
@@ -143,6 +144,25 @@ def test_a_fitted_model_that_loses_its_fit_when_it_is_saved_is_refused(
     write(tmp_path / "other", torch.nn.Linear(3, 1), {})
     with pytest.raises(ConfigError, match=r"the fitted model cannot be loaded \(.*\)\. Keep all"):
         check_saved(spec, product, dataset, model, samples, tmp_path / "other")
+
+
+def test_a_fit_that_differs_when_it_is_repeated_is_refused(
+    product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
+    samples, _ = open_samples(spec, product, dataset)
+    model = product.line(product.Model(), {})
+    with torch.no_grad():
+        product.fit_line(model, samples)
+    check_repeatable(spec, product, model, samples, {})
+    draw = random.Random()
+
+    def fit_randomly(model: Any, samples: Any) -> None:
+        model[0].bias.fill_(draw.random())
+
+    monkeypatch.setitem(product.families, "line", Fitted(product.line, fit_randomly))
+    with pytest.raises(ConfigError, match=r'"line" was fitted twice .* loss of [\d.]+ and [\d.]+: .* fixed seed'):
+        check_repeatable(spec, product, model, samples, {})
 
 
 def test_a_fit_that_returns_a_model_is_refused(product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

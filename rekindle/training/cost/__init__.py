@@ -1,0 +1,1 @@
+"""The costs of a run: prices of nodes, requests of pods, and the costs of trainings and steps."""

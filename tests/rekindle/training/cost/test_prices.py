@@ -1,0 +1,159 @@
+"""The prices of a project, and the class of each pod of a manifest."""
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle import project
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from rekindle.errors import ConfigError
+from rekindle.training.cost import pods
+from rekindle.training.cost.pods import Pod
+from rekindle.training.cost.prices import ANNOTATION, FILE, Prices
+
+EXAMPLE = project.REFERENCE / "template" / FILE
+RATE = {"cpu_hour": 1, "gib_hour": 0.5}
+GPU = {"resource": "nvidia.com/gpu"}
+
+
+def prices(**changes: Any) -> Prices:
+    values = {"currency": "EUR", "default": "cpu", "classes": {"cpu": {"on_demand": RATE}}}
+    return Prices.parse(values | changes, FILE)
+
+
+def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Return class and spot of all pods of configs/cluster.yaml, by template and role."""
+    example, classes = Prices.load(EXAMPLE.parent), {}
+    assert example
+    for template in render_manifest(load_config("configs/cluster.yaml", sets).config)["spec"]["templates"]:
+        pod = pods.of_template(template)
+        found = [("", pod)] if pod else [(replicas.role, replicas.pod) for replicas in pods.applied(template)]
+        classes |= {(template["name"], role): (example.classify(pod), example.is_spot(pod)) for role, pod in found}
+    return classes
+
+
+@pytest.fixture
+def priced_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the example, outside of any other project."""
+    (tmp_path / FILE).write_text(EXAMPLE.read_text())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_a_file_nothing_has_a_price(tmp_path: Path):
+    assert Prices.load(tmp_path) is None
+
+
+def test_the_example_prices_gpu_and_spot_pods_of_a_cluster_by_their_nodes():
+    classes = pod_classes("families=[transformer]")
+    assert classes["train", "Worker"] == ("l4", True)
+    assert classes["train", "Master"] == ("cpu", False)
+    assert classes["prepare", ""] == ("cpu", False)
+    assert pod_classes("families=[transformer]", "cluster.pods.train.preset=[eks-spot]")["train", "Worker"] == (
+        "cpu",
+        True,
+    )
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests(backend: str):
+    config = load_config("configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]).config
+    found = [item for template in render_manifest(config)["spec"]["templates"] for item in pods.applied(template)]
+    (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.words]
+    (leader,) = [item for item in found if "rekindle.training.membership.server" in item.words]
+    assert (worker.pod.cpus, worker.pod.gib, worker.pod.gpus) == (4, 16, 1)
+    assert (leader.pod.cpus, leader.pod.gib, leader.pod.gpus, leader.count) == (0.25, 0.5, 0, 1)
+    assert worker.count == (1 if backend == "trainjob" else 4)  # a TrainJob sets the number of nodes of its runtime
+
+
+def test_a_pod_costs_its_requests_by_the_hour():
+    found = prices(classes={"cpu": {"on_demand": RATE}, "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}}})
+    assert found.price(Pod(cpus=2, gib=4), 1800) == 2
+    assert found.price(Pod(cpus=2, gib=4, gpus=1, devices=("nvidia.com/gpu",)), 3600) == 7
+    assert found.cost("gpu", False, 3600, 0, 7200) == 7
+
+
+def test_limits_count_as_requests_and_sidecars_are_added():
+    template = yaml.safe_load("""
+        container: {resources: {limits: {cpu: 500m, memory: 1Gi, nvidia.com/mig-1g.5gb: "1"}, requests: {cpu: 250m}}}
+        sidecars: [{resources: {requests: {cpu: "1", memory: 512Mi}}}]
+        affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+          {matchExpressions: [{key: zone, operator: In, values: [a]}, {key: gpu, operator: In, values: [l4]}]},
+          {matchExpressions: [{key: zone, operator: In, values: [b]}, {key: gpu, operator: In, values: [l4]}]}]}}}
+        tolerations: [{key: spot, operator: Equal, value: "yes"}, {key: gpu, operator: Exists}]
+    """)
+    pod = pods.of_template(template)
+    assert pod
+    assert pod == Pod(1.25, 1.5, 1, {"gpu": "l4"}, {"spot": "yes", "gpu": ""}, ("nvidia.com/mig-1g.5gb",))
+    selectors = [{"tolerations": {"spot": "yes"}}, {"labels": {"gpu": "l4"}}, {"resource": "nvidia.com/mig-1g.5gb"}]
+    assert all(prices(spot=[selector]).is_spot(pod) for selector in selectors)
+    assert not prices(spot=[{"labels": {"gpu": "l4", "zone": "a"}}]).is_spot(pod)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"currency": "dollar"}, "currency is 'dollar': it has the wrong form"),
+        ({"default": "cpus"}, 'default is "cpus": it must be the name of a class. Did you mean "cpu"?'),
+        ({"clases": {}}, 'clases is not a known key. Did you mean "classes"?'),
+        ({"classes": {"cpu": {"on_demand": RATE | {"cpu_hour": -1}}}}, "classes.cpu.on_demand.cpu_hour is -1"),
+        ({"classes": {"cpu": {"on_demand": {"cpu_hour": 1}}}}, "classes.cpu.on_demand.gib_hour is missing"),
+        ({"classes": {"cpu": {"on_demand": RATE}, "b": {"on_demand": RATE}}}, "classes.b.selector is missing"),
+        ({"spot": [{}]}, "spot.0 is empty, and would match every pod"),
+        (
+            {"classes": {name: {"selector": GPU, "on_demand": RATE} for name in ("cpu", "b")}},
+            "classes.cpu.selector matches every pod of class b, too",
+        ),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as error:
+        prices(**changes)
+    assert str(error.value).startswith(f"{FILE}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "has no keys"), ("default: [", "is not YAML"), ("- a", "has no keys")]
+)
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Prices.load(tmp_path)
+
+
+def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
+    by_zone = {"selector": {"labels": {"zone": "a"}}, "on_demand": RATE}
+    found = prices(
+        classes={"cpu": {"on_demand": RATE}, "gpu": {"selector": GPU, "on_demand": RATE}, "zone": by_zone},
+        spot=[{"labels": {"spot": "yes"}}],
+    )
+    with pytest.raises(ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"):
+        found.classify(Pod(labels={"zone": "a"}, devices=("nvidia.com/gpu",)))
+    with pytest.raises(ConfigError, match=r"classes\.cpu\.spot is missing"):
+        found.price(Pod(cpus=1, labels={"spot": "yes"}), 1)
+
+
+def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_them(priced_project: Path):
+    config = load_config(project.REFERENCE / "configs/demo.yaml").config
+
+    def render() -> tuple[dict[str, Any], dict[str, str]]:
+        manifest = render_manifest(config)
+        values = {item["name"]: item["value"] for item in manifest["spec"]["arguments"]["parameters"]}
+        values |= {"recorded": zlib.decompress(base64.b64decode(values["manifest"])).decode()}
+        for item in manifest["spec"]["arguments"]["parameters"]:
+            item["value"] = ""
+        return manifest, values
+
+    priced, values = render()
+    (priced_project / FILE).unlink()
+    plain, plain_values = render()
+    assert priced == plain
+    assert {name for name in values if values[name] != plain_values[name]} == {"manifest", "recorded"}
+    annotations = json.loads(values["recorded"])["metadata"]["annotations"]
+    assert Prices.parse(json.loads(annotations[ANNOTATION]), "") == Prices.load(EXAMPLE.parent)
