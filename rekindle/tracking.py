@@ -209,6 +209,12 @@ def champion(name: str) -> Release | None:
     return _release(version["model_version"])
 
 
+def find_version(name: str, version: str) -> Release | None:
+    """Return a version of a registered model, or None if it does not exist."""
+    found = _get("model-versions/get", "model_version", name=name, version=version)
+    return _release(found) if found else None
+
+
 def require_champion(name: str) -> Release:
     """Return the champion of a model. Raises ConfigError if the model does not have a champion."""
     if release := champion(name):

@@ -49,11 +49,13 @@ class Outputs(StepOutputs):
     digest: str = Field(description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
+    source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
 
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
+    from rekindle.cache.key import content_or_empty
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
@@ -85,7 +87,8 @@ def run(inputs: Inputs) -> Outputs:
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
-    return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id, warnings=warnings)
+    outputs = {"digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
+    return Outputs(dataset=dataset, source_digest=content_or_empty(data.source), **outputs)
 
 
 def parse_time(text: str) -> datetime:

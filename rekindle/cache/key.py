@@ -81,6 +81,14 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     return digest(path)["sha256"]
 
 
+def content_or_empty(uri: str) -> str:
+    """Return the `content` that this process can read; "" if it is missing, or cannot be verified."""
+    try:
+        return content(uri)
+    except (UnknownKey, OSError):
+        return ""
+
+
 def digest(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

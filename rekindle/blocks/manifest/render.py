@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
-from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, pack
+from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, lock_hash, pack
 from rekindle.blocks.pod import labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.training.cost.prices import ANNOTATION, Prices
@@ -44,6 +44,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     config_values = config.model_dump(mode="json")
     provenance = {"git_sha": git_sha(), "config": json.dumps(config_values), "config_hash": _sha256(config_values)}
+    provenance |= {"lock_hash": lock_hash()}
     provenance["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
         if parameter["name"] in PROVENANCE:

@@ -7,11 +7,11 @@ from rekindle.cache import entries
 from rekindle.cache.key import Facts, UnknownKey, facts, key
 from rekindle.cache.runner import REUSED_FROM
 from rekindle.errors import StorageError, say
-from rekindle.keys import MODEL
+from rekindle.keys import CURVE, MODEL
 from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
 
-FILES = ("model.safetensors", "model.json")  # the last file marks the training as complete
+FILES = ("model.safetensors", CURVE, "model.json")  # the last file marks the training as complete
 
 
 class ReusableModel:
