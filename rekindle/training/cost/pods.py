@@ -75,6 +75,14 @@ def applied(template: Manifest) -> list[Replicas]:
         return []
 
 
+def of_manifest(manifest: Manifest) -> Iterator[Pod]:
+    """Yield the pods of all templates, and of the objects that they apply."""
+    for template in manifest["spec"].get("templates") or []:
+        if pod := of_template(template):
+            yield pod
+        yield from (replicas.pod for replicas in applied(template))
+
+
 def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
     if isinstance(value, list):
         for item in value:
