@@ -133,11 +133,11 @@ def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     run = report_run(s3, COMPLETE, manifest=packed)
     metrics, tags = run.data.metrics, run.data.tags
     second = (4 * 0.01 + 16 * 0.0012 + 0.224) / 3600
-    assert metrics["cost/trained"] == pytest.approx(5.5 * second, abs=1e-6)
+    assert metrics["cost/trained"] == pytest.approx(5.5 * second, abs=1e-9)
     uses = ("trained", "waited", "lost", "queued", "coordinator")
-    assert metrics["cost/total"] == pytest.approx(sum(metrics[f"cost/{use}"] for use in uses), abs=5e-6)
-    assert metrics["cost/spot"] + metrics["cost/on_demand"] == pytest.approx(metrics["cost/total"], abs=2e-6)
-    assert metrics["cost/without_spot"] - metrics["cost/total"] == pytest.approx(metrics["cost/saved"], abs=2e-6)
+    assert metrics["cost/total"] == pytest.approx(sum(metrics[f"cost/{use}"] for use in uses), abs=5e-9)
+    assert metrics["cost/spot"] + metrics["cost/on_demand"] == pytest.approx(metrics["cost/total"], abs=2e-9)
+    assert metrics["cost/without_spot"] - metrics["cost/total"] == pytest.approx(metrics["cost/saved"], abs=2e-9)
     assert tags["rekindle.currency"] == "USD"
     folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in (folder / "story.txt").read_text()

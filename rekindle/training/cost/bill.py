@@ -1,6 +1,6 @@
-"""The cost of a training: its ledger says how long each worker trained, waited or lost work, a Tariff what that costs.
+"""The cost of a training, from the times in its ledger and the prices in its Tariff.
 
-The cost of a coordinator counts as *queued* while no worker is alive: then its pod waits for nodes.
+The cost of the coordinator counts as *queued* while no worker is alive: then the workers wait for nodes.
 """
 
 import math
@@ -66,8 +66,8 @@ class Bill:
     def as_json(self) -> dict[str, Any]:
         """Return the amounts and the currency; `checkpoints` only if work was restored from a durable checkpoint."""
         interval = self.checkpointing
-        more = {"checkpoints": {name: round(value, 6) for name, value in vars(interval).items()}} if interval else {}
-        return {"currency": self.currency} | {name: round(value, 6) for name, value in self.figures().items()} | more
+        more = {"checkpoints": {name: round(value, 9) for name, value in vars(interval).items()}} if interval else {}
+        return {"currency": self.currency} | {name: round(value, 9) for name, value in self.figures().items()} | more
 
 
 def charge(summary: Summary, tariff: Tariff) -> Bill:
@@ -110,7 +110,7 @@ def _overlap(interval: Interval, pauses: list[tuple[float, float]]) -> float:
 
 
 def _checkpointing(summary: Summary, cost: float) -> Checkpointing | None:
-    """Return what the best checkpoint interval would have saved; `cost`: cost of all time in groups."""
+    """Compare the checkpoint interval with the best one; `cost`: cost of all time in groups."""
     restored = {
         item.resumed: item for item in summary.incidents if item.tier == "durable" and item.kind != "coordinator"
     }

@@ -1,4 +1,4 @@
-"""The pods of a manifest: what they request, and on which nodes they run."""
+"""The pods of a manifest: their requests, and the nodes that they select."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -70,7 +70,7 @@ def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> 
 
 
 def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
-    """Return the tariff of the trials of a sweep, each of which trains alone in a pod."""
+    """Return the tariff of the trials of a sweep; each trial trains alone in a pod."""
     for template in manifest["spec"].get("templates") or []:
         words: Mapping[str, Any] = template.get("container") or {}
         pod = pods.of_template(template)

@@ -65,7 +65,7 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(lines:
     assert 0 <= bill.waits <= bill.uses[WAITED] + 1e-9
     figures = bill.as_json()
     assert figures["trained"] + figures["waited"] + figures["lost"] + figures["coordinator"] + figures["queued"] == (
-        pytest.approx(figures["total"], abs=1e-5)
+        pytest.approx(figures["total"], abs=1e-8)
     )
 
 
