@@ -40,7 +40,10 @@ def recorded_manifest(workflow: Manifest) -> Manifest:
     """Return the manifest that a run has recorded as a parameter, else the workflow itself."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
-    return unpack(texts[0]) if texts and texts[0] else workflow
+    try:
+        return unpack(texts[0]) if texts and texts[0] else workflow
+    except (ValueError, zlib.error):  # a manifest that Rekindle did not render may have a parameter with this name
+        return workflow
 
 
 def unpack(text: str) -> Manifest:

@@ -81,3 +81,10 @@ def test_the_trials_of_a_sweep_are_charged_like_workers():
     found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
     assert found and found.prices.classify(found.worker("rank0")) == "l4"
     assert found.prices.is_spot(found.worker("rank0"))
+
+
+@pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])
+def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text: str):
+    workflow = {"metadata": {}, "spec": {"arguments": {"parameters": [{"name": "manifest", "value": text}]}}}
+    assert tariff.recorded_manifest(workflow) is workflow
+    assert tariff.prices_of(workflow) is None
