@@ -42,6 +42,15 @@ def parameters(status: Status) -> dict[str, str]:
     return values
 
 
+def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cost of a run in words and by task; {} if its manifest has no prices."""
+    from rekindle.training.cost import tariff
+    from rekindle.training.cost.steps import run_costs
+
+    manifest = tariff.recorded_manifest(workflow)
+    return run_costs(status, manifest, tariff.prices_of(manifest))
+
+
 def verdicts(status: Status) -> list[dict[str, Any]]:
     """Return each evaluation: its task, verdict, reason and metrics, and the version of a released model."""
     rows, versions = [], {release.evaluation: release.version for release in releases(status)}
@@ -64,7 +73,7 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome, one line per fact. `facts` (endpoint, commands, ...) precede the duration.
+    """Return the outcome, one line per fact. `facts` (endpoint, commands, cost, ...) precede the duration.
 
     If not `is_rekindle`, the outputs of the workflow are not interpreted.
     """

@@ -52,10 +52,13 @@ def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
 
 def test_the_best_trial_is_released_without_another_training(project_shell: Shell, s3: Store) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
+    shutil.copy(ROOT / "template/prices.yaml", project_shell.folder)
     done = project_shell(f"rekindle sweep configs/search.yaml --set name={name} -o json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     trials = result["trials"]
+    costs = [trial["cost"] for trial in trials]
+    assert all(cost["currency"] == "USD" and 0 < cost["trained"] <= cost["total"] for cost in costs)
     assert Counter(trial["state"] for trial in trials) == {"trained": 1, "paused": 4}
     best = trials[0]
     released = json.loads(s3.get(f"{result['workflow']}/best/model/model.json"))
@@ -70,7 +73,9 @@ def test_the_best_trial_is_released_without_another_training(project_shell: Shel
     assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
-    assert len(shown.stdout.splitlines()) == 6 and shown.stdout.split("\n")[1].startswith(str(best["trial"]))
+    title, *lines, empty, costs_line = shown.stdout.splitlines()
+    assert len(lines) == 5 and lines[0].startswith(str(best["trial"]))
+    assert title.split()[-2:] == ["cost", "state"] and not empty and costs_line.startswith("All trials cost 0.0")
     assert project_shell("rekindle sweep --of nothing").returncode == 2
 
 

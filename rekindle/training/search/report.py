@@ -1,7 +1,7 @@
 """The result of a sweep as rows, as a table and as a plot."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
     return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **progress}
 
 
-def table(study: Study) -> list[str]:
-    """Format the rows as lines of text."""
+def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
+    """Format the rows as lines of text. `costs`: cost of each trial by number."""
     paths = [path for path, _ in study.sweep.choices()]
-    titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", "state"]
-    names = ["trial", study.sweep.metric, *paths, "steps", "state"]
-    lines = [[_text(row[name]) for name in names] for row in rows(study)]
+    more = ["cost"] if costs else []
+    titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", *more, "state"]
+    names = ["trial", study.sweep.metric, *paths, "steps", *more, "state"]
+    extended_rows = [row | {"cost": (costs or {}).get(row["trial"])} for row in rows(study)]
+    lines = [[_text(row[name]) for name in names] for row in extended_rows]
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in [titles, *lines]]  # fmt: skip
