@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rekindle import project
 
@@ -32,9 +33,17 @@ def identity(modules: Iterable[str]) -> str:
 
 @cache
 def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
+    return hashlib.sha256(json.dumps(_parts(modules, folders)).encode()).hexdigest()
+
+
+def parts(modules: Iterable[str]) -> dict[str, Any]:
+    """Return the values that `identity` is a hash of, outside of a pod with a pinned image."""
+    return _parts(tuple(sorted(set(modules))), tuple(project.search_path()))
+
+
+def _parts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
     files = {name: _sha256(path) for name, path in sorted(closure(modules, folders).items())}
-    identity_facts = {"python": sys.version, "packages": packages(), "files": files}
-    return hashlib.sha256(json.dumps(identity_facts).encode()).hexdigest()
+    return {"python": sys.version, "packages": packages(), "files": files}
 
 
 def packages() -> list[str]:
