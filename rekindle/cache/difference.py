@@ -44,11 +44,15 @@ def remove_unused_code(store: "Store") -> None:
 
 
 def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
-    """List what differs, in the order of relevance. Only the artifacts and inputs that `now` has are compared."""
+    """List what differs, in the order of relevance. Only inputs and data that `now` has are compared."""
     result = list(_code_differences(store, before, now)) if before.get("code") != now["code"] else []
-    result += _mapping_differences("input", _flat(before.get("inputs", {})), _flat(now["inputs"]))
-    for kind in ("reads", "artifacts"):
-        result += _mapping_differences("data", before.get(kind, {}), now.get(kind, {}))
+    for kind in ("inputs", "reads", "artifacts"):
+        facts = now.get(kind, {})
+        previous = {name: value for name, value in before.get(kind, {}).items() if name in facts}
+        if kind == "inputs":
+            result += _mapping_differences("input", _flat(previous), _flat(facts))
+        else:
+            result += _mapping_differences("data", previous, facts)
     return result
 
 
@@ -72,8 +76,7 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
 
 
 def _mapping_differences(kind: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
-    names = [name for name in before if name in now or kind != "data"] + [name for name in now if name not in before]
-    for name in names:
+    for name in dict.fromkeys([*before, *now]):
         if before.get(name, MISSING) != now.get(name, MISSING):
             yield Difference(kind, name, str(before.get(name, MISSING)), str(now.get(name, MISSING)))
 
