@@ -9,7 +9,7 @@ other tasks look up the cache when they start.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from rekindle.cache.entries import Lookup
 from rekindle.cache.key import Facts, OpenBucket, UnknownKey, facts, key, own_facts
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
-from rekindle.step import StepInputs, is_artifact, load, parse
+from rekindle.step import Step, StepInputs, is_artifact, load, parse
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -73,24 +73,28 @@ def look_up(
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
+    outputs: dict[str, dict[str, None]] = {}  # cached task → tags of its outputs
     results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks))
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
-        scope[f"workflow.parameters.{CACHED}"] = json.dumps(
-            {name: cached[name] for name in cached_names if name in cached}
-        )
+        # only the rows and outputs that the task refers to: each expression copies its scope
+        rows = {name: cached[name] for name in cached_names if name in cached}
+        task_scope = scope | {f"workflow.parameters.{CACHED}": json.dumps(rows)}
+        for name in cached_names:
+            task_scope |= outputs.get(name, {})
         call = None
         try:
-            call = call_of(task, templates[task["template"]], scope)
+            call = call_of(task, templates[task["template"]], task_scope)
             result = _find(task["name"], call, lookup, digests, on_cluster, bucket)
         except (UnknownKey, ConfigError, TemplateError) as error:
             result = CacheResult(task["name"], None, str(error))
         results.append(replace(result, call=call))
         if entry := result.entry:
             cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
-            scope |= {f"tasks.{task['name']}.outputs.parameters.{name}": None for name in entry.outputs}
+            prefix = f"tasks.{task['name']}.outputs.parameters."
+            outputs[cached_name(task["name"])] = {f"{prefix}{name}": None for name in entry.outputs}
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
     if not read_only:
         lookup.close()
@@ -169,14 +173,15 @@ def _find(
     identity = code.image_digest(call.image) if on_cluster else ""
     if on_cluster and not identity:
         raise UnknownKey(f"the image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
-    if unknown := _unknown_inputs(call):
+    step = load(call.module)
+    texts, paths = _texts(step, call)
+    if unknown := _unknown(step, texts):
         raise UnknownKey(f"the input {unknown[0]} is known only at run time")
-    paths = _artifact_names(call)
     missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    step_facts = facts(call.module, _inputs(call), artifacts, identity, not on_cluster, bucket)
+    step_facts = facts(call.module, _parse(step, texts, paths), artifacts, identity, not on_cluster, bucket)
     entry = lookup.find(cache_key := key(step_facts))
     reason = "" if entry else "no cached result for these inputs, code and data"
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
@@ -184,27 +189,26 @@ def _find(
 
 def known_facts(call: Call, on_cluster: bool) -> Facts:
     """Collect code and inputs of a step of which other facts are known only at run time. Raises ConfigError."""
-    known = own_facts(call.module, _inputs(call), code.image_digest(call.image) if on_cluster else "")
-    unknown = _unknown_inputs(call)
+    step = load(call.module)
+    texts, paths = _texts(step, call)
+    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown(step, texts)
+    known = own_facts(call.module, _parse(step, texts, paths), identity)
     return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
 
 
-def _inputs(call: Call) -> StepInputs:
-    fields = load(call.module).Inputs.model_fields
-    texts = {name: text for name, text in _texts(call).items() if "{{" not in text or fields[name].is_required()}
-    return parse(load(call.module).Inputs, texts | {name: f"/{name}" for name in _artifact_names(call)})
+def _texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
+    """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
+    fields = step.Inputs.model_fields
+    artifacts = [name for name, info in fields.items() if is_artifact(info)]
+    return {name: text for name, text in call.flags.items() if name in fields and name not in artifacts}, artifacts
 
 
-def _texts(call: Call) -> dict[str, str]:
-    names = set(load(call.module).Inputs.model_fields) - set(_artifact_names(call))
-    return {name: text for name, text in call.flags.items() if name in names}
-
-
-def _artifact_names(call: Call) -> list[str]:
-    return [name for name, info in load(call.module).Inputs.model_fields.items() if is_artifact(info)]
-
-
-def _unknown_inputs(call: Call) -> list[str]:
+def _unknown(step: Step, texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that are known only at run time, and that the result depends on."""
-    aside = load(call.module).REUSE.aside
-    return [name for name, text in _texts(call).items() if "{{" in text and name not in aside]
+    return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.aside]
+
+
+def _parse(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
+    fields = step.Inputs.model_fields
+    usable = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
+    return parse(step.Inputs, usable | {name: f"/{name}" for name in artifacts})

@@ -1,6 +1,5 @@
 """Says for each task why it will run instead of being reused."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -111,7 +110,8 @@ def describe(difference: Difference) -> str:
     if difference.now == MISSING:
         return f"{name} was removed"
     before, now = (" ".join(value.split()) for value in (difference.before, difference.now))
-    common = len(os.path.commonprefix([before, now])) if max(len(before), len(now)) > SHORT else 0
+    pairs = enumerate(zip(before, now, strict=False))
+    common = next((index for index, (a, b) in pairs if a != b), 0) if max(len(before), len(now)) > SHORT else 0
     return f"{name}: {_short(before, common)} → {_short(now, common)}"
 
 

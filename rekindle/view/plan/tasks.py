@@ -21,6 +21,7 @@ from rekindle.keys import CACHED, cached_name
 RUNS, CACHED_RESULT, CONDITIONAL, SKIPPED = "runs", "cached", "conditional", "skipped"
 OUTPUT = re.compile(r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
 STEP_OUTPUT = re.compile(r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
+CACHE_CONDITION = re.compile(rf"'\{{\{{=jsonpath\(workflow\.parameters\.{CACHED}, '\$\.(\w+)\.at'\)\}}\}}' == ''")
 FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT = "onExit"  # path of the exit handler
 MAX_DEPTH = 20  # templates that call themselves are not followed further
@@ -142,6 +143,9 @@ class Tree:
                 return SKIPPED, parent.children[needed].reason
         if not (when := str(child.call.get("when") or "")):
             return RUNS, ""
+        if match := CACHE_CONDITION.fullmatch(when):  # evaluated here, because parsing takes longer than all other work
+            origin = self.cached.get(match[1], {}).get("at")
+            return (CACHED_RESULT, f"result of {origin}") if origin else (RUNS, "")
         text = self._known(when, child.scope)
         if (outputs := unknown_outputs(text)) or "{{" in text:
             return CONDITIONAL, f"depends on {describe(outputs, parent) if outputs else text}"

@@ -11,6 +11,7 @@ from rekindle.view.plan.resources import GIB
 from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 
 MAX_REASON = 120  # characters of a reason; `-o json` has all of it
+MAX_NAMES = 8  # tasks that a line of totals names
 MIN_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
 
 
@@ -48,6 +49,10 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
 
 
+def _some(names: list[str]) -> list[str]:
+    return names if len(names) <= MAX_NAMES else [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
+
+
 def _spread(seconds: float, low: float, high: float) -> str:
     text = duration(seconds)
     ends = duration(low), duration(high)
@@ -67,11 +72,11 @@ def _totals(plan: Forecast) -> Iterator[str]:
         yield f"           from {len(plan.runs)} former run{'s' * (len(plan.runs) > 1)}, newest {plan.runs[0]}"
         spans, least = certain.spans, MIN_SHARE * certain.seconds
         path = [task for task in certain.critical if spans[task].end - spans[task].start >= least]
-        yield f"critical   {' → '.join(path)}"
+        yield f"critical   {' → '.join(_some(path))}"
     else:
         yield "time       unknown: this pipeline has no former run"
     if plan.unknown:
-        yield f"unknown    time of {', '.join(plan.unknown)}"
+        yield f"unknown    time of {', '.join(_some(plan.unknown))}"
     used = plan.used
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "

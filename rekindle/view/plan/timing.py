@@ -53,6 +53,12 @@ class Estimates:
 
     def __init__(self, tree: Tree, formers: Iterable[FormerRun], store: "Store | None", is_local: bool) -> None:
         self.tree, self.formers, self.store, self.is_local = tree, list(formers), store, is_local
+        self.trees = {former.name: Tree(former.workflow) for former in self.formers if self._trains(former.workflow)}
+
+    @staticmethod
+    def _trains(workflow: Mapping[str, Any]) -> bool:
+        templates = workflow["spec"].get("templates") or []
+        return any(LAUNCHER in str((template.get("resource") or {}).get("manifest")) for template in templates)
 
     def of(self, task: Task) -> Estimate:
         """Estimate one task as if it runs."""
@@ -69,9 +75,9 @@ class Estimates:
 
     def _training(self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record) -> tuple[float, str]:
         """Return the seconds of a training with the settings `spec`, judged by a former training."""
-        tree = Tree(former.workflow)
-        former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None)
-        former_spec = training_spec(tree, former_task) if former_task else None
+        tree = self.trees.get(former.name)
+        former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None) if tree else None
+        former_spec = training_spec(tree, former_task) if tree and former_task else None
         if not former_spec:
             return record.seconds, ""
         if not (self.store and (split := _split(self.store, former.name, task.name))):
