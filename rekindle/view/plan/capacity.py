@@ -10,14 +10,15 @@ from argolocal.language.quantity import quantity
 from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.queue import VERSIONS
-from rekindle.view.plan.resources import GIB, PodRequest, totals
+from rekindle.training.cost.pods import GIB
+from rekindle.view.plan.resources import PodRequest, totals
 
 NODES = Resource("v1", "nodes", namespaced=False)
 QUOTAS = Resource("v1", "resourcequotas")
 
 
 def misfits(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> list[str]:
-    """Return sentences on what does not fit into the cluster, or could not be compared. `pods`: by task."""
+    """Return sentences on pods that do not fit into the cluster, and on failed comparisons. `pods`: by task."""
     lines: list[str] = []
     for compare in (_nodes, _quotas, _queues):
         try:
@@ -31,9 +32,9 @@ def _nodes(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping
     nodes = [node for node in cluster.list_objects(NODES) if not node.get("spec", {}).get("unschedulable")]
     for task, requests in pods.items():
         for pod in requests:
-            labelled = [node for node in nodes if _has_labels(node, pod.selector)]
+            labelled = [node for node in nodes if _has_labels(node, pod.pod.labels)]
             if not labelled:
-                labels = ", ".join(f"{name}={value}" for name, value in pod.selector.items())
+                labels = ", ".join(f"{name}={value}" for name, value in pod.pod.labels.items())
                 yield f"{task}: no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one"
             elif not any(not _excess(pod.resources, _allocatable(node)) for node in labelled):
                 largest = max(labelled, key=lambda node: _allocatable(node).get("cpu", 0.0))
@@ -54,7 +55,7 @@ def _quotas(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mappin
         free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
         if excess := _excess(peak, {name: free[name] for name in peak if name in free}):
             name = quota["metadata"]["name"]
-            yield f"the peak of the run exceeds what the ResourceQuota {name} has left: {', '.join(excess)}"
+            yield f"the peak of the run exceeds the rest of the ResourceQuota {name}: {', '.join(excess)}"
 
 
 def _queues(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
@@ -91,7 +92,7 @@ def _nominal(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
 
 
 def _excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return each resource of which more is needed than available; a resource that a node lacks is unavailable."""
+    """Return each resource whose need exceeds the available amount; a resource that a node lacks is unavailable."""
     return [
         f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
         for name, value in needed.items()

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 from argolocal.manifest import read as manifests
 from argolocal.manifest.resolve import find_in, store_templates
 from argolocal.manifest.shape import shape_errors
+from rekindle import project
 from rekindle.cache import plan as cache_plan
 from rekindle.cache.plan import CacheResult
 from rekindle.cluster.api import TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
+from rekindle.training.cost.prices import Prices
 from rekindle.view import reuse
 from rekindle.view.plan import capacity, history, releases, resources, timing
 from rekindle.view.plan.reasons import Reason, Reasons
@@ -25,6 +27,7 @@ from rekindle.view.plan.timing import Estimate, Total
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
+NO_CACHE = Reason("the cache is not used")
 REFERENCED_KINDS = {  # kinds of objects that a manifest may refer to
     "WorkflowTemplate": TEMPLATES,
     "ClusterWorkflowTemplate": Resource("argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False),
@@ -43,7 +46,7 @@ class Row:
     time: Estimate
     pods: list[PodRequest]
     requests: dict[str, float]
-    resource_seconds: ResourceSeconds
+    used: ResourceSeconds
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Forecast:
     runs: list[str]  # names of the former runs that the times come from
     peak: dict[str, float]
     releases: list[PlannedRelease]
+    currency: str = ""  # of the costs; empty without prices
     misfits: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -67,7 +71,7 @@ class Forecast:
 
     @property
     def used(self) -> ResourceSeconds:
-        return sum((row.resource_seconds for row in self.rows), ResourceSeconds())
+        return sum((row.used for row in self.rows), ResourceSeconds())
 
     def runs_anything(self) -> bool:
         """Return True if a task would run or may run, except in the exit handler, which every run has."""
@@ -75,7 +79,7 @@ class Forecast:
 
 
 class Sources:
-    """What a forecast reads: the home of this machine, or a cluster; the object store, if it can be read."""
+    """The sources of a forecast: the home of this machine, or a cluster; the object store, if it can be read."""
 
     def __init__(self, home: Path, cluster: Cluster | None) -> None:
         self.home, self.cluster, self.notes = home, cluster, list[str]()
@@ -148,7 +152,11 @@ def forecast(
     times = {task.path: estimates.of(task) for task in tree.leaves()}
     extra = timing.overhead(tree, formers)
     total, certain = (timing.total(tree, times, extra, conditional) for conditional in (True, False))
-    rows = [_row(tree, task, parent, times[task.path], reasons, use_cache) for parent, task in _with_parents(tree)]
+    prices = Prices.load(project.root())
+    rows = [
+        _row(task, times[task.path], reasons.of(parent, task) if use_cache or task.status != RUNS else NO_CACHE, prices)
+        for parent, task in _with_parents(tree)
+    ]
     requests = {row.path: row.requests for row in rows if row.status in (RUNS, CONDITIONAL)}
     peak = resources.peak(requests, timing.spans_of_pods(tree, times))
     pods = {row.task: row.pods for row in rows if row.status in (RUNS, CONDITIONAL)}
@@ -156,7 +164,8 @@ def forecast(
     names = [former.name for former in formers]
     planned = releases.planned(tree, sources.champion)
     name = prefix.rstrip("-")
-    return Forecast(name, rows, total, certain, names, peak, planned, misfits, sources.notes)
+    currency = prices.currency if prices else ""
+    return Forecast(name, rows, total, certain, names, peak, planned, currency, misfits, sources.notes)
 
 
 def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
@@ -169,14 +178,10 @@ def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
     return result
 
 
-def _row(tree: Tree, task: Task, parent: Task, time: Estimate, reasons: Reasons, use_cache: bool) -> Row:
-    reason = Reason(task.reason)
-    if task.status == RUNS:
-        reason = reasons.of(parent, task) if use_cache else Reason("the cache is not used")
+def _row(task: Task, time: Estimate, reason: Reason, prices: Prices | None) -> Row:
     pods = resources.pods_of(task) if task.status in (RUNS, CONDITIONAL) else []
-    requests = resources.totals(pods)
-    used = resources.resource_seconds(requests, time.seconds or 0.0)
-    return Row(task.path or "main", task.path, task.status, reason, time, pods, requests, used)
+    used = resources.resource_seconds(pods, time.seconds or 0.0, prices)
+    return Row(task.path or "main", task.path, task.status, reason, time, pods, resources.totals(pods), used)
 
 
 def _prefix(manifest: Mapping[str, Any]) -> str:
@@ -203,7 +208,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
             "time": asdict(row.time),
             "pods": [asdict(pod) for pod in row.pods],
             "requests": row.requests,
-            **asdict(row.resource_seconds),
+            **asdict(row.used),
         }
         for row in plan.rows
     ]
@@ -214,6 +219,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
         "total": totals(plan.total) | {"critical_path": plan.total.critical, "unknown": plan.unknown},
         "without_conditional_tasks": totals(plan.unconditional) | {"critical_path": plan.unconditional.critical},
         "former_runs": plan.runs,
+        "currency": plan.currency or None,
         "peak": plan.peak,
         **asdict(plan.used),
         "releases": [asdict(release) for release in plan.releases],

@@ -83,7 +83,7 @@ def _fetch(cluster: Cluster, name: str) -> tuple[str, Any, Status] | None:
 
 
 def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what runs of the same pipeline have in common: its name, and the pipeline's module."""
+    """Return the name and the module of a pipeline, which all its runs share."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     config = next((p.get("value") for p in parameters if p["name"] == "config"), None)
     try:

@@ -20,7 +20,7 @@ SHORT = 24  # characters of a value in a line of text
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a task runs: a sentence, and what differs from `earlier`, the result (RUN/TASK) it was compared with."""
+    """A sentence that says why a task runs, and the differences from `earlier`, an earlier result (RUN/TASK)."""
 
     text: str
     earlier: str = ""
@@ -37,7 +37,9 @@ class Reasons:
         self.prefix, self.on_cluster = prefix, on_cluster
 
     def of(self, parent: Task, task: Task) -> Reason:
-        """Return why a task runs."""
+        """Return why a task runs, or why it does not run or may not run."""
+        if task.status != RUNS:
+            return Reason(task.reason)
         if task.template.get("memoize"):
             return Reason("its result may be memoized by Argo, which is known when it starts")
         if not self.tree.row(task):
@@ -55,7 +57,7 @@ class Reasons:
         if not result.facts and (upstream := self._upstream(parent, task)):
             found.append(Difference("upstream", upstream))
         if not found and result.facts and earlier:
-            return Reason(f"the result of {earlier.at} is no longer valid", earlier.at)
+            return Reason(f"the result of {earlier.at} is not valid now", earlier.at)
         if not found and not result.facts:
             return Reason(result.reason)
         if not earlier and not any(difference.kind == "upstream" for difference in found):
@@ -116,7 +118,7 @@ def describe(difference: Difference) -> str:
 
 
 def _short(value: str, common: int = 0) -> str:
-    """Shorten a value of which the first `common` characters are equal to those of the compared value."""
+    """Shorten a value whose first `common` characters equal the start of the compared value."""
     if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removeprefix("sha256:")):
         return value.removeprefix("sha256:")[:8]
     start = max(0, common - SHORT // 2)

@@ -18,7 +18,7 @@ CHAMPION_QUERY = "SELECT version FROM registered_model_aliases WHERE name = ? AN
 
 @dataclass(frozen=True)
 class Champion:
-    """The served version of a model and its address; empty strings if it has none."""
+    """The served version of a model and its address; empty strings if they do not exist."""
 
     version: str = ""
     endpoint: str = ""
@@ -26,7 +26,7 @@ class Champion:
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """A release that the run may make. `champion` is None if it is not known, with the reason in `note`."""
+    """A release that the run may make. If the champion is not known, `note` is the reason."""
 
     task: str
     model: str

@@ -5,9 +5,9 @@ from typing import Any
 
 from argolocal.common.wording import duration, visible
 from argolocal.view import runs
+from rekindle.training.cost.pods import GIB
 from rekindle.view.plan import resources
 from rekindle.view.plan.forecast import Forecast, Row
-from rekindle.view.plan.resources import GIB
 from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 
 MAX_REASON = 120  # characters of a reason; `-o json` has all of it
@@ -16,7 +16,7 @@ MIN_SHARE = 0.01  # share of the total below which a task of the critical path i
 
 
 def text(plan: Forecast) -> str:
-    """Return the table of tasks, the total, and what would be released."""
+    """Return the table of tasks, the totals, and the possible releases."""
     rows = [_cells(row) for row in plan.rows if row.status != SKIPPED]
     return visible("\n".join([runs.table(rows), "", *_totals(plan)]))
 
@@ -32,6 +32,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
         "gpu": f"{number:.3g}" if (number := resources.gpus(row.requests)) else "",
+        **({"cost": f"{row.used.cost:.3g}"} if row.used.cost is not None else {}),
         "why": "; ".join(filter(None, [_short(row.reason.text), row.time.note])),
     }
 
@@ -74,17 +75,16 @@ def _totals(plan: Forecast) -> Iterator[str]:
         path = [task for task in certain.critical if spans[task].end - spans[task].start >= least]
         yield f"critical   {' → '.join(_some(path))}"
     else:
-        yield "time       unknown: this pipeline has no former run"
+        yield "time       unknown: former runs of this pipeline do not exist"
     if plan.unknown:
         yield f"unknown    time of {', '.join(_some(plan.unknown))}"
-    used = plan.used
+    used, cost = plan.used, plan.used.cost
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
         f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpus(plan.peak):.3g} GPU"
     )
-    yield (
-        f"total      {used.cpu_seconds:.3g} CPU-seconds, {used.gib_seconds:.3g} GiB-seconds, "
-        f"{used.gpu_seconds:.3g} GPU-seconds"
+    yield f"total      {used.cpu_seconds:.0f} CPU-seconds, {used.gib_seconds:.0f} GiB-seconds, " + (
+        f"{used.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}")
     )
     yield from (f"release    {release}" for release in plan.releases)
     yield from (f"no fit     {line}" for line in plan.misfits)

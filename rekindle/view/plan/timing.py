@@ -102,7 +102,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Split:
-    """Seconds in which a training made steps, with their number, the planned number and the training samples."""
+    """The seconds of a training's steps, their number, the planned number and the training samples."""
 
     seconds: float
     steps: int
@@ -156,7 +156,7 @@ def _find(former: FormerRun, task: Task) -> Record | None:
 
 
 def _best(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
-    """Return the records whose inputs agree most with those of the task, as far as these are known."""
+    """Return the records whose inputs agree most with the known inputs of the task."""
     arguments = (task.call.get("arguments") or {}).get("parameters") or []
     known = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
     scores = [sum(record.inputs.get(name) == text for name, text in known.items()) for _, record in records]

@@ -95,6 +95,7 @@ def record_training(store: Store, run: str, seconds: float, steps: int, samples:
          "samples": samples},
         {"t": 1, "event": "join", "worker": "w", "name": worker, "step": 0},
         {"t": 2, "event": "generation", "generation": 1, "members": ["w"], "step": 0},
+        {"t": 2, "event": "step", "step": 0},
         {"t": 2 + seconds, "event": "step", "step": steps},
         {"t": 2 + seconds, "event": "complete", "sha256": "ab", "step": steps},
     ]  # fmt: skip
@@ -159,7 +160,7 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
     assert by_name["[1].slow"].reason.text == "its condition is false: fast == slow"
     assert by_name["[1].each"].requests == {"pods": 3, "cpu": 1.5, "memory": 3 * 2**30, "nvidia.com/gpu": 6}
     assert by_name["[2].server"].requests["cpu"] == 12 and by_name["[2].server"].pods[-1].queue == "research"
-    assert by_name["[1].each"].resource_seconds.gpu_seconds == 6 * 7
+    assert by_name["[1].each"].used.gpu_seconds == 6 * 7
     assert (plan.unconditional.seconds, plan.total.seconds) == (5 + 7 + 10, 5 + 25 + 10)
     assert plan.peak["nvidia.com/gpu"] == 8, "the loop and the conditional step run at the same time"
     assert rows(forecast(Sources(tmp_path, None), plain("slow"), {}))["[1].slow"].time.seconds is None
@@ -198,7 +199,7 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.runs == ["plain-x"]
     assert "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)" in plan.misfits
     assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.misfits
-    assert any("ResourceQuota team has left: 12 cpu of 10" in line for line in plan.misfits)
+    assert any("the rest of the ResourceQuota team: 12 cpu of 10" in line for line in plan.misfits)
     assert any("exceeds all nodes together" in line for line in plan.misfits)
     assert not [request for request in server.requests if request[0] != "GET"]
 
