@@ -146,15 +146,23 @@ def forecast(
     by_task = {result.task: result for result in results}
     tree = Tree(workflow, cache_plan.parameter(manifest, results) if results else "")
     prefix = _prefix(manifest)
-    formers = sources.formers(workflow, prefix)
+    is_needed = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
+    formers = sources.formers(workflow, prefix) if is_needed else []
     estimates = timing.Estimates(tree, formers, sources.store, not sources.cluster)
     reasons = Reasons(tree, by_task, sources.store, prefix, bool(sources.cluster))
     times = {task.path: estimates.of(task) for task in tree.leaves()}
     extra = timing.overhead(tree, formers)
     total, certain = (timing.total(tree, times, extra, conditional) for conditional in (True, False))
     prices = Prices.load(project.root())
+    runtimes = resources.training_runtimes(tree.templates.values())
     rows = [
-        _row(task, times[task.path], reasons.of(parent, task) if use_cache or task.status != RUNS else NO_CACHE, prices)
+        _row(
+            task,
+            resources.pods_of(task, runtimes),
+            times[task.path],
+            reasons.of(parent, task) if use_cache or task.status != RUNS else NO_CACHE,
+            prices,
+        )
         for parent, task in _with_parents(tree)
     ]
     requests = {row.path: row.requests for row in rows if row.status in (RUNS, CONDITIONAL)}
@@ -178,8 +186,8 @@ def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
     return result
 
 
-def _row(task: Task, time: Estimate, reason: Reason, prices: Prices | None) -> Row:
-    pods = resources.pods_of(task) if task.status in (RUNS, CONDITIONAL) else []
+def _row(task: Task, pods: list[PodRequest], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
+    pods = pods if task.status in (RUNS, CONDITIONAL) else []
     used = resources.resource_seconds(pods, time.seconds or 0.0, prices)
     return Row(task.path or "main", task.path, task.status, reason, time, pods, resources.totals(pods), used)
 

@@ -12,8 +12,8 @@ from argolocal.view import runs
 from argolocal.view.summary import Status, timestamp
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
-from rekindle.cluster.errors import ApiError
-from rekindle.errors import ConfigError
+from rekindle.cluster.argo_server import ArgoServer
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.view.overview import label
 
 MAX_RUNS = 10  # the newest runs say most about the next run
@@ -48,13 +48,18 @@ def on_this_machine(home: Path, workflow: Mapping[str, Any], prefix: str) -> Ite
 
 
 def on_cluster(cluster: Cluster, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
-    """Yield the newest runs of the same pipeline in the namespace. Raises ApiError."""
+    """Yield the newest runs of the same pipeline in the namespace, with ARGO_SERVER also from Argo's archive.
+
+    Raises RekindleError.
+    """
     labels = workflow["metadata"].get("labels") or {}
     selector = f"{NAME_LABEL}={labels[NAME_LABEL]}" if NAME_LABEL in labels else ""
-    listed = cluster.list_objects(WORKFLOWS, selector, metadata_only=True)
-    listed.sort(key=lambda item: item["metadata"]["creationTimestamp"], reverse=True)
-    names = [item["metadata"]["name"] for item in listed if item["metadata"]["name"].startswith(prefix)]
-    yield from _newest((_fetch(cluster, name) for name in names), workflow)
+    live = {item["metadata"]["name"]: item for item in cluster.list_objects(WORKFLOWS, selector, metadata_only=True)}
+    server = ArgoServer.from_url(None, cluster.namespace)
+    archived = {item["metadata"]["name"]: item for item in server.list_runs(selector)} if server else {}
+    created = {name: item["metadata"]["creationTimestamp"] for name, item in (archived | live).items()}
+    names = sorted((name for name in created if name.startswith(prefix)), key=lambda name: created[name], reverse=True)
+    yield from _newest((_fetch(cluster, None if name in live else server, name) for name in names), workflow)
 
 
 def _newest(candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any]) -> Iterator[FormerRun]:
@@ -74,10 +79,10 @@ def _read(home: Path, name: str) -> tuple[str, Any, Status] | None:
         return None
 
 
-def _fetch(cluster: Cluster, name: str) -> tuple[str, Any, Status] | None:
+def _fetch(cluster: Cluster, archive: ArgoServer | None, name: str) -> tuple[str, Any, Status] | None:
     try:
-        workflow = workflows.read(cluster, name)
-    except (ApiError, ConfigError):  # it was deleted since the listing
+        workflow = workflows.decompress_nodes(archive.read(name)) if archive else workflows.read(cluster, name)
+    except RekindleError:  # it was deleted since the listing
         return None
     return name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
 

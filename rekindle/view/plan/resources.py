@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from argolocal.errors import ArgolocalError
+from argolocal.manifest.read import documents
 from rekindle.training.cost import pods as cost_pods
-from rekindle.training.cost.pods import GIB, Pod
+from rekindle.training.cost.pods import GIB, Pod, Replicas
 from rekindle.training.cost.prices import Prices
 from rekindle.view.plan.tasks import Task
 from rekindle.view.plan.timing import Span
 
+RUNTIME, NODE = "TrainingRuntime", "node"  # kind of Kubeflow Trainer, and the name of the Job of its nodes
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 
 
@@ -50,10 +53,11 @@ class ResourceSeconds:
         )
 
 
-def pods_of(task: Task) -> list[PodRequest]:
+def pods_of(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[PodRequest]:
     """Return the pods of a task: its own pod, and the pods of the object that it applies.
 
-    Each item of a loop counts; an unknown number of items counts as one. Tags in a manifest count as 0.
+    `runtimes`: the pods of TrainingRuntimes, which a TrainJob creates. Each item of a loop counts; an unknown number of
+    items counts as one. Tags in a manifest count as 0.
     """
     template, items = task.template, 1 if task.items is None else task.items
     if items == 0:
@@ -65,9 +69,36 @@ def pods_of(task: Task) -> list[PodRequest]:
     executor = PodRequest(items, cost_pods.of_spec(template, [{"resources": _patched(template)}]), is_executor=True)
     if template["resource"].get("action") not in ("apply", "create"):
         return [executor]
-    queue = QUEUE.search(str(template["resource"].get("manifest")))
-    applied = cost_pods.applied(template)
+    manifest = str(template["resource"].get("manifest"))
+    queue, applied = QUEUE.search(manifest), cost_pods.applied(template)
+    if RUNTIME in manifest:
+        applied = _of_train_job(manifest, runtimes)
     return [executor, *(PodRequest(items * r.count, r.pod, queue[1] if queue else "") for r in applied)]
+
+
+def training_runtimes(templates: Iterable[Mapping[str, Any]]) -> dict[str, list[Replicas]]:
+    """Return the pods of the TrainingRuntimes that templates apply, by name of the runtime."""
+    result = {}
+    for template in templates:
+        manifest = str((template.get("resource") or {}).get("manifest"))
+        if RUNTIME in manifest and (found := _object(manifest, RUNTIME)):
+            result[found["metadata"]["name"]] = cost_pods.applied(template)
+    return result
+
+
+def _of_train_job(manifest: str, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
+    """Return the pods of a TrainJob: the pods of its runtime, with the job's number of nodes."""
+    job = (_object(manifest, "TrainJob") or {}).get("spec") or {}
+    nodes = (job.get("trainer") or {}).get("numNodes") or 1
+    applied = runtimes.get((job.get("runtimeRef") or {}).get("name", ""), [])
+    return [replace(r, count=r.count * nodes) if r.role == NODE else r for r in applied]
+
+
+def _object(manifest: str, kind: str) -> dict[str, Any] | None:
+    try:
+        return next((found for found in documents(manifest) if found.get("kind") == kind), None)
+    except (ArgolocalError, ValueError):  # tags outside of quotes
+        return None
 
 
 def _patched(template: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -65,15 +65,17 @@ def _totals(plan: Forecast) -> Iterator[str]:
     yield "tasks      " + ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     at_least = "at least " if plan.unknown else ""
     certain, total = plan.unconditional, plan.total
-    if plan.runs:
+    if not counts[RUNS] + counts[CONDITIONAL]:
+        yield "time       0 s: every task is cached"
+    elif plan.runs:
         yield f"time       {at_least}{_spread(certain.seconds, certain.low, certain.high)}"
         if counts[CONDITIONAL]:
             whole = _spread(total.seconds, total.low, total.high)
             yield f"           {at_least}{whole}, if all conditional tasks run"
         yield f"           from {len(plan.runs)} former run{'s' * (len(plan.runs) > 1)}, newest {plan.runs[0]}"
         spans, least = certain.spans, MIN_SHARE * certain.seconds
-        path = [task for task in certain.critical if spans[task].end - spans[task].start >= least]
-        yield f"critical   {' → '.join(_some(path))}"
+        longer = [task for task in certain.critical if spans[task].end - spans[task].start >= least]
+        yield f"critical   {' → '.join(_some(longer or certain.critical))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
     if plan.unknown:

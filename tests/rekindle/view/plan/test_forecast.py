@@ -169,6 +169,14 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
     assert as_json(plan)["former_runs"] == ["plain-a"]
 
 
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(tmp_path: Path, backend: str) -> None:
+    plan = forecast(Sources(tmp_path, None), digits("train.workers=3", f"cluster.backend={backend}"), {})
+    counts = [pod.count for pod in rows(plan)["train"].pods if not pod.is_executor]
+    assert sorted(counts) == [1, 3]
+    assert sum(row.requests.get("cpu", 0) for row in plan.rows if row.task.startswith("train")) < 4
+
+
 def test_a_run_of_another_pipeline_says_nothing_about_the_time(tmp_path: Path) -> None:
     record_run(tmp_path, plain(), "plainly-a", {"[0].fetch": (0, 5)})
     plan = forecast(Sources(tmp_path, None), plain(), {})
@@ -202,6 +210,21 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     assert any("the rest of the ResourceQuota team: 12 cpu of 10" in line for line in plan.misfits)
     assert any("exceeds all nodes together" in line for line in plan.misfits)
     assert not [request for request in server.requests if request[0] != "GET"]
+
+
+def test_archived_runs_count_if_the_argo_server_is_known(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = {"phase": "Succeeded", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:30Z"}
+    archived = read.workflow(plain(), {})
+    archived["metadata"]["name"] = "plain-old"
+    nodes = {"n": end | {"id": "n", "name": "plain-old[0].fetch", "type": "Pod"}}
+    server.fixed["/api/v1/workflows/models"] = {"items": [archived]}
+    server.fixed["/api/v1/workflows/models/plain-old"] = archived | {"status": end | {"nodes": nodes}}
+    assert forecast(Sources(Path("none"), cluster), plain(), {}).runs == []
+    monkeypatch.setenv("ARGO_SERVER", f"http://127.0.0.1:{server.port}")
+    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    assert plan.runs == ["plain-old"] and rows(plan)["[0].fetch"].time.seconds == 30
 
 
 def test_what_may_not_be_read_on_a_cluster_is_said(server: ApiServer, cluster: Cluster) -> None:
