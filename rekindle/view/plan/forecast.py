@@ -44,6 +44,7 @@ class Row:
     status: str
     reason: Reason
     time: Estimate
+    items: int | None  # number of loop items; None if it is known only at run time
     pods: list[PodRequest]
     requests: dict[str, float]
     used: ResourceSeconds
@@ -189,7 +190,9 @@ def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
 def _row(task: Task, pods: list[PodRequest], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
     pods = pods if task.status in (RUNS, CONDITIONAL) else []
     used = resources.resource_seconds(pods, time.seconds or 0.0, prices)
-    return Row(task.path or "main", task.path, task.status, reason, time, pods, resources.totals(pods), used)
+    return Row(
+        task.path or "main", task.path, task.status, reason, time, task.items, pods, resources.totals(pods), used
+    )
 
 
 def _prefix(manifest: Mapping[str, Any]) -> str:
@@ -214,6 +217,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
             "compared_with": row.reason.earlier or None,
             "differences": [asdict(difference) for difference in row.reason.differences],
             "time": asdict(row.time),
+            "items": row.items,
             "pods": [asdict(pod) for pod in row.pods],
             "requests": row.requests,
             **asdict(row.used),

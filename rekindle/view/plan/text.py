@@ -28,7 +28,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "plan": row.status,
         "time": _time(row),
         "runs": row.time.runs or "",
-        "pods": f"{row.requests['pods']:.0f}" if row.requests else "",
+        "pods": f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else "",
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
         "gpu": f"{number:.3g}" if (number := resources.gpus(row.requests)) else "",
