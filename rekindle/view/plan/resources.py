@@ -128,9 +128,9 @@ def resource_seconds(requests: Iterable[PodRequest], seconds: float, prices: Pri
     """Return the requests of pods for `seconds`. As in the cost of a run, the pods of Argo itself are free."""
     result = ResourceSeconds(cost=0.0 if prices else None)
     for request in requests:
-        used = (request.count * value for value in request.pod.resource_seconds(seconds))
-        priced = prices and not request.is_executor
-        result += ResourceSeconds(*used, request.count * prices.price(request.pod, seconds) if priced else None)
+        cpu, gib, gpu = (request.count * value for value in request.pod.resource_seconds(seconds))
+        cost = request.count * prices.price(request.pod, seconds) if prices and not request.is_executor else None
+        result += ResourceSeconds(cpu, gib, gpu, cost)
     return result
 
 

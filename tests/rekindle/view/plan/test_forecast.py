@@ -1,6 +1,7 @@
 """Times and resources of a plan follow from former runs, their ledgers and the manifest."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from argolocal.manifest import read
 from argolocal.state.journal import RunFiles
-from rekindle import tracking
+from rekindle import project, tracking
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.api import Cluster
@@ -65,7 +66,7 @@ spec:
 """
 
 
-def record_run(home: Path, manifest: Any, name: str, nodes: dict[str, tuple[float, float]]) -> None:
+def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]]) -> None:
     """Write the journal of a successful run whose nodes (by path) have a start and an end, in seconds."""
     workflow = read.workflow(manifest, {})
     workflow["metadata"]["name"] = name
@@ -256,3 +257,15 @@ def test_the_files_of_the_embedded_store_have_the_objects_that_the_store_lists(s
     assert files.get("plan/a/b") == b"123" and files.head("plan/a/x") is None
     with pytest.raises(StorageError, match="plan/a/x does not exist"):
         files.get("plan/a/x")
+
+
+def test_prices_of_the_project_give_the_cost_of_each_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = "on_demand: {cpu_hour: 3600, gib_hour: 0, gpu_hour: 7200}"
+    (tmp_path / "prices.yaml").write_text(f"currency: EUR\ndefault: any\nclasses:\n  any: {{{rate}}}\n")
+    record_run(tmp_path / "home", plain(), "plain-a", {"[0].fetch": (0, 5), "[1].each": (5, 12)})
+    assert rows(forecast(Sources(tmp_path / "home", None), plain(), {}))["[0].fetch"].used.cost is None
+    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    plan = forecast(Sources(tmp_path / "home", None), plain(), {})
+    assert rows(plan)["[0].fetch"].used.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
+    assert plan.used.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
+    assert "EUR" in text(plan) and "COST" in text(plan)
