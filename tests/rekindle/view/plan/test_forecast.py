@@ -264,7 +264,7 @@ def test_prices_of_the_project_give_the_cost_of_each_task(tmp_path: Path, monkey
     (tmp_path / "prices.yaml").write_text(f"currency: EUR\ndefault: any\nclasses:\n  any: {{{rate}}}\n")
     record_run(tmp_path / "home", plain(), "plain-a", {"[0].fetch": (0, 5), "[1].each": (5, 12)})
     assert rows(forecast(Sources(tmp_path / "home", None), plain(), {}))["[0].fetch"].used.cost is None
-    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    monkeypatch.setenv(project.PATH, str(tmp_path))
     plan = forecast(Sources(tmp_path / "home", None), plain(), {})
     assert rows(plan)["[0].fetch"].used.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
     assert plan.used.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
