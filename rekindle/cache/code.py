@@ -35,8 +35,16 @@ def identity(modules: Iterable[str]) -> str:
 
 @cache
 def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
-    identity_facts = {"python": sys.version, "packages": packages(), "files": digests(modules, folders)}
-    return hashlib.sha256(json.dumps(identity_facts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_parts(modules, folders)).encode()).hexdigest()
+
+
+def parts(modules: Iterable[str]) -> dict[str, Any]:
+    """Return the values that `identity` is a hash of, outside of a pod with a pinned image."""
+    return _parts(tuple(sorted(set(modules))), tuple(project.search_path()))
+
+
+def _parts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
+    return {"python": sys.version, "packages": packages(), "files": digests(modules, folders)}
 
 
 def digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:

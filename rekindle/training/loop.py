@@ -82,7 +82,7 @@ class Training:
             leaving,
         )
         plan = {"device": self.fingerprint["device"], "workers": spec.workers, "steps": self.total}
-        plan["virtual_workers"] = spec.virtual_workers
+        plan |= {"virtual_workers": spec.virtual_workers, "samples": len(samples)}
         samples_per_step = spec.batch_size * spec.virtual_workers
         self.metrics = Metrics(spec.run_id, self.total, samples_per_step, spec.part, members.note, plan)
         self.curve = Curve(self.total)

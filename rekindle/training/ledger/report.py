@@ -2,7 +2,7 @@
 
 An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's name, a step a number of updates:
 
-    run {device, workers, virtual_workers, steps}    the plan, written by rank 0 when it starts
+    run {device, workers, virtual_workers, steps, samples}    the plan, written by rank 0 when it starts
     coordinator {id}                                 a coordinator started or restarted
     join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
     lost {worker, name, why}                         why: connection, silent, hung, dropped
