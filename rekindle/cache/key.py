@@ -45,6 +45,8 @@ def facts(
     local path without `is_local`.
     """
     rule = load(module).REUSE
+    if reason := rule.unless(inputs):
+        raise UnknownKey(reason)
     fields = type(inputs).model_fields
     keyed_fields = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
     values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
