@@ -51,6 +51,8 @@ def run(inputs: Inputs) -> Outputs:
     """Set the final status of the run and the reasons of a failure. Raises TrackingError if MLflow is unavailable."""
     from rekindle import tracking
 
+    if limits := inputs.config.get("cache"):
+        trim_cache(limits)
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
         sys.stderr.write(f"no MLflow run found for {inputs.workflow}: nothing to close\n")
@@ -74,6 +76,21 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
     return Outputs(run_id=run_id, training_costs=costs)
+
+
+def trim_cache(limits: dict[str, Any]) -> None:
+    """Remove the entries of the cache that exceed its limits. Errors of the object store do not fail the run."""
+    from rekindle.cache import entries
+    from rekindle.storage import Store
+
+    try:
+        store = Store.from_env().short_retries()
+        removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
+    except RekindleError as error:
+        sys.stderr.write(f"the cache is not trimmed: {error}\n")
+        return
+    if removed:
+        sys.stderr.write(f"removed {len(removed):,} of the oldest cache entries (config section cache)\n")
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:

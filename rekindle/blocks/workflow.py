@@ -23,6 +23,7 @@ from rekindle.blocks.binding import (
 from rekindle.blocks.container import TASK, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
 from rekindle.blocks.resource import delete, set_pod_settings
@@ -57,6 +58,7 @@ class Pipeline(References):
         # step → callbacks that pass the task's name to the step, called if the step is used more than once
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
+        self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
         self.is_tracked = False  # True if a task uses an MLflow run
 
     @cached_property
@@ -161,7 +163,6 @@ class Pipeline(References):
     def close(self) -> None:
         """Finish the workflow: do the work that needs the complete list of tasks."""
         self._reject_repeated_groups()
-        self.connect_plain_tasks()
         for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
             for set_part in setters:
                 set_part()
@@ -273,6 +274,9 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             with Graph(name="main"):
                 pipeline.scope()
                 yield workflow
+                pipeline.connect_plain_tasks()
+                if len(pipeline.moving_datasets) == 1:  # the outputs of two datasets would contradict each other
+                    require_new_data(pipeline, *pipeline.moving_datasets)
             if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
                 with at_exit():
                     pipeline.finish()

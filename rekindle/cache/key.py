@@ -44,8 +44,10 @@ def facts(
     `is_local`: the step would run on this machine. Raises UnknownKey if something cannot be read, such as a
     local path without `is_local`.
     """
-    own = own_facts(module, inputs, identity)
-    uris = load(module).REUSE.reads(inputs)
+    rule = load(module).REUSE
+    if reason := rule.unless(inputs):
+        raise UnknownKey(reason)
+    own, uris = own_facts(module, inputs, identity), rule.reads(inputs)
     return own | {
         "artifacts": dict(artifacts),
         "reads": {uri: content(uri, is_local, bucket or _open_bucket) for uri in uris},

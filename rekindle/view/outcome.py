@@ -30,7 +30,10 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name. A rolled-back canary overrides the verdict."""
+    """Return the global outputs of the workflow (globalName), by name.
+
+    A rolled-back canary, and data that did not change, override the verdict.
+    """
     values = outputs(status)
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
@@ -39,6 +42,8 @@ def parameters(status: Status) -> dict[str, str]:
                 values.setdefault("run_id", p["value"])  # the run_id of the last step, if no global output has it
             if p["name"] == "canary" and verdict == "taken back":
                 values |= {"verdict": verdict, "reason": reason}
+            if p["name"] == "unchanged" and p.get("value"):
+                values |= {"verdict": "same", "reason": p["value"]}
     return values
 
 
@@ -102,6 +107,8 @@ def _verdict(status: Status, verdict: str) -> str:
         return f"released: {', '.join(sorted(map(str, released)))}" if released else ""
     if verdict == "release" and not released:
         return "release: the model passed the gate, but this pipeline has not released it"
+    if verdict == "same" and not verdicts(status):
+        return "same: nothing to train: the data, the code and the config did not change"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 

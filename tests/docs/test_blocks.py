@@ -60,7 +60,9 @@ CONFIG = {
     "data": {"source": "sklearn://digits"},
     "train": {"validation": 0.1},
 }  # completes fragments of configs
-EARLIER = {"your-own-pipeline.md": ["your-own-model.md"]}  # page → pages whose files it uses
+EARLIER = {
+    name: ["your-own-model.md"] for name in ("your-own-pipeline.md", "time.md")
+}  # page → pages whose files it uses
 
 
 @pytest.fixture

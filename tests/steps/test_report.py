@@ -56,6 +56,25 @@ def test_the_mlflow_run_gets_the_status_of_the_workflow(
     assert (run.info.status, run.data.tags.get("rekindle.failures")) == (expected, tag)
 
 
+def test_the_end_of_a_run_trims_the_cache(s3: Store, mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rekindle.cache import entries
+
+    entries.remove(s3, entries.entries(s3))
+    for number in range(3):
+        at = f"w-trim/t{number}"
+        s3.put(f"{at}/dataset/part", b"123")
+        artifacts = {"dataset": {"sha256": "abc", "files": 1, "bytes": 3}}
+        entries.record(s3, entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number))
+    limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
+    inputs = report.Inputs(workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits})
+    report.run(inputs)
+    assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
+    monkeypatch.setenv("S3_BUCKET", "missing")
+    report.run(inputs)  # a run ends even if its object store does not work
+    monkeypatch.setenv("S3_BUCKET", s3.bucket)
+    entries.remove(s3, entries.entries(s3))
+
+
 def test_a_workflow_without_a_run_has_nothing_to_close(mlflow_server: str) -> None:
     inputs = report.Inputs(workflow="never-started", status="Failed", experiment="reports")
     assert report.run(inputs).run_id == ""
