@@ -2,7 +2,7 @@
 
     rekindle sweep configs/sweep.yaml
 
-prepare → (ask → trials) for each round → best → evaluate → (the gate) → release → deploy → verify. See docs/sweep.md.
+prepare → trials → best → evaluate → (the gate) → release → deploy → verify. See docs/sweep.md.
 """
 
 from typing import Any, Self
@@ -13,7 +13,6 @@ import rekindle
 from rekindle import blocks
 from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.training.search.config import Sweep, check_workload, default, whole_numbers
-from rekindle.training.search.rounds import rounds
 
 
 class Config(rekindle.Config):
@@ -32,34 +31,27 @@ def build(config: Config) -> Any:
     sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
     first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
-    # a pod runs several trials, and each trial may be interrupted several times
-    limit = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
-    family = check_workload(sweep, config.workload, config.families)
+    # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted several times
+    limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.count // sweep.pods)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
-        previous = data.name
-        for number in range(len(rounds(sweep))):
-            ask = blocks.step(
-                "steps.search.ask", task=f"ask-{number + 1}", after=[previous], **search, **first, round=number
-            )
-            trials = blocks.step(
-                "steps.search.trial",
-                task=f"trials-{number + 1}",
-                pod="train",
-                **search,
-                **sections,
-                round=number,
-                part="{{item}}",
-                workload=config.workload,
-                family=family,
-                dataset=data.outputs.dataset.key,
-                digest=data.outputs.digest,
-                experiment=config.name,
-                run="{{workflow.name}}",
-                with_param=ask.outputs.pods,
-            )
-            trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
-            previous = trials.name
-        best = blocks.step("steps.search.best", after=[previous], **search, run_id=data.outputs.run_id)
+        trials = blocks.step(
+            "steps.search.trial",
+            task="trials",
+            pod="train",
+            **search,
+            **sections,
+            **first,
+            part="{{item}}",
+            workload=config.workload,
+            family=check_workload(sweep, config.workload, config.families),
+            dataset=data.outputs.dataset.key,
+            digest=data.outputs.digest,
+            experiment=config.name,
+            run="{{workflow.name}}",
+            with_items=list(range(sweep.pods)),
+        )
+        trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
+        best = blocks.step("steps.search.best", after=[trials], **search, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
     return workflow

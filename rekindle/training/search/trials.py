@@ -1,48 +1,74 @@
 """Trains the trials of one pod, one after the other, each in its own process, forked after torch was imported.
 
-A pod may be restarted: finished trials are skipped, and an interrupted trial continues from its checkpoint.
+A pod may be restarted: its interrupted trial continues from its checkpoint.
 """
 
 import json
 import os
+import select
 import signal
 import sys
+import time
 import traceback
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal.common.linux import die_with_parent
-from rekindle import tracking
+from rekindle import Store, tracking
 from rekindle.errors import ConfigError, DataError, RekindleError, TrackingError, say
-from rekindle.training.search.rounds import Trial
+from rekindle.training.launch import notice
+from rekindle.training.search.config import Settings
+from rekindle.training.search.halving import Job, Trial
 from rekindle.training.search.study import Study
 from rekindle.training.spec import TrainingSpec
 
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
 PARENT_TAG = "mlflow.parentRunId"
+RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
 
 
-def train(study: Study, number: int, share: list[int], common: Mapping[str, Any], experiment: str, run: str) -> None:
-    """Train the trials `share` of round `number` to its rung. `common`: the inputs of all trainings.
+def train(
+    study: Study,
+    pod: int,
+    default: Settings,
+    whole: Mapping[str, bool],
+    common: Mapping[str, Any],
+    experiment: str,
+    run: str,
+) -> None:
+    """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of all trainings.
 
     Raises RekindleError if a trial crashed; exits with 143 after SIGTERM.
     """
-    rung = study.plan[number].rung
-    trials = {trial.number: trial for trial in study.read(number + 1)}
-    pending_trials = [trials[index] for index in share if rung not in trials[index].values]
-    if not pending_trials:
-        return
-    import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
+    signal.signal(signal.SIGTERM, _leave)  # without a handler, PID 1 ignores SIGTERM
+    notice.watch()
+    process, seconds = f"{pod}-{uuid.uuid4().hex[:8]}", dict[Job, float]()
+    while claim := study.claim(pod, default, whole):
+        import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
-    for position, trial in enumerate(pending_trials, 1):
-        say(f"trial {trial.number} ({position} of {len(pending_trials)}) to rung {rung}: {trial.settings}")
-        code = run_forked(lambda trial=trial: _train(study, trial, rung, common, experiment, run))
+        trial, rung = claim
+        job, start = Job(trial.number, rung), time.monotonic()
+
+        def record(job: Job = job, start: float = start) -> None:
+            seconds[job] = time.monotonic() - start
+            study.record_seconds(process, seconds)
+
+        say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
+        code = run_forked(lambda trial=trial, rung=rung: _train(study, trial, rung, common, experiment, run), record)
+        record()
         if code == 143:
             raise SystemExit(143)
         if code:
             raise RekindleError(
                 f"trial {trial.number} exited with code {code}. A restarted pod continues from its checkpoint."
             )
+    used = sum(seconds.values())
+    say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
+
+
+def _leave(*_: Any) -> None:
+    raise SystemExit(143)
 
 
 def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = "") -> TrainingSpec:
@@ -70,6 +96,7 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
 
     from rekindle.training.worker import work
 
+    study = Study(Store.from_env(), study.root, study.sweep)  # the parent uses the connections of its own store
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
     try:
         work(specification(study, trial, rung, common, run_id))
@@ -78,7 +105,7 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
         failure = json.dumps({"value": None, "why": str(error)})
         study.store.put(f"{study.output(trial.number, rung)}/failed.json", failure.encode())
     if run_id:
-        _try_tracking(lambda: _record_result(study.result(trial.number, rung) or {}, run_id))
+        _try_tracking(lambda: _record_result(study.result(Job(trial.number, rung)) or {}, run_id))
 
 
 def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
@@ -103,8 +130,11 @@ def _try_tracking(call: Callable[[], Any]) -> Any:
         return None
 
 
-def run_forked(call: Callable[[], None]) -> int:
-    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the exit code."""
+def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
+    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the exit code.
+
+    Calls `record` every few seconds until then.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -114,9 +144,13 @@ def run_forked(call: Callable[[], None]) -> int:
         _run_child(call, parent)
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    descriptor = os.pidfd_open(pid)
     try:
+        while not select.select([descriptor], [], [], RECORD_INTERVAL_S)[0]:
+            record()
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
+        os.close(descriptor)
         signal.signal(signal.SIGTERM, previous_handler)
 
 

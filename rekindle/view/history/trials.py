@@ -1,6 +1,6 @@
 """The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
-python -m rekindle.view.history.trials WORKFLOW SWEEP      in a pod: {"trials": [...], "table": [...]}
+python -m rekindle.view.history.trials WORKFLOW SWEEP      in a pod: the result of `trials_here` as JSON
 """
 
 import json
@@ -21,7 +21,10 @@ Trials = dict[str, Any]
 
 
 def trials_here(home: Path, name: str) -> Trials:
-    """Return the trials of a run on this machine. Raises ConfigError if it is not a sweep."""
+    """Return the trials of a run on this machine, as rows and lines, and the use of the budget.
+
+    Raises ConfigError if the run is not a sweep.
+    """
     return _read(LocalCluster(home).store(), name, _sweep_section(name, RunFiles(home, name).workflow()["spec"]))
 
 
@@ -48,7 +51,8 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
 def _read(store: Store, name: str, section: Any) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
-    return {"trials": report.rows(study), "table": report.table(study)}
+    result = {"trials": report.rows(study), "hours": study.hours(), "untried": report.untried(study)}
+    return result | {"table": [*report.table(study), *result["untried"]]}
 
 
 if __name__ == "__main__":
