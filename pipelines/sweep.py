@@ -10,9 +10,14 @@ from typing import Any, Self
 from pydantic import model_validator
 
 import rekindle
-from rekindle import blocks
+from rekindle import blocks, project
 from rekindle.blocks.container import RETRY_CONDITION, retries
-from rekindle.training.search.config import Sweep, check_workload, default, whole_numbers
+from rekindle.blocks.pod import pod_spec, resources
+from rekindle.blocks.settings import PodConfig
+from rekindle.errors import ConfigError
+from rekindle.training.cost.pods import of_spec
+from rekindle.training.cost.prices import FILE, HOUR_S, Prices
+from rekindle.training.search.config import Budget, Sweep, check_workload, default, whole_numbers
 
 
 class Config(rekindle.Config):
@@ -25,8 +30,24 @@ class Config(rekindle.Config):
         return self
 
 
+def hours_of(budget: Budget, pod: PodConfig) -> Budget:
+    """Return a budget in money as hours of a pod that trains trials. Raises ConfigError without a price."""
+    if not budget.money:
+        return budget
+    prices = Prices.load(project.root())
+    spec = pod_spec(pod, "", [{"resources": resources(pod)}])
+    price = prices.price(of_spec(spec), HOUR_S) if prices else 0.0
+    if not price:
+        reason = f"the price of {of_spec(spec)} is 0" if prices else f"{FILE} is missing in the project"
+        raise ConfigError(
+            f"sweep.budget.money is {budget.money:g}, but {reason}. Add the prices of nodes, or set sweep.budget.hours."
+        )
+    hours = budget.money / price
+    return budget.model_copy(update={"hours": min(hours, budget.hours or hours)})
+
+
 def build(config: Config) -> Any:
-    sweep = config.sweep
+    sweep = config.sweep.model_copy(update={"budget": hours_of(config.sweep.budget, config.cluster.pod("train"))})
     search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
     sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
     first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}

@@ -27,7 +27,7 @@ def exceeded(
     if all(other.rung < sweep.rungs - 1 for other in [*jobs, job]):
         expected += whole * (1 - sweep.share(job.rung))
     used = sum(seconds.values())
-    return {"hours": used / 3600, "expected_hours": expected / 3600} if expected > limit else None
+    return {"hours": used / 3600, "expected": expected / 3600, "limit": limit / 3600} if expected > limit else None
 
 
 def share(sweep: Sweep, job: Job, jobs: Sequence[Job]) -> float:

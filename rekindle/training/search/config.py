@@ -61,6 +61,7 @@ class Budget(Section):
     """The limit of all trials of a sweep together."""
 
     hours: float = Field(0.0, ge=0, description="worker-hours of all trials (0: no limit)")
+    money: float = Field(0.0, ge=0, description="cost of all trials, in the currency of prices.yaml (0: no limit)")
 
 
 class Sweep(Section):

@@ -44,10 +44,11 @@ def untried(study: Study) -> list[str]:
     if not (stop := study.stop):
         return []
     sweep, trials = study.sweep, study.trials()
+    money = f" ({sweep.budget.money:g} at the prices of this run)" if sweep.budget.money else ""
+    trained = sum(trial.rung == sweep.rungs - 1 for trial in trials)
     lines = [
-        f"The budget of {sweep.budget.hours:g} hours ended the search after {stop['hours']:.3g} hours: "
-        f"{len(trials)} of {sweep.count} trials were started, {sum(t.rung == sweep.rungs - 1 for t in trials)} trained "
-        "to the end."
+        f"The budget of {stop['limit']:.3g} hours{money} ended the search after {stop['hours']:.3g} hours: "
+        f"{len(trials)} of {sweep.count} trials were started, {trained} trained to the end."
     ]
     for path, choice in sweep.choices():
         tried = [trial.settings[path] for trial in trials]
