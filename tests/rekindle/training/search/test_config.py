@@ -1,10 +1,12 @@
 """A mistake in a search space is reported before anything runs, in one sentence."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.training.search.config import default, whole_numbers
 
@@ -50,3 +52,34 @@ def test_the_first_trial_has_the_values_of_the_config() -> None:
     assert whole_numbers(sweep, config.train, config.model) == {path: path == "model.channels" for path in values}
     other = load_config(CONFIG, ["train.learning_rate=0.5"]).config
     assert default(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
+
+
+PRICES = """
+currency: EUR
+default: cpu
+spot: [{labels: {cloud.google.com/gke-spot: "true"}}]
+classes: {cpu: {on_demand: {cpu_hour: 0.5, gib_hour: 0.25}, spot: {cpu_hour: 0.25, gib_hour: 0.125}}}
+"""
+
+
+def test_a_budget_in_money_is_converted_to_hours_by_the_prices_of_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = ["sweep.budget.money=20", "cluster.pods.train={cpu: 2, memory: 4Gi}"]
+    assert budget_hours(sets[1:]) == 0
+    with pytest.raises(ConfigError, match=r"sweep.budget.money is 20, but prices.yaml is missing.*sweep.budget.hours"):
+        budget_hours(sets)
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    assert budget_hours(sets) == 10
+    assert budget_hours([*sets, "sweep.budget.hours=3"]) == 3
+    assert budget_hours([*sets, "cluster.pods.train.preset=gke-spot"]) == 20
+
+
+def budget_hours(sets: list[str]) -> float:
+    """Return the budget that the pods of the trials get, in hours."""
+    workflow = render_manifest(load_config(CONFIG, sets).config)
+    tasks = [task for template in workflow["spec"]["templates"] for task in template.get("dag", {}).get("tasks", [])]
+    (trials,) = [task for task in tasks if task["name"] == "trials"]
+    values = {parameter["name"]: parameter["value"] for parameter in trials["arguments"]["parameters"]}
+    return json.loads(values["sweep"])["budget"]["hours"]
