@@ -40,7 +40,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Train the trials of this pod. Raises RekindleError if a trial crashed; exits with code 143 after SIGTERM."""
+    """Train the trials of this pod. Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.search.study import Study
     from rekindle.training.search.trials import train

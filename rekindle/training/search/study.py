@@ -12,7 +12,7 @@ their results. It may therefore be repeated at any time.
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,26 @@ if TYPE_CHECKING:
 
 FOLDER = "search"  # folder below the name of the workflow
 POLL_INTERVAL_S = 0.5
+LOOK_INTERVAL_S, TAKEOVER_S = 30.0, 300.0  # a replaced pod continues its own trial within minutes
+
+
+class Watch:
+    """Finds jobs whose recorded seconds have not changed for TAKEOVER_S, by the clock of this process."""
+
+    def __init__(self) -> None:
+        self.next_look = time.monotonic() + LOOK_INTERVAL_S
+        self.changes: dict[Job, tuple[float, float]] = {}  # recorded seconds, and when they changed
+
+    def silent(self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]) -> Job | None:
+        """Return the first silent job; `read` returns the recorded seconds."""
+        if (now := time.monotonic()) < self.next_look:
+            return None
+        self.next_look, seconds = now + LOOK_INTERVAL_S, read()
+        for job in running:
+            used = seconds.get(job, 0.0)
+            if self.changes.setdefault(job, (used, now))[0] != used:
+                self.changes[job] = (used, now)
+        return next((job for job in running if now - self.changes[job][1] > TAKEOVER_S), None)
 
 
 class Study:
@@ -78,8 +98,10 @@ class Study:
     def claim(self, pod: int, default: Settings, whole: Mapping[str, bool]) -> tuple[Trial, int] | None:
         """Return the next trial that `pod` trains, and to which rung; None if no trial is left.
 
-        A job that the pod has not finished is returned again. Waits while results are missing. Raises ConfigError.
+        A job that the pod has not finished is returned again. Waits while results are missing, or takes over
+        the job of a silent pod.
         """
+        watch = Watch()
         while True:
             trials = self.read()
             for record in self.records:
@@ -90,6 +112,9 @@ class Study:
                 self._append(self._record(job, results, default, whole) | {"pod": pod})
             elif results < 0:
                 time.sleep(POLL_INTERVAL_S)
+                running = [job for job in self.jobs if job not in self.results]
+                if silent := watch.silent(running, self.seconds):
+                    return trials[silent.trial], silent.rung
             else:
                 return None
 
@@ -138,6 +163,10 @@ class Study:
             return trials[numbers[0]]
         reason = next((trial.why for trial in trials.values() if trial.why), "no trial is finished")
         raise ConfigError(f"all {len(trials)} trials lack a {self.sweep.metric}: {reason}")
+
+    def fail(self, trial: int, rung: int, why: str) -> None:
+        """Record that a trial has failed."""
+        self.store.put(f"{self.output(trial, rung)}/failed.json", json.dumps({"value": None, "why": why}).encode())
 
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
         """Record the seconds that a process has used for each job until now."""

@@ -3,7 +3,6 @@
 A pod may be restarted: its interrupted trial continues from its checkpoint.
 """
 
-import json
 import os
 import select
 import signal
@@ -11,12 +10,13 @@ import sys
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal.common.linux import die_with_parent
 from rekindle import Store, tracking
-from rekindle.errors import ConfigError, DataError, RekindleError, TrackingError, say
+from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.training.launch import notice
 from rekindle.training.search.config import Settings
 from rekindle.training.search.halving import Job, Trial
@@ -26,6 +26,8 @@ from rekindle.training.spec import TrainingSpec
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
 PARENT_TAG = "mlflow.parentRunId"
 RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
+MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
+TEMPORARY = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
 
 
 def train(
@@ -39,19 +41,20 @@ def train(
 ) -> None:
     """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of all trainings.
 
-    Raises RekindleError if a trial crashed; exits with 143 after SIGTERM.
+    Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, _leave)  # without a handler, PID 1 ignores SIGTERM
     notice.watch()
-    process, seconds = f"{pod}-{uuid.uuid4().hex[:8]}", dict[Job, float]()
+    process, seconds, crashes = f"{pod}-{uuid.uuid4().hex[:8]}", dict[Job, float](), Counter[Job]()
     while claim := study.claim(pod, default, whole):
         import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
         trial, rung = claim
         job, start = Job(trial.number, rung), time.monotonic()
+        previous = seconds.get(job, 0.0)
 
-        def record(job: Job = job, start: float = start) -> None:
-            seconds[job] = time.monotonic() - start
+        def record(job: Job = job, start: float = start, previous: float = previous) -> None:
+            seconds[job] = previous + time.monotonic() - start
             study.record_seconds(process, seconds)
 
         say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
@@ -59,10 +62,13 @@ def train(
         record()
         if code == 143:
             raise SystemExit(143)
-        if code:
+        if code == TEMPORARY:
             raise RekindleError(
-                f"trial {trial.number} exited with code {code}. A restarted pod continues from its checkpoint."
+                f"trial {trial.number} lacks a service. A restarted pod continues from the trial's checkpoint."
             )
+        crashes[job] += bool(code)
+        if crashes[job] == MAX_CRASHES:
+            study.fail(trial.number, rung, f"its process has crashed {MAX_CRASHES} times, at last with code {code}")
     used = sum(seconds.values())
     say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
 
@@ -102,8 +108,7 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
         work(specification(study, trial, rung, common, run_id))
     except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # errors that the settings of the trial cause
         say(f"trial {trial.number} failed: {error}")
-        failure = json.dumps({"value": None, "why": str(error)})
-        study.store.put(f"{study.output(trial.number, rung)}/failed.json", failure.encode())
+        study.fail(trial.number, rung, str(error))
     if run_id:
         _try_tracking(lambda: _record_result(study.result(Job(trial.number, rung)) or {}, run_id))
 
@@ -164,6 +169,7 @@ def _run_child(call: Callable[[], None], parent: int) -> None:
         code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
+        code = TEMPORARY if isinstance(error, StorageError) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -68,6 +68,16 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
     assert not report.untried(study)
 
 
+def test_the_trial_of_a_lost_pod_is_taken_over(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rekindle.training.search.study.LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("rekindle.training.search.study.TAKEOVER_S", 0.5)
+    lost = study.claim(1, DEFAULT, WHOLE)
+    assert lost and lost[0].number == 0
+    study.record_seconds("1", {Job(0, 0): 20.0})
+    run_pod(study, 0)
+    assert len(study.read()) == 9 and study.winner().rung == 1 and Job(0, 0) in study.results
+
+
 def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) -> None:
     while claim := study.claim(0, DEFAULT, WHOLE):
         finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")

@@ -47,6 +47,15 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(c
     assert again.code() == 0 and "trial 0" not in again.said()
 
 
+def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_continues(crew: Crew, s3: Store) -> None:
+    study, argv = make_study(s3, "crashed/search", 1)
+    record = {"trial": 1, "rung": 0, "pod": 0, "settings": {"model.width": -1}, "attrs": {}}
+    s3.put("crashed/search/jobs/00001.json", json.dumps(record).encode())
+    pod = crew._start("crashed", argv, {})
+    assert pod.code() == 0, pod.said()
+    assert "crashed 3 times" in study.read()[1].why and study.winner().number == 0
+
+
 def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
     study, _ = make_study(s3, "settings/search", 1)
     spec = specification(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
