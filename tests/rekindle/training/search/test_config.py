@@ -83,3 +83,26 @@ def budget_hours(sets: list[str]) -> float:
     (trials,) = [task for task in tasks if task["name"] == "trials"]
     values = {parameter["name"]: parameter["value"] for parameter in trials["arguments"]["parameters"]}
     return json.loads(values["sweep"])["budget"]["hours"]
+
+
+@pytest.mark.parametrize(
+    ("gang", "labels", "annotations", "scheduler"),
+    [
+        ("", {}, {}, None),
+        ("kueue", {"kueue.x-k8s.io/queue-name": "night", "kueue.x-k8s.io/priority-class": "low"}, {}, None),
+        ("volcano", {}, {"scheduling.volcano.sh/queue-name": "night"}, "volcano"),
+    ],
+)
+def test_the_pods_of_trials_have_the_queue_the_grace_period_and_the_notices_of_training_pods(
+    gang: str, labels: dict[str, str], annotations: dict[str, str], scheduler: str | None
+) -> None:
+    sets = ["cluster.pods.train.preset=aks-spot", f"cluster.gang={gang}", "cluster.queue=night"]
+    sets += ["cluster.queue_priority=low"] if gang == "kueue" else []
+    templates = render_manifest(load_config(CONFIG, sets).config)["spec"]["templates"]
+    (trial,) = [template for template in templates if template["name"] == "trial"]
+    metadata = trial.get("metadata", {})
+    assert (metadata.get("labels", {}), metadata.get("annotations", {})) == (labels, annotations)
+    assert trial.get("schedulerName") == scheduler
+    assert json.loads(trial["podSpecPatch"])["terminationGracePeriodSeconds"] == 25
+    env = {variable["name"]: variable["value"] for variable in trial["container"]["env"]}
+    assert env == {"REKINDLE_GRACE": "25", "REKINDLE_NOTICE": "azure"}

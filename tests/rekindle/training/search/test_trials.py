@@ -2,13 +2,17 @@
 
 import json
 import signal
+from typing import Any
 
 from rekindle.storage import Store
+from rekindle.training.launch import notice
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.halving import Trial
 from rekindle.training.search.study import Study
 from rekindle.training.search.trials import specification
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
+from tests.rekindle.training.launch.test_notice import EVENT, address, cloud  # noqa: F401
+from tests.waiting import until
 
 TRAIN = {"batch_size": 8, "virtual_workers": 7, "steps": 30, "validation": 0.1, "validation_steps": 5}
 SPACE = {"train": {"learning_rate": [0.01, 0.02, 1e30]}}
@@ -45,6 +49,18 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(c
     assert [trial.why[:15] for trial in study.trials()] == ["", "", "the gradient of"]
     again = crew._start("again", argv, {})
     assert again.code() == 0 and "trial 0" not in again.said()
+
+
+def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Any) -> None:  # noqa: F811
+    study, argv = make_study(s3, "noticed/search", 1)
+    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {address(cloud)}"})
+    crew.held(25, pod)
+    cloud.events = [EVENT]
+    until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
+    crew.release(25)
+    assert pod.code() == 143, pod.said()
+    assert not study.read()[0].values
+    assert "left after step" in pod.said(), pod.said()
 
 
 def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_continues(crew: Crew, s3: Store) -> None:
