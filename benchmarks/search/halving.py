@@ -27,7 +27,7 @@ SPACE = {
     "train": {"learning_rate": {"low": 3e-4, "high": 1e-2, "log": True}, "warmup": [0.05, 0.1, 0.2]},
     "model": {"dropout": [0.0, 0.1, 0.2], "width": [32, 64]},
 }
-SHORT = ["data.first_day=2018-06-01", "train.epochs=3"]
+SHORT = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"]
 SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
 NOISE = 0.005  # usual difference of the ap of four test weeks between two seeds
 STEPS = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
