@@ -10,13 +10,14 @@ short: it trains for three epochs on data from 2018-06-01 on. Nothing is release
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from argolocal.state.journal import RunFiles
+from argolocal.view.summary import timestamp
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.local.cluster import LocalCluster
@@ -32,7 +33,6 @@ SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
 NOISE = 0.005  # usual difference of the ap of four test weeks between two seeds
 STEPS = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
 OUTSIDE_S, PAUSE_S = 15.0, 2.0  # limits: 2 % of the time of trials that train for ten minutes each
-POD = re.compile(r"trials\(\d+:\d+\)$")  # name of the step of a pod
 
 
 def run_sweep(
@@ -58,7 +58,9 @@ def measure(source: str, home: str, sets: list[str], parallel: int, trial_count:
     steps = sum(t.steps for t in trials) / sum(t.steps for t in all_trials)
     same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
     seconds, whole_seconds = (3600 * s.hours() for s in (study, whole_study))
-    pods = sum(step["seconds"] for step in halved["steps"] if POD.search(step["name"]))
+    nodes = RunFiles(Path(home), halved["workflow"]).load()[0]["nodes"].values()
+    trial_pods = [node for node in nodes if node["type"] == "Pod" and node["templateName"] == "trial"]
+    pods = sum(timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods)
     pauses = sum(len(trial.values) for trial in trials)
     losses = {"best": order[0].number, "chosen": chosen, "median": order[len(order) // 2].number, "default": 0}
     print({name: f"trial {number}: loss {full[number]:.5f}" for name, number in losses.items()})
