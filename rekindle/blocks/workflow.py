@@ -20,7 +20,7 @@ from rekindle.blocks.binding import (
     reject_unknown,
     validate_inputs,
 )
-from rekindle.blocks.container import TASK, container, needs_task_name, restrict, retries
+from rekindle.blocks.container import TASK, as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.new_data import require_new_data
@@ -119,7 +119,8 @@ class Pipeline(References):
             self.kinds.add(kind)
             cluster = self.config.cluster
             name = self.template_name(short_name(module))
-            self.templates[key] = container(name, module, cluster, cluster.pod(kind), in_loop)
+            template = container(name, module, cluster, pod := cluster.pod(kind), in_loop)
+            self.templates[key] = as_worker(template, cluster, pod) if kind == "train" else template
         return self.templates[key]
 
     def job_name(self, task: str, max_length: int = 53) -> str:

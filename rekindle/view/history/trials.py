@@ -1,6 +1,6 @@
 """The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
-python -m rekindle.view.history.trials WORKFLOW SWEEP TARIFF     in a pod: {"trials": [...], "table": [...]}
+python -m rekindle.view.history.trials WORKFLOW SWEEP TARIFF     in a pod: the result of `trials_here` as JSON
 """
 
 import json
@@ -31,7 +31,10 @@ Trials = dict[str, Any]
 
 
 def trials_here(home: Path, name: str) -> Trials:
-    """Return the trials of a run on this machine. Raises ConfigError if it is not a sweep."""
+    """Return the trials of a run on this machine, as rows and lines, and the use of the budget.
+
+    Raises ConfigError if the run is not a sweep.
+    """
     workflow = RunFiles(home, name).workflow()
     return _read(LocalCluster(home).store(), name, _sweep_section(name, workflow["spec"]), _tariff(workflow))
 
@@ -67,16 +70,17 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
 def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
-    rows = report.rows(study)
+    rows, untried = report.rows(study), report.untried(study)
+    result = {"trials": rows, "hours": study.hours(), "untried": untried}
     if not tariff:
-        return {"trials": rows, "table": report.table(study)}
+        return result | {"table": [*report.table(study), *untried]}
     bills = {trial.number: charge(_summary(study, trial.number), tariff) for trial in study.trials}
     costs = {number: bill.total for number, bill in bills.items()}
     words = f"All trials cost {money(sum(costs.values()), tariff.prices.currency)}"
     if losses := sum(bill.losses for bill in bills.values()):
         words += f", {amount(losses)} of it for losses"
     trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
-    return {"trials": trials, "table": [*report.table(study, costs), "", f"{words}."]}
+    return result | {"trials": trials, "table": [*report.table(study, costs), *untried, "", f"{words}."]}
 
 
 def _summary(study: Study, trial: int) -> Summary:
