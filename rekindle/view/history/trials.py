@@ -74,7 +74,7 @@ def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trial
     result = {"trials": rows, "hours": study.hours(), "untried": untried}
     if not tariff:
         return result | {"table": [*report.table(study), *untried]}
-    bills = {trial.number: charge(_summary(study, trial.number), tariff) for trial in study.trials}
+    bills = {trial.number: charge(_summary(study, trial.number), tariff) for trial in study.trials()}
     costs = {number: bill.total for number, bill in bills.items()}
     words = f"All trials cost {money(sum(costs.values()), tariff.prices.currency)}"
     if losses := sum(bill.losses for bill in bills.values()):
