@@ -43,7 +43,7 @@ def parameters(status: Status) -> dict[str, str]:
             if p["name"] == "canary" and verdict == "taken back":
                 values |= {"verdict": verdict, "reason": reason}
             if p["name"] == "unchanged" and p.get("value"):
-                values |= {"verdict": "same", "reason": p["value"]}
+                values |= {"verdict": "same", "reason": p["value"], "unchanged": "yes"}
     return values
 
 
@@ -88,7 +88,7 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     winners = [row["metrics"] for row in evaluations if row["version"]]
     figures = winners[0] if len(winners) == 1 else metrics(values)
     lines = {
-        "verdict": _verdict(status, values.get("verdict", "")),
+        "verdict": _verdict(status, values),
         "reason": values.get("reason"),
         "metrics": "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None),
         **facts,
@@ -100,14 +100,14 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     return lines_of(rows)
 
 
-def _verdict(status: Status, verdict: str) -> str:
+def _verdict(status: Status, values: Mapping[str, str]) -> str:
     """Describe the verdict, and whether the model was released: a verdict alone releases nothing."""
-    released = releases(status)
+    released, verdict = releases(status), values.get("verdict", "")
     if not verdict:
         return f"released: {', '.join(sorted(map(str, released)))}" if released else ""
     if verdict == "release" and not released:
         return "release: the model passed the gate, but this pipeline has not released it"
-    if verdict == "same" and not verdicts(status):
+    if values.get("unchanged"):
         return "same: nothing to train: the data, the code and the config did not change"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
