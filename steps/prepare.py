@@ -29,7 +29,7 @@ def must_compare(inputs: "Inputs") -> str:
 
 
 # the dataset does not depend on the workflow that prepared it
-ASIDE = ("workflow", "experiment", "config", "manifest", "backfill", "skip")
+ASIDE = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
 REUSE = Reuse(aside=ASIDE, reads=lambda inputs: [inputs.data["source"]], unless=must_compare)
 
 
@@ -46,6 +46,7 @@ class Inputs(StepInputs):
         "", description="scheduled time of the run, ISO 8601; a moving window ends at this time; empty: not scheduled"
     )
     manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
+    cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs are reused, by task")
     backfill: str = Field("", description="if not empty, this is the run of a past week, which always trains")
     skip: bool = Field(
         False, description="train nothing in a scheduled run whose source, code and config did not change"
@@ -60,6 +61,9 @@ class Outputs(StepOutputs):
     source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
     unchanged: str = Field(description="why this scheduled run trains nothing; empty: the run trains")
+    known_models: dict[str, Any] = Field(
+        description="the input `cached`; as a task, also the earlier trainings whose models are copied to this run"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -100,6 +104,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
+    outputs |= {"known_models": inputs.cached}
     return Outputs(**outputs, source_digest=content_or_empty(data.source), unchanged=unchanged)
 
 

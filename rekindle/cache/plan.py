@@ -73,7 +73,8 @@ def look_up(
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
-    outputs: dict[str, dict[str, None]] = {}  # cached task → tags of its outputs
+    # cached task → tags of its outputs
+    outputs = {name: _tags(row["task"], row) for name, row in cached.items() if isinstance(row, dict) and row["at"]}
     results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks))
@@ -93,8 +94,7 @@ def look_up(
         results.append(replace(result, call=call))
         if entry := result.entry:
             cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
-            prefix = f"tasks.{task['name']}.outputs.parameters."
-            outputs[cached_name(task["name"])] = {f"{prefix}{name}": None for name in entry.outputs}
+            outputs[cached_name(task["name"])] = _tags(task["name"], entry.outputs)
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
     if not read_only:
         lookup.close()
@@ -133,10 +133,16 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the tasks that may be cached, and of which no result is known yet."""
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
-            if cached_name(task["name"]) in cached and task.get("template") in templates:
+            row = cached.get(cached_name(task["name"]))
+            if row and not (isinstance(row, dict) and row["at"]) and task.get("template") in templates:
                 yield task
+
+
+def _tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
+    return {f"tasks.{task}.outputs.parameters.{name}": None for name in outputs}
 
 
 def call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> Call:
