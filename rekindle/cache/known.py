@@ -1,6 +1,6 @@
 """Find the models of a run's trainings before their jobs start, in the pod that prepares the data.
 
-The look-up before a run cannot know the digest of a dataset that the run prepares, and nobody looks up a scheduled run.
+The look-up before a run cannot know the digest of a dataset that the run prepares, and scheduled runs have no look-up.
 """
 
 import base64
@@ -44,7 +44,7 @@ def copy_known_models(
                 copy_model(store, result.entry.at, target)
                 known[cached_name(result.task)] = known[cached_name(result.task)] | {"at": result.entry.at}
                 say(f"cached: {result.task} is the same training as {result.entry.at}; its job does not start")
-    except Exception as error:  # whatever is wrong with the cache, the run trains
+    except Exception as error:  # no error of the look-up may fail the run, which can train
         say(f"the models of earlier trainings are not looked up further: {type(error).__name__}: {error}")
     return known
 

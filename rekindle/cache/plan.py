@@ -133,7 +133,7 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the tasks that may be cached, and of which no result is known yet."""
+    """Yield the tasks that may be cached, except tasks with a known result."""
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
             row = cached.get(cached_name(task["name"]))
