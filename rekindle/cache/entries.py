@@ -161,7 +161,7 @@ class Index:
         self.is_outdated = bool(self.unread) or self.copies.keys() != self.etags.keys()
 
     def read(self) -> list[Entry]:
-        """Return all entries, except those that another version of Rekindle wrote."""
+        """Return all entries, except entries that another version of Rekindle wrote."""
         if self.unread:
             with ThreadPoolExecutor(READ_THREADS) as pool:
                 for key, entry in zip(self.unread, pool.map(partial(read, self.store), self.unread), strict=True):

@@ -1,6 +1,6 @@
 """Find the models of a run's trainings before their jobs start, in the pod that prepares the data.
 
-The look-up before a run cannot know the digest of a dataset that the run prepares, and scheduled runs have no look-up.
+A look-up before the run cannot know the digest of a dataset that the run prepares, and is not made for scheduled runs.
 """
 
 import base64

@@ -126,7 +126,7 @@ def test_a_scheduled_run_with_a_known_model_starts_no_job(
     settings = {"DATA__SOURCE": "simulate://7?cards=150&terminals=300&days=70", "FAMILIES": "[transformer]"}
     settings |= {"TRAIN__EPOCHS": "1", "GATE__MINIMUM": "{auc: 0.999}", "HOME": str(tmp_path / "home")}
     environment = {f"REKINDLE_{name}": value for name, value in settings.items()} | s3_environment
-    # the parameters of a CronWorkflow's run: nobody has looked up the cache before
+    # the parameters of a CronWorkflow's run: without a look-up before the run
     cached = parameters(rendered())[CACHED]
     command = f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"
     results, seed = [], uuid.uuid4().int % 10**9
