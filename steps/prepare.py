@@ -5,11 +5,9 @@
 The workload's `prepare` defines how the data is processed.
 """
 
-import base64
 import json
 import re
 import sys
-import zlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +15,7 @@ import yaml
 from pydantic import Field
 
 from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOutputs
+from rekindle.step import unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
@@ -118,7 +117,7 @@ def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) ->
 
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
-    manifest = zlib.decompress(base64.b64decode(inputs.manifest)).decode()
+    manifest = unpack(inputs.manifest)
     modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload)), *MODULE.findall(manifest)}
     origin = moving.origin(manifest, code.identity(modules))
     last = moving.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
@@ -160,4 +159,4 @@ def record(run_id: str, config: dict[str, Any], manifest: str) -> None:
     tracking.log(run_id, params=config)
     tracking.log_artifact(run_id, "config.yaml", yaml.safe_dump(config, sort_keys=False).encode())
     if manifest:
-        tracking.log_artifact(run_id, "manifest.yaml", zlib.decompress(base64.b64decode(manifest)))
+        tracking.log_artifact(run_id, "manifest.yaml", unpack(manifest).encode())

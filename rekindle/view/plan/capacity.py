@@ -10,14 +10,14 @@ from argolocal.language.quantity import quantity
 from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.queue import VERSIONS
-from rekindle.training.cost.pods import GIB
-from rekindle.view.plan.resources import PodRequest, totals
+from rekindle.training.cost.pods import GIB, Replicas
+from rekindle.view.plan.resources import totals
 
 NODES = Resource("v1", "nodes", namespaced=False)
 QUOTAS = Resource("v1", "resourcequotas")
 
 
-def misfits(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> list[str]:
+def misfits(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> list[str]:
     """Return sentences on pods that do not fit into the cluster, and on failed comparisons. `pods`: by task."""
     lines: list[str] = []
     for compare in (_nodes, _quotas, _queues):
@@ -28,17 +28,17 @@ def misfits(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mappin
     return list(dict.fromkeys(lines))
 
 
-def _nodes(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+def _nodes(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
     nodes = [node for node in cluster.list_objects(NODES) if not node.get("spec", {}).get("unschedulable")]
-    for task, requests in pods.items():
-        for pod in requests:
-            labelled = [node for node in nodes if _has_labels(node, pod.pod.labels)]
+    for task, replicas in pods.items():
+        for pod in (item.pod for item in replicas):
+            labelled = [node for node in nodes if _has_labels(node, pod.labels)]
             if not labelled:
-                labels = ", ".join(f"{name}={value}" for name, value in pod.pod.labels.items())
+                labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
                 yield f"{task}: no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one"
-            elif not any(not _excess(pod.resources, _allocatable(node)) for node in labelled):
+            elif not any(not _excess(pod.requests, _allocatable(node)) for node in labelled):
                 largest = max(labelled, key=lambda node: _allocatable(node).get("cpu", 0.0))
-                excess = ", ".join(_excess(pod.resources, _allocatable(largest)))
+                excess = ", ".join(_excess(pod.requests, _allocatable(largest)))
                 yield f"{task}: a pod does not fit into any node ({excess} of {largest['metadata']['name']})"
     capacity: dict[str, float] = {}
     for node in nodes:
@@ -48,7 +48,7 @@ def _nodes(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping
         yield f"the peak of the run exceeds all nodes together: {', '.join(excess)}"
 
 
-def _quotas(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+def _quotas(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
     for quota in cluster.list_objects(QUOTAS):
         hard, used = (_numbers((quota.get("status") or {}).get(name) or {}) for name in ("hard", "used"))
         hard = hard or _numbers(quota["spec"].get("hard") or {})
@@ -58,10 +58,10 @@ def _quotas(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mappin
             yield f"the peak of the run exceeds the rest of the ResourceQuota {name}: {', '.join(excess)}"
 
 
-def _queues(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
-    for task, requests in pods.items():
-        for name in sorted({pod.queue for pod in requests if pod.queue}):
-            needed = totals(pod for pod in requests if pod.queue == name)
+def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
+    for task, replicas in pods.items():
+        for name in sorted({item.queue for item in replicas if item.queue}):
+            needed = totals(item for item in replicas if item.queue == name)
             queue = _kueue(cluster, "localqueues", name)
             if not queue:
                 yield f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"

@@ -15,12 +15,13 @@ from rekindle.cluster.api import TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
+from rekindle.training.cost.pods import Replicas, training_runtimes
 from rekindle.training.cost.prices import Prices
 from rekindle.view import reuse
 from rekindle.view.plan import capacity, history, releases, resources, timing
 from rekindle.view.plan.reasons import Reason, Reasons
 from rekindle.view.plan.releases import PlannedRelease
-from rekindle.view.plan.resources import PodRequest, ResourceSeconds
+from rekindle.view.plan.resources import ResourceSeconds
 from rekindle.view.plan.tasks import CONDITIONAL, EXIT, RUNS, Task, Tree
 from rekindle.view.plan.timing import Estimate, Total
 
@@ -45,7 +46,7 @@ class Row:
     reason: Reason
     time: Estimate
     items: int | None  # number of loop items; None if it is known only at run time
-    pods: list[PodRequest]
+    pods: list[Replicas]
     requests: dict[str, float]
     used: ResourceSeconds
 
@@ -155,11 +156,11 @@ def forecast(
     extra = timing.overhead(tree, formers)
     total, certain = (timing.total(tree, times, extra, conditional) for conditional in (True, False))
     prices = Prices.load(project.root())
-    runtimes = resources.training_runtimes(tree.templates.values())
+    runtimes = training_runtimes(tree.templates.values())
     rows = [
         _row(
             task,
-            resources.pods_of(task, runtimes),
+            resources.task_pods(task, runtimes),
             times[task.path],
             reasons.of(parent, task) if use_cache or task.status != RUNS else NO_CACHE,
             prices,
@@ -187,7 +188,7 @@ def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
     return result
 
 
-def _row(task: Task, pods: list[PodRequest], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
+def _row(task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
     pods = pods if task.status in (RUNS, CONDITIONAL) else []
     used = resources.resource_seconds(pods, time.seconds or 0.0, prices)
     return Row(
@@ -201,6 +202,11 @@ def _prefix(manifest: Mapping[str, Any]) -> str:
     if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and metadata.get("name"):
         return f"{metadata['name']}-"
     return str(metadata.get("name") or metadata.get("generateName") or "workflow-")
+
+
+def _pods_as_json(replicas: Replicas) -> dict[str, Any]:
+    names = ("count", "pod", "queue", "is_executor")
+    return {name: value for name, value in asdict(replicas).items() if name in names}
 
 
 def as_json(plan: Forecast) -> dict[str, Any]:
@@ -218,7 +224,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
             "differences": [asdict(difference) for difference in row.reason.differences],
             "time": asdict(row.time),
             "items": row.items,
-            "pods": [asdict(pod) for pod in row.pods],
+            "pods": [_pods_as_json(replicas) for replicas in row.pods],
             "requests": row.requests,
             **asdict(row.used),
         }

@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 
 from rekindle import DataError, tracking
-from rekindle.blocks.manifest.provenance import pack
-from rekindle.step import load
+from rekindle.step import load, pack
 
 BILLS = '''
 """Counts the rows that its config names."""
