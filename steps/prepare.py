@@ -71,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
-    from steps.monitoring import moving
+    from steps.monitoring import moving_window
 
     workload = load(inputs.workload)
     if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
@@ -89,16 +89,16 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
-    stale = moving.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
+    stale = moving_window.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
     facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
     warnings = [*prepared.warnings, *shares, *stale, *changed]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    facts |= {moving.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
+    facts |= {moving_window.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
-    facts |= {moving.NEWEST_TAG: prepared.newest} if prepared.newest else {}
-    facts |= {moving.WINDOW_END_TAG: time.isoformat()} if data.moves else {}
+    facts |= {moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {}
+    facts |= {moving_window.WINDOW_END_TAG: time.isoformat()} if data.moves else {}
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
@@ -113,22 +113,26 @@ def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) ->
     The reason is "" if the run trains; the warning names the changes, if the source is unchanged.
     """
     from rekindle.cache import code
-    from steps.monitoring import moving
+    from steps.monitoring import moving_window
 
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
     manifest = unpack(inputs.manifest)
     modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload)), *MODULE.findall(manifest)}
-    origin = moving.origin(manifest, code.identity(modules))
-    last = moving.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
-    if not last or not moving.is_still(prepared.newest, last):
-        return origin, "", []
+    tags = moving_window.identity_tags(manifest, code.identity(modules))
+    last = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
+    if not last or not moving_window.has_no_newer_rows(prepared.newest, last):
+        return tags, "", []
     source = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
-    reference = f"{last.tags['rekindle.workflow']}, the run for {last.tags[moving.SCHEDULED_TAG]:.10}"
-    if changes := moving.changes(origin, inputs.config, last):
-        return origin, "", [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."]
+    reference = f"{last.tags['rekindle.workflow']}, the run for {last.tags[moving_window.SCHEDULED_TAG]:.10}"
+    if changes := moving_window.describe_changes(tags, inputs.config, last):
+        return tags, "", [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."]
     reason = f"{source}, and code and config have not changed since {reference}: this run trains nothing."
-    return origin | {"verdict": "same", "reason": reason, moving.SAME_TAG: last.tags["rekindle.workflow"]}, reason, []
+    return (
+        tags | {"verdict": "same", "reason": reason, moving_window.SAME_TAG: last.tags["rekindle.workflow"]},
+        reason,
+        [],
+    )
 
 
 def parse_time(text: str) -> datetime:

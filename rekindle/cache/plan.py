@@ -180,14 +180,14 @@ def _find(
     if on_cluster and not identity:
         raise UnknownKey(f"the image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
     step = load(call.module)
-    texts, paths = _texts(step, call)
-    if unknown := _unknown(step, texts):
+    texts, paths = _input_texts(step, call)
+    if unknown := _unknown_inputs(step, texts):
         raise UnknownKey(f"the input {unknown[0]} is known only at run time")
     missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    step_facts = facts(call.module, _parse(step, texts, paths), artifacts, identity, not on_cluster, bucket)
+    step_facts = facts(call.module, _parse_inputs(step, texts, paths), artifacts, identity, not on_cluster, bucket)
     entry = lookup.find(cache_key := key(step_facts))
     reason = "" if entry else "no cached result for these inputs, code and data"
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
@@ -196,25 +196,25 @@ def _find(
 def known_facts(call: Call, on_cluster: bool) -> Facts:
     """Collect code and inputs of a step of which other facts are known only at run time. Raises ConfigError."""
     step = load(call.module)
-    texts, paths = _texts(step, call)
-    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown(step, texts)
-    known = own_facts(call.module, _parse(step, texts, paths), identity)
+    texts, paths = _input_texts(step, call)
+    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown_inputs(step, texts)
+    known = own_facts(call.module, _parse_inputs(step, texts, paths), identity)
     return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
 
 
-def _texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
+def _input_texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
     """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
     fields = step.Inputs.model_fields
     artifacts = [name for name, info in fields.items() if is_artifact(info)]
     return {name: text for name, text in call.flags.items() if name in fields and name not in artifacts}, artifacts
 
 
-def _unknown(step: Step, texts: Mapping[str, str]) -> list[str]:
+def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that are known only at run time, and that the result depends on."""
     return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.aside]
 
 
-def _parse(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
+def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
     fields = step.Inputs.model_fields
     usable = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
     return parse(step.Inputs, usable | {name: f"/{name}" for name in artifacts})

@@ -51,7 +51,7 @@ class Replicas:
     role: str
     count: int
     pod: Pod
-    words: tuple[str, ...] = ()  # command and arguments of the containers
+    command: tuple[str, ...] = ()  # command and arguments of the containers
     queue: str = ""  # LocalQueue of Kueue
     is_executor: bool = False  # True for Argo's pod that applies an object
 
@@ -159,8 +159,8 @@ def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
     if not isinstance(value, Mapping):
         return
     if isinstance(containers := value.get("containers"), list):
-        words = tuple(str(word) for c in containers for key in ("command", "args") for word in c.get(key) or [])
-        yield Replicas(role, count, of_spec(value), words)
+        command = tuple(str(word) for c in containers for key in ("command", "args") for word in c.get(key) or [])
+        yield Replicas(role, count, of_spec(value), command)
         return
     for name in COUNT_FIELDS:
         count *= value[name] if isinstance(value.get(name), int) else 1

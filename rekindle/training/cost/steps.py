@@ -11,7 +11,7 @@ from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
 
 TRAINING_COSTS = "training_costs"  # output of the step `report`: task → cost of the training, from its ledger
-MAX_STEPS = 4  # number of steps that the words name
+MAX_STEPS = 4  # number of steps that the text names
 
 
 def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Prices) -> dict[str, float]:

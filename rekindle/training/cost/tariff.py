@@ -14,7 +14,7 @@ from rekindle.training.cost.pods import Manifest, Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 LAUNCHER, COORDINATOR = "rekindle.training.launch.launcher", "rekindle.training.membership.server"
-TRIAL = "steps.search.trial"
+TRIAL_STEP = "steps.search.trial"
 
 
 class Tariff(Section):
@@ -58,19 +58,19 @@ def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> 
     result: dict[str, Tariff] = {}
     for task in tasks:
         flag = f"--checkpoints={key(task, CHECKPOINTS)}"
-        members = [item for item in replicas if flag in item.words]
-        workers = {item.role: item.pod for item in members if LAUNCHER in item.words}
-        leaders = [item.pod for item in members if COORDINATOR in item.words]
+        members = [item for item in replicas if flag in item.command]
+        workers = {item.role: item.pod for item in members if LAUNCHER in item.command}
+        coordinators = [item.pod for item in members if COORDINATOR in item.command]
         if prices and workers:
-            result[task] = Tariff(prices=prices, workers=workers, coordinator=leaders[0] if leaders else None)
+            result[task] = Tariff(prices=prices, workers=workers, coordinator=coordinators[0] if coordinators else None)
     return result
 
 
 def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
     """Return the tariff of the trials of a sweep; each trial trains alone in a pod."""
     for template in manifest["spec"].get("templates") or []:
-        words: Mapping[str, Any] = template.get("container") or {}
+        container: Mapping[str, Any] = template.get("container") or {}
         pod = pods.of_template(template)
-        if prices and pod and TRIAL in [*(words.get("command") or []), *(words.get("args") or [])]:
+        if prices and pod and TRIAL_STEP in [*(container.get("command") or []), *(container.get("args") or [])]:
             return Tariff(prices=prices, workers={"": pod})
     return None

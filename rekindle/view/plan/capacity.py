@@ -17,8 +17,8 @@ NODES = Resource("v1", "nodes", namespaced=False)
 QUOTAS = Resource("v1", "resourcequotas")
 
 
-def misfits(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> list[str]:
-    """Return sentences on pods that do not fit into the cluster, and on failed comparisons. `pods`: by task."""
+def find_shortages(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> list[str]:
+    """Return sentences about pods that do not fit into the cluster, and about failed comparisons. `pods`: by task."""
     lines: list[str] = []
     for compare in (_nodes, _quotas, _queues):
         try:
@@ -32,12 +32,12 @@ def _nodes(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[s
     nodes = [node for node in cluster.list_objects(NODES) if not node.get("spec", {}).get("unschedulable")]
     for task, replicas in pods.items():
         for pod in (item.pod for item in replicas):
-            labelled = [node for node in nodes if _has_labels(node, pod.labels)]
-            if not labelled:
+            matching_nodes = [node for node in nodes if _has_labels(node, pod.labels)]
+            if not matching_nodes:
                 labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
                 yield f"{task}: no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one"
-            elif not any(not _excess(pod.requests, _allocatable(node)) for node in labelled):
-                largest = max(labelled, key=lambda node: _allocatable(node).get("cpu", 0.0))
+            elif not any(not _excess(pod.requests, _allocatable(node)) for node in matching_nodes):
+                largest = max(matching_nodes, key=lambda node: _allocatable(node).get("cpu", 0.0))
                 excess = ", ".join(_excess(pod.requests, _allocatable(largest)))
                 yield f"{task}: a pod does not fit into any node ({excess} of {largest['metadata']['name']})"
     capacity: dict[str, float] = {}
@@ -67,7 +67,7 @@ def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[
                 yield f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
                 continue
             cluster_queue = _kueue(cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False)
-            if cluster_queue and (excess := _excess(needed, _nominal(cluster_queue, needed))):
+            if cluster_queue and (excess := _excess(needed, _quota(cluster_queue, needed))):
                 yield f"{task} exceeds the quota of {cluster_queue['metadata']['name']}: {', '.join(excess)}"
 
 
@@ -78,15 +78,17 @@ def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) ->
     return None
 
 
-def _nominal(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+def _quota(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
     """Return the quota of a ClusterQueue over all flavors, for the needed resources that it limits."""
     result: dict[str, float] = {}
     for group in queue["spec"].get("resourceGroups") or []:
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:
                 if resource["name"] in needed:
-                    borrowed = _number(resource.get("borrowingLimit") or 0)
-                    total = result.get(resource["name"], 0.0) + _number(resource.get("nominalQuota") or 0) + borrowed
+                    borrowing_limit = _number(resource.get("borrowingLimit") or 0)
+                    total = (
+                        result.get(resource["name"], 0.0) + _number(resource.get("nominalQuota") or 0) + borrowing_limit
+                    )
                     result[resource["name"]] = total
     return result
 

@@ -48,7 +48,7 @@ def totals(replicas: Iterable[Replicas]) -> dict[str, float]:
     return result
 
 
-def gpus(resources: Mapping[str, float]) -> float:
+def gpu_count(resources: Mapping[str, float]) -> float:
     """Return the number of GPUs and parts of GPUs."""
     return sum(value for name, value in resources.items() if "/" in name)
 
