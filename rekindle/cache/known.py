@@ -3,16 +3,15 @@
 A look-up before the run cannot know the digest of a dataset that the run prepares, and is not made for scheduled runs.
 """
 
-import base64
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.cache import plan
 from rekindle.errors import say
 from rekindle.keys import CACHED, CURVE, MODEL, cached_name
+from rekindle.step import unpack
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -53,7 +52,7 @@ def _look_up(
     store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
 ) -> list[plan.CacheResult]:
     """Look up the trainings of the manifest, as if the outputs of this step came from the cache."""
-    spec = json.loads(zlib.decompress(base64.b64decode(packed_manifest)))["spec"]
+    spec = json.loads(unpack(packed_manifest))["spec"]
     jobs = {template["name"] for template in spec["templates"] if "resource" in template}
     tasks = [task for template in spec["templates"] for task in template.get("dag", {}).get("tasks", [])]
     trainings = {cached_name(task["name"]) for task in tasks if task.get("template") in jobs}

@@ -10,12 +10,12 @@ import pytest
 from argolocal.validate import check
 from rekindle import blocks, tracking
 from rekindle.blocks.manifest.config import load_config
-from rekindle.blocks.manifest.provenance import pack
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cache import entries, plan
 from rekindle.cache.entries import Entry
 from rekindle.cache.known import FILES, copy_known_models
 from rekindle.keys import CACHED
+from rekindle.step import pack
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 from tests.ports import free_port

@@ -120,7 +120,8 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "must be a mapping of keys"), ("default: [", "is not YAML"), ("- a", "must be a mapping of keys")]
+    ("text", "message"),
+    [("", "must be a mapping of keys"), ("default: [", "is not YAML"), ("- a", "must be a mapping of keys")],
 )
 def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / FILE).write_text(text)
