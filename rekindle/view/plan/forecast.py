@@ -197,7 +197,10 @@ def _leaves_with_parents(tree: Tree) -> list[tuple[Task, Task]]:
 
 def _row(task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
     pods = pods if task.status in (RUNS, CONDITIONAL) else []
-    usage = resources.resource_seconds(pods, time.seconds or 0.0, prices)
+    # servers run on after the run; like the cost of a run, the forecast does not include them
+    charged_pods = [] if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")) else pods
+    charged_seconds = max((time.seconds or 0.0) - time.free_seconds, 0.0)
+    usage = resources.resource_seconds(charged_pods, charged_seconds, prices)
     return Row(
         task.path or "main", task.path, task.status, reason, time, task.items, pods, resources.totals(pods), usage
     )
@@ -230,7 +233,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
             "reason": row.reason.text,
             "compared_with": row.reason.earlier_result or None,
             "differences": [asdict(difference) for difference in row.reason.differences],
-            "time": asdict(row.time),
+            "time": asdict(row.time) | ({} if row.time.seconds is not None else {"low": None, "high": None}),
             "items": row.items,
             "pods": [_pods_as_json(replicas) for replicas in row.pods],
             "requests": row.requests,

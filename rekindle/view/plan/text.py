@@ -85,8 +85,10 @@ def _totals(plan: Forecast) -> Iterator[str]:
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
         f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpu_count(plan.peak):.3g} GPU"
     )
-    yield f"total      {usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds, " + (
-        f"{usage.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}")
+    yield (
+        f"total      {usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds, "
+        + (f"{usage.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}"))
+        + (", if all conditional tasks run" if counts[CONDITIONAL] else "")
     )
     yield from (f"release    {release}" for release in plan.releases)
     yield from (f"capacity   {line}" for line in plan.shortages)

@@ -27,13 +27,17 @@ LAUNCHER = "rekindle.training.launch"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is unknown."""
+    """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is unknown.
+
+    `free_seconds`: the part in which its pods cost nothing, as in the cost of a run: the start of a training.
+    """
 
     seconds: float | None
     low: float = 0.0
     high: float = 0.0
     runs: int = 0
     note: str = ""
+    free_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,43 +75,47 @@ class Estimates:
             return Estimate(None)
         spec = training_spec(self.tree, task)
         samples = [self._training(task, spec, *pair) for pair in records] if spec else []
-        notes = sorted({note for _, note in samples if note})
-        seconds = [value for value, _ in samples] or [record.seconds for record in _most_similar(task, records)]
-        return Estimate(median(seconds), min(seconds), max(seconds), len(seconds), "; ".join(notes))
+        notes = sorted({note for _, note, _ in samples if note})
+        free_seconds = median([free for *_, free in samples] or [0.0])
+        seconds = [value for value, *_ in samples] or [record.seconds for record in _most_similar(task, records)]
+        return Estimate(median(seconds), min(seconds), max(seconds), len(seconds), "; ".join(notes), free_seconds)
 
-    def _training(self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record) -> tuple[float, str]:
-        """Estimate the seconds of a training with the settings `spec` from a former training; also return a note."""
+    def _training(self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record) -> tuple[float, str, float]:
+        """Estimate a training with the settings `spec` from a former training: seconds, a note, free seconds."""
         tree = self.trees.get(former.name)
         former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None) if tree else None
         former_spec = training_spec(tree, former_task) if tree and former_task else None
         if not former_spec:
-            return record.seconds, ""
+            return record.seconds, "", 0.0
         if not (self.store and (step_times := _read_step_times(self.store, former.name, task.name))):
             ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(former_spec, self.is_local)
             steps = (spec.steps / former_spec.steps) if spec.steps and former_spec.steps else 0
             ratio *= steps or (spec.epochs / former_spec.epochs) * _samples_per_step(former_spec) / _samples_per_step(
                 spec
             )
-            return record.seconds * ratio, "" if ratio == 1 else "scaled without a ledger"
+            return record.seconds * ratio, "" if ratio == 1 else "scaled without a ledger", 0.0
         fixed_s, samples = record.seconds - step_times.seconds, step_times.samples
+        free_s = max(record.seconds - step_times.ledger_seconds, 0.0)
         seconds_per_step = step_times.seconds / step_times.steps
         if not samples and not former_spec.steps:
             samples = round(step_times.planned_steps * _samples_per_step(former_spec) / former_spec.epochs)
         if not (samples or spec.steps):
-            return record.seconds, "the number of samples is unknown, so its time is not scaled"
+            return record.seconds, "the number of samples is unknown, so its time is not scaled", free_s
         steps = spec.total_steps(samples)
         if former_spec.total_steps(samples) == step_times.planned_steps > step_times.steps and spec.patience:
             steps = round(steps * step_times.steps / step_times.planned_steps)  # stopped early by train.patience
         ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(former_spec, self.is_local)
         is_scaled = steps != step_times.steps or ratio != 1
-        return max(fixed_s, 0.0) + steps * seconds_per_step * ratio, f"scaled to {steps} steps" if is_scaled else ""
+        seconds = max(fixed_s, 0.0) + steps * seconds_per_step * ratio
+        return seconds, f"scaled to {steps} steps" if is_scaled else "", free_s
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The seconds of a training's steps, the numbers of steps and planned steps, and the number of training samples."""
+    """The seconds of a training's steps and of its ledger, and the numbers of steps, planned steps and samples."""
 
     seconds: float
+    ledger_seconds: float
     steps: int
     planned_steps: int
     samples: int
@@ -122,7 +130,7 @@ def _read_step_times(store: "Store", run: str, task: str) -> StepTimes | None:
     if steps <= 0 or summary.training_seconds <= 0:
         return None
     total, samples = (int(summary.run.get(name) or 0) for name in ("steps", "samples"))
-    return StepTimes(summary.training_seconds, steps, total or steps, samples)
+    return StepTimes(summary.training_seconds, summary.ended - summary.began, steps, total or steps, samples)
 
 
 def _samples_per_step(spec: TrainingSpec) -> int:

@@ -18,6 +18,7 @@ from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.view.reproduce.checkout import find_commit
 from rekindle.view.reproduce.comparison import DERIVED_ENTRIES
+from rekindle.workload import POD_PRIVATE
 
 MAX_NAMES = 8  # maximum number of packages or modules in one finding
 
@@ -62,7 +63,9 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
     engine = [name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")]
     project_modules = [name for name in names if name not in engine]
     if project_modules:
-        yield Finding("code", f"{_shorten(project_modules)} differ in commit {commit.sha[:12]} from the release", True)
+        yield Finding(
+            "code", f"{_shorten(project_modules)}: commit {commit.sha[:12]} has other code than the release", True
+        )
     elif commit.is_dirty and commit.sha == commit.recorded_sha:
         text = "the release was made with uncommitted changes, but its steps and workload equal the commit"
         yield Finding("commit", text)
@@ -130,11 +133,11 @@ class Data:
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """The digest of each place where the data may be; "" if it does not exist or cannot be verified."""
-        places = [self.given_source or self.recorded_source]
+        recorded, places = self.given_source or self.recorded_source, list[str]()
         if not self.given_source and "://" not in self.recorded_source:
             parts = Path(self.recorded_source).parts[1:]
-            places += [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {place: digest for place in places if (digest := content_or_empty(place)) or place == places[0]}
+            places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
+        return {p: digest for p in [*places, recorded] if (digest := content_or_empty(p)) or p == recorded}
 
     @cached_property
     def source(self) -> str:
@@ -155,6 +158,9 @@ class Data:
             yield Finding(
                 "data", f"{self.source}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
             )
+        elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(self.folder):
+            text = f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use --data"
+            yield Finding("data", text, True)
 
 
 def _versions(names: list[str]) -> dict[str, str]:

@@ -129,7 +129,9 @@ def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Pat
     def plan(*sets: str) -> dict[str, Row]:
         return rows(forecast(sources, digits(*sets), {}))
 
-    same = plan()["train"].time
+    same, row = plan()["train"].time, plan()["train"]
+    # like the cost of a run, the cost of a training begins with its ledger, which has 91 of 100 seconds
+    assert row.usage.cpu_seconds == pytest.approx(row.requests["cpu"] * 91)
     assert (same.seconds, same.runs, same.note) == (pytest.approx(100), 3, "")
     assert plan("train.epochs=24")["train"].time.seconds == pytest.approx(10 + 180)
     assert plan("train.steps=90")["train"].time.seconds == pytest.approx(10 + 45)
