@@ -76,6 +76,12 @@ class Forecast:
         """The total of all tasks."""
         return sum((row.usage for row in self.rows), ResourceSeconds())
 
+    @property
+    def unconditional_cost(self) -> float | None:
+        """Return the cost without tasks that depend on conditions; None without prices."""
+        costs = [row.usage.cost for row in self.rows if row.status == RUNS and row.usage.cost is not None]
+        return sum(costs) if costs else None
+
     def runs_anything(self) -> bool:
         """Return True if a task would run or may run, except in the exit handler, which every run has."""
         return any(row.status in (RUNS, CONDITIONAL) for row in self.rows if not row.task.startswith(EXIT_PATH))
@@ -246,7 +252,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
         "runs_anything": plan.runs_anything(),
         "tasks": tasks,
         "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
-        "without_conditional_tasks": total_as_json(plan.unconditional_total),
+        "without_conditional_tasks": total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost},
         "former_runs": plan.runs,
         "currency": plan.currency or None,
         "peak": plan.peak,

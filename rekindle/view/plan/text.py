@@ -90,6 +90,8 @@ def _totals(plan: Forecast) -> Iterator[str]:
         + (f"{usage.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}"))
         + (", if all conditional tasks run" if counts[CONDITIONAL] else "")
     )
+    if counts[CONDITIONAL] and plan.unconditional_cost is not None:
+        yield f"           {at_least}{plan.unconditional_cost:.3g} {plan.currency} without conditional tasks"
     yield from (f"release    {release}" for release in plan.releases)
     yield from (f"capacity   {line}" for line in plan.shortages)
     yield from (f"note       {line}" for line in plan.notes)
