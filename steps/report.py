@@ -82,11 +82,14 @@ def run(inputs: Inputs) -> Outputs:
 def trim_cache(limits: dict[str, Any]) -> None:
     """Remove the entries of the cache that exceed its limits. Errors of the object store do not fail the run."""
     from rekindle.cache import entries
+    from rekindle.cache.difference import remove_unused_code
     from rekindle.storage import Store
 
     try:
         store = Store.from_env().short_retries()
         removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
+        if removed:
+            remove_unused_code(store)
     except RekindleError as error:
         sys.stderr.write(f"the cache is not trimmed: {error}\n")
         return

@@ -8,7 +8,7 @@ while all its artifacts exist with their recorded sizes: an entry may be written
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -72,11 +72,9 @@ def record(store: "Store", entry: Entry) -> bool:
     return False
 
 
-def entries(store: "Store") -> Iterator[Entry]:
-    """Yield all entries, including invalid ones. Raises StorageError."""
-    for item in store.list(FOLDER):
-        if entry := read(store, item.key.removeprefix(FOLDER)):
-            yield entry
+def entries(store: "Store") -> list[Entry]:
+    """Return all entries, including invalid ones. Raises StorageError."""
+    return Index(store).read()
 
 
 def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:

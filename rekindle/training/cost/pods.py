@@ -62,7 +62,7 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
     for container in spec.get("containers") or [] if containers is None else containers:
         resources = container.get("resources") or {}
         for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-            totals[name] = totals.get(name, 0.0) + _amount(amount)
+            totals[name] = totals.get(name, 0.0) + number(amount)
     devices = {name: count for name, count in totals.items() if "/" in name and count}
     tolerations = {item["key"]: str(item.get("value", "")) for item in spec.get("tolerations") or [] if item.get("key")}
     labels = {**_required_labels(spec), **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()}}
@@ -184,7 +184,8 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
     return dict(set.intersection(*alternatives)) if alternatives else {}
 
 
-def _amount(text: Any) -> float:
+def number(text: Any) -> float:
+    """Return a Kubernetes quantity as a number, or 0 if it is not a quantity."""
     try:
         return float(quantity(text))
     except ValueError:  # a template tag: the amount is known only when the pod starts

@@ -6,11 +6,10 @@ Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue (v1beta2; v1be
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from argolocal.language.quantity import quantity
 from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.queue import VERSIONS
-from rekindle.training.cost.pods import GIB, Replicas
+from rekindle.training.cost.pods import GIB, Replicas, number
 from rekindle.view.plan.resources import totals
 
 NODES = Resource("v1", "nodes", namespaced=False)
@@ -85,9 +84,9 @@ def _quota(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:
                 if resource["name"] in needed:
-                    borrowing_limit = _number(resource.get("borrowingLimit") or 0)
+                    borrowing_limit = number(resource.get("borrowingLimit") or 0)
                     total = (
-                        result.get(resource["name"], 0.0) + _number(resource.get("nominalQuota") or 0) + borrowing_limit
+                        result.get(resource["name"], 0.0) + number(resource.get("nominalQuota") or 0) + borrowing_limit
                     )
                     result[resource["name"]] = total
     return result
@@ -111,14 +110,7 @@ def _allocatable(node: Object) -> dict[str, float]:
 
 
 def _numbers(texts: Mapping[str, Any]) -> dict[str, float]:
-    return {name: _number(text) for name, text in texts.items()}
-
-
-def _number(text: Any) -> float:
-    try:
-        return float(quantity(text))
-    except ValueError:
-        return 0.0
+    return {name: number(text) for name, text in texts.items()}
 
 
 def _has_labels(node: Object, selector: Mapping[str, str]) -> bool:
