@@ -63,14 +63,14 @@ def resource_seconds(replicas: Iterable[Replicas], seconds: float, prices: Price
     return result
 
 
-def peak(requests: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]) -> dict[str, float]:
+def peak(requested: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]) -> dict[str, float]:
     """Return the maximum of each resource over the run, if each task (by path) runs in its span."""
     changes = [(span.start, 1, path) for path, span in spans.items()]
     changes += [(span.end, -1, path) for path, span in spans.items()]
     current: dict[str, float] = {}
     result: dict[str, float] = {}
     for _, sign, path in sorted(changes):
-        for name, value in requests.get(path, {}).items():
+        for name, value in requested.get(path, {}).items():
             current[name] = current.get(name, 0.0) + sign * value
             result[name] = max(result.get(name, 0.0), round(current[name], 6))
     return result
