@@ -4,8 +4,8 @@
     python -m benchmarks.reproduce configs/handbook.yaml --set data.source=transactions.parquet --set train.epochs=1
 
 The model of each config is trained and released in one clone of this repository, which is then deleted. `rekindle
-reproduce` trains it again in another clone, with the same home for the released files. The gates are lowered so that
-each model is released. Only committed changes are measured.
+reproduce` trains it again in another clone, with the same home for the released files. Only committed changes are
+measured.
 """
 
 import json
@@ -47,7 +47,7 @@ def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     try:
-        settings = ["gate.minimum={}", "gate.maximum={}", f"serve.port={port}", *sets]
+        settings = [f"serve.port={port}", *sets]
         started = time.monotonic()
         run = rekindle(first, home, "run", config, *(f"--set={setting}" for setting in settings))
         trained = time.monotonic()
