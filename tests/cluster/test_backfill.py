@@ -83,4 +83,5 @@ def test_a_scheduled_run_starts_no_job_if_its_model_is_known_or_its_source_has_n
     assert known.outputs()["verdict"] == "release"  # unlike the run of the backfill
     same = scheduled_run(namespace, NEXT)
     assert same.pods("prepare") and not same.pods("train-master") and not same.pods("evaluate")
-    assert same.outputs()["verdict"] == "same"
+    flags = ["--cluster", "--namespace", namespace.kube.namespace, "-o", "json"]
+    assert json.loads(rekindle("status", same.name, *flags))["verdict"] == "same"
