@@ -1,6 +1,6 @@
 """Accuracy of `rekindle plan`, and its CPU time for a large pipeline.
 
-    python -m benchmarks.plan [--json] [--runs 3] [--tasks 500]
+    python -m benchmarks.commands.plan [--json] [--runs 3] [--tasks 500]
 
 Accuracy: the demo runs `--runs` times with different seeds. Then the forecasts of three changes are compared with runs
 of these changes: another seed, another gate (the data and the model are cached), and other epochs. A forecast counts
@@ -25,7 +25,7 @@ from rekindle.cache import entries
 from rekindle.local.cluster import LocalCluster
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
-DEMO = Path(__file__).parents[1] / "configs/demo.yaml"
+DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
 FINISHED = (0, 3)  # exit codes of runs: released, not released
 CHANGES = {"seed": ("train.seed=90", 0.25), "gate": ("gate.minimum.auc=0.7", 0.25), "epochs": ("train.epochs=8", 0.40)}
 STEP = """
