@@ -5,6 +5,7 @@ Cached artifacts are not copied: the workflow parameter `cached` maps tasks to t
 
 DATASET, MODEL, CHECKPOINTS, LEDGER = "dataset", "model", "checkpoints", "checkpoints/ledger"
 CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
+TASK = "task-name"  # an input of a step's template; fields of steps cannot have this name, because it has a hyphen
 FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's answer to HeadBucket
 REUSE = "reuse"  # field of the JSON in `cached`: "yes" if tasks may look up the cache when they start
 

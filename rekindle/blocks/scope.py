@@ -76,7 +76,7 @@ def merge(depends: str | None, names: Iterable[str]) -> str | None:
 def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
     """Make an output in EXPORTS an output of the workflow if exactly one task has it."""
     tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
-    blocks = [task for task in tasks if isinstance(task, Block)]
+    blocks = [task for task in tasks if isinstance(task, Block) and not task.is_repetition]
     producers = {name: [task for task in blocks if name in task.outputs] for name in EXPORTS}
     for name, [task] in ((name, tasks) for name, tasks in producers.items() if len(tasks) == 1):
         template = next(t for t in templates if t.name == getattr(task.template, "name", ""))

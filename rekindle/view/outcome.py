@@ -10,6 +10,7 @@ from argolocal.common.wording import duration
 from argolocal.view import summary
 from argolocal.view.summary import Status, lines_of, outputs, timestamp, warnings
 from rekindle.errors import ConfigError
+from rekindle.keys import TASK
 
 NOT_RELEASED = 3
 VERDICTS = {
@@ -43,15 +44,22 @@ def parameters(status: Status) -> dict[str, str]:
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, verdict, reason and metrics, and the version of a released model."""
-    rows, versions = [], {release.evaluation: release.version for release in releases(status)}
-    for node in list((status.get("nodes") or {}).values()):
-        values = outputs(node)
-        if node.get("type") == "Pod" and values.get("verdict") in VERDICTS and "metrics" in values:
-            task = node["displayName"].partition("(")[0]
-            facts = {"verdict": values["verdict"], "reason": values.get("reason"), "metrics": metrics(values)}
-            rows.append({"task": task, **facts, "version": versions.get(task)})
-    return sorted(rows, key=lambda verdict: verdict["task"])
+    """Return each evaluation: its task, last verdict, reason and metrics, and the version of a released model."""
+    versions = {release.evaluation: release.version for release in releases(status)}
+    return [{"task": task, **row, "version": versions.get(task)} for task, row in _evaluations(status).items()]
+
+
+def _evaluations(status: Status) -> dict[str, dict[str, Any]]:
+    """Return verdict, reason and metrics of each evaluation by task; a repetition replaces the earlier result."""
+    nodes = [node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"]
+    rows: dict[str, dict[str, Any]] = {}
+    # a repetition has a longer name, because it runs in an inner DAG
+    for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
+        values, inputs = outputs(node), outputs({"outputs": node.get("inputs")})
+        if values.get("verdict") in VERDICTS and "metrics" in values:
+            task = inputs.get(TASK) or node["displayName"].partition("(")[0]
+            rows[task] = {"verdict": values["verdict"], "reason": values.get("reason"), "metrics": metrics(values)}
+    return dict(sorted(rows.items()))
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
@@ -109,12 +117,14 @@ class Release:
 
 
 def releases(status: Status) -> list[Release]:
-    """Return the releases of a run."""
-    return [
+    """Return the releases of a run, except those whose evaluation was repeated with another verdict."""
+    evaluations = _evaluations(status)
+    found = [
         Release(node["displayName"].partition("(")[0], version, _evaluation(node))
         for node in (status.get("nodes") or {}).values()
         if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
     ]
+    return [each for each in found if evaluations.get(each.evaluation, {}).get("verdict", "release") == "release"]
 
 
 def _released(node: Mapping[str, Any]) -> str:
