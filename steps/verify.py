@@ -80,6 +80,7 @@ def run(inputs: Inputs) -> Outputs:
 
     Raises DataError if a prediction differs, RekindleError if the service does not serve the weights.
     """
+    from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release import promotion
     from rekindle.release.client import ModelClient, resolve
@@ -87,9 +88,11 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.files import PREDICTIONS
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
-    target = inputs.name, inputs.version, inputs.champion, inputs.deployment
+    target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
     if inputs.promote and promotion.superseded(*target):  # its servers may have been deleted
         say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
+        if inputs.run_id:
+            tracking.log(inputs.run_id, tags=promotion_tags(inputs))
         return Outputs(
             max_difference=0,
             replayed=0,
@@ -135,7 +138,7 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     try:
         if promoted:
             former = promote(Store.from_env(), inputs)
-            tags = {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
+            tags = promotion_tags(inputs)
     except promotion.ChampionChanged as error:
         if not inputs.repetitions:
             raise
@@ -153,6 +156,11 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     }
 
 
+def promotion_tags(inputs: Inputs) -> dict[str, str]:
+    """Return the tags of the MLflow run that promoted the version."""
+    return {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
+
+
 def promote(store: "Store", inputs: Inputs) -> str:
     """Promote the version, and record the verdict that it is promoted with; return the previous Deployment.
 
@@ -167,7 +175,8 @@ def promote(store: "Store", inputs: Inputs) -> str:
         )
     if inputs.model_uri and (verdict := inputs.report / "verdict.json").exists():
         store.put(f"{inputs.model_uri.rstrip('/')}/verdict.json", verdict.read_bytes())
-    return promotion.promote(store, inputs.name, inputs.version, inputs.champion, inputs.deployment)
+    target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
+    return promotion.promote(store, *target)
 
 
 def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:

@@ -96,7 +96,7 @@ class Champions:
         self.changes: list[tuple[str, bool]] = []  # version, and True if a rollback made it the champion
 
     def watch(self) -> None:
-        while not self.over.wait(0.01):
+        while not self.over.wait(0.03):
             try:
                 state = json.loads(self.store.get(f"releases/{NAME}/promotion.json"))
             except NotFound:
@@ -115,17 +115,20 @@ class Champions:
             thread.join()
 
 
-def quality_of(version: str, releases: dict[str, tracking.Release]) -> float:
-    return json.loads(Store.from_env().get(f"{releases[version].uri}model.safetensors"))[0]
+def quality_of(release: tracking.Release) -> float:
+    return json.loads(Store.from_env().get(f"{release.uri}model.safetensors"))[0]
 
 
-def pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str, list[Problem]]:
-    """Run a pair, perhaps with kills and a rollback. Return a log, and the problems."""
+def pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str, int, list[Problem]]:
+    """Run a pair, perhaps with kills and a rollback. Return a log, the number of repeated evaluations, and the
+    problems."""
     places = homes if mode == "two homes" else [homes[0], homes[0]]
-    qualities = [round(0.5 + 0.4 * draw.random(), 8) for _ in places]
-    # most runs take between 5 and 20 s
-    kills = [[draw.uniform(2, 20)] if draw.random() < 0.35 else [] for _ in places]
-    delays = [0.0, draw.uniform(0, 6)]
+    champion = tracking.champion(NAME)
+    base = quality_of(champion) if champion else 0.5
+    qualities = [round(base + draw.uniform(-0.02, 0.08), 8) for _ in places]
+    # most runs take between 10 and 40 s
+    kills = [[draw.uniform(2, 30)] if draw.random() < 0.35 else [] for _ in places]
+    delays = [0.0, draw.uniform(0, 3)]
     rolls_back, moment = draw.random() < 0.4, draw.uniform(3, 15)
 
     def start(number: int) -> tuple[int, dict[str, Any], str]:
@@ -146,8 +149,10 @@ def pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str,
         if set(pods) - {home.serving()}:
             problems.append(("end", f"{pods} have pods, and {home.serving() or 'nothing'} serves"))
     ends = [f"{result.get('verdict')}, exit code {code}" for code, result, _ in results]
-    judged = sum(stderr.count("is not promoted") for *_, stderr in results)
-    return f"{mode}: {qualities} killed {kills} rollback {rolled_back}: {ends} {judged or ''}", problems
+    steps = [step for _, result, _ in results for step in result.get("steps", [])]
+    again = sum(step["name"].endswith("-again") and step["phase"] == "Succeeded" for step in steps)
+    log = f"{mode}: {qualities} killed {kills} rollback {rolled_back}: {ends}, {again} repeated evaluations"
+    return log, again, problems
 
 
 def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str) -> list[str]:
@@ -158,7 +163,7 @@ def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str)
     run_id = tracking.find_run(NAME, result["workflow"])
     assert run_id
     tags = tracking.tags_of(run_id)
-    pairs = {name: (result[name], tags.get(name)) for name in ("verdict", "reason")}
+    pairs: dict[str, tuple[Any, Any]] = {name: (result[name], tags.get(name)) for name in ("verdict", "reason")}
     pairs["promoted"] = (verdict == "release", "rekindle.promoted" in tags)
     return [f"{quality}: {name} {values}" for name, values in pairs.items() if values[0] != values[1]]
 
@@ -173,7 +178,7 @@ def history_problems(champions: Champions) -> list[Problem]:
             compared = (record["champion"] or {}).get("version", "")
             if record["verdict"] != "release" or compared != previous:
                 problems.append(("promotion", f"{version} replaced {previous}, judged against {compared}"))
-            if previous and quality_of(version, releases) < quality_of(previous, releases):
+            if previous and quality_of(releases[version]) < quality_of(releases[previous]):
                 problems.append(("verdict", f"{version} is worse than {previous}, which it replaced"))
         previous = version
     return problems
@@ -211,12 +216,12 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
         Random(arguments.seed),
         Store.from_env(),
     )
-    champions, problems, count = Champions(store), list[Problem](), 0
+    champions, problems, count, repetitions = Champions(store), list[Problem](), 0, 0
     end = time.monotonic() + 60 * arguments.minutes
     with champions.watched():
         while count < arguments.pairs and time.monotonic() < end:
-            log, found = pair(homes, config, draw, MODES[count % 3])
-            problems, count = problems + found, count + 1
+            log, again, found = pair(homes, config, draw, MODES[count % 3])
+            problems, count, repetitions = problems + found, count + 1, repetitions + again
             print(f"{count} {log}", *found, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
     found = history_problems(champions)
     problems += found
@@ -230,6 +235,7 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
         bar(f"{name}, in {count} pairs", sum(each == kind for each, _ in problems), "", 0)
         for kind, name in zip(KINDS, names, strict=True)
     ]
+    bars.append(bar(f"repeated evaluations, in {count} pairs", repetitions, ""))
     bars.append(bar(f"rollbacks with another end, of {arguments.rollbacks}", len(failed), "", 0))
     bars.append(bar("rollback", whole, "s", 5))
     return bars + ([bar("rollback that was killed, typed again", repeated, "s", 5)] if repeated else [])

@@ -9,8 +9,8 @@ from rekindle import Section, blocks
 
 
 class Candidate(Section):
-    quality: float = Field(0.5, description="quality of the model")
-    mutex: bool = Field(True, description="judge one run at a time")
+    quality: float = Field(default=0.5, description="quality of the model")
+    mutex: bool = Field(default=True, description="judge one run at a time")
 
 
 class Config(rekindle.Config):

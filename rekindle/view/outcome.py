@@ -31,8 +31,13 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name. A rolled-back canary overrides the verdict."""
-    values = outputs(status)
+    """Return the global outputs of the workflow (globalName), by name.
+
+    A repeated evaluation and a rolled-back canary override the verdict.
+    """
+    values, evaluations = outputs(status), list(_evaluations(status).values())
+    if values.get("verdict") and len(evaluations) == 1:
+        values |= evaluations[0]  # Argo exports the outputs of the first evaluation again when its DAG ends
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
@@ -46,19 +51,22 @@ def parameters(status: Status) -> dict[str, str]:
 def verdicts(status: Status) -> list[dict[str, Any]]:
     """Return each evaluation: its task, last verdict, reason and metrics, and the version of a released model."""
     versions = {release.evaluation: release.version for release in releases(status)}
-    return [{"task": task, **row, "version": versions.get(task)} for task, row in _evaluations(status).items()]
+    return [
+        {"task": task, **row, "metrics": metrics(row), "version": versions.get(task)}
+        for task, row in _evaluations(status).items()
+    ]
 
 
-def _evaluations(status: Status) -> dict[str, dict[str, Any]]:
+def _evaluations(status: Status) -> dict[str, dict[str, str]]:
     """Return verdict, reason and metrics of each evaluation by task; a repetition replaces the earlier result."""
     nodes = [node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"]
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, str]] = {}
     # a repetition has a longer name, because it runs in an inner DAG
     for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
         values, inputs = outputs(node), outputs({"outputs": node.get("inputs")})
         if values.get("verdict") in VERDICTS and "metrics" in values:
             task = inputs.get(TASK) or node["displayName"].partition("(")[0]
-            rows[task] = {"verdict": values["verdict"], "reason": values.get("reason"), "metrics": metrics(values)}
+            rows[task] = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
     return dict(sorted(rows.items()))
 
 

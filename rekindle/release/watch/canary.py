@@ -73,10 +73,10 @@ class Canary:
             champion = tracking.champion(self.name)
         except TrackingError:
             return ""  # MLflow is unavailable; the promotion checks the champion again
-        if champion and champion.version == self.champion:
+        if not champion or champion.version == self.champion:
             return ""
         self.champion_changed = True
-        return f"by now the champion is {f'version {champion.version}' if champion else 'none'}"
+        return f"by now the champion is version {champion.version}"
 
     def _watch_until(self, end_time: float) -> None:
         """Scrape the servers periodically until the time `end_time`."""

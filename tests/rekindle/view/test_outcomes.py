@@ -80,7 +80,7 @@ class Run:
         number = self.started.count(name) - 1
         number = self.started.count(name) - 1
 
-        def output(field: str) -> str:
+        def output(field: str) -> Any:
             value = found.get(field, "0.5")
             return value[number] if isinstance(value, list) else value
 
@@ -162,6 +162,7 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
     numbers = [str(number) for number in range(len(verdicts))]
     run = Run(
         lambda name, n: None,
+        metrics='{"ap": 0.5}',
         verdict=verdicts,
         promoted=promoted,
         champion=numbers,
@@ -170,12 +171,11 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
     )
     assert run.phase == "Succeeded"
     assert [run.started.count(name) for name in ("evaluate", "verify")] == [len(verdicts), len(promoted)]
-    outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
-    assert (outputs["verdict"], outputs["reason"]) == (verdict, numbers[-1])
     assert [inputs["champion"] for inputs in run.inputs("verify")] == numbers[: len(promoted)]
     assert ("service" in run.started, "delete" in run.started) == (verdict == "release", verdict != "release")
     result = as_json("w", run.scheduler.status)
-    assert (result["verdict"], exit_code(run.scheduler.status, True)) == (verdict, 3 * (verdict == "keep"))
+    assert (result["verdict"], result["reason"]) == (verdict, numbers[-1])
+    assert exit_code(run.scheduler.status, is_rekindle=True) == 3 * (verdict == "keep")
     assert [(row["task"], row["verdict"], bool(row["version"])) for row in result["verdicts"]] == [
         ("evaluate", verdict, verdict == "release")
     ]
@@ -229,7 +229,7 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
 
 
 @pytest.mark.parametrize("previous", [{"retained": '[""]'}, {"server": ""}, {"replicas": "0"}])
-def test_a_model_without_pods_is_not_retired(previous: dict[str, str]) -> None:
+def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
     """A first model, a previous model that was deleted by hand, and a previous model that is scaled to zero."""
     run = Run(lambda name, n: None, **previous)
     assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started
