@@ -1,6 +1,7 @@
 """Make a model of this quality the champion, as another run does at the same time."""
 
 import json
+from typing import Any
 
 from benchmarks.workloads import quality
 from rekindle import StepInputs, StepOutputs
@@ -25,7 +26,7 @@ def run(inputs: Inputs) -> Outputs:
     report = inputs.workdir / "report"
     report.mkdir()
     (report / "verdict.json").write_text(json.dumps({"verdict": "release"}))
-    files = {"dataset": made.dataset, "model": made.model, "report": report}
+    files: dict[str, Any] = {"dataset": made.dataset, "model": made.model, "report": report}
     released = release.run(release.Inputs(name=inputs.name, verdict="release", run_id=made.run_id, **files))
     champion = tracking.champion(inputs.name)
     version = champion.version if champion else ""
