@@ -29,7 +29,7 @@ def build(config: Config) -> Any:
                 rival = blocks.step(module, after=[evaluation], name=config.name, quality=config.rivalry.rival)
                 with blocks.group("ship", when=evaluation.outputs.verdict == "release") as shipped:
                     blocks.verify(blocks.deploy(blocks.release(evaluation)))
-                rival >> shipped
+                rival.next(shipped)
             else:
                 blocks.ship(evaluation)
     return workflow
