@@ -8,6 +8,7 @@ The weights do not change, only the serving state; the new release is verified l
 from typing import Any
 
 from rekindle import Config, blocks
+from rekindle.blocks.manifest.provenance import BACKFILL, parameter
 
 
 def build(config: Config) -> Any:
@@ -21,6 +22,7 @@ def build(config: Config) -> Any:
             data=data,
             workflow="{{workflow.name}}",
             experiment=config.name,
+            backfill=parameter(BACKFILL),
         )
         blocks.ship(refreshed)
     return workflow

@@ -2,7 +2,7 @@
 
     rekindle sweep configs/sweep.yaml
 
-prepare → (ask → trials) for each round → best → evaluate → (the gate) → release → deploy → verify. See docs/sweep.md.
+prepare → trials → best → evaluate → (the gate) → release → deploy → verify. See docs/sweep.md.
 """
 
 from typing import Any, Self
@@ -10,10 +10,14 @@ from typing import Any, Self
 from pydantic import model_validator
 
 import rekindle
-from rekindle import blocks
+from rekindle import blocks, project
 from rekindle.blocks.container import RETRY_CONDITION, retries
-from rekindle.training.search.config import Sweep, check_workload, default, whole_numbers
-from rekindle.training.search.rounds import rounds
+from rekindle.blocks.pod import pod_spec, resources
+from rekindle.blocks.settings import PodConfig
+from rekindle.errors import ConfigError
+from rekindle.training.cost.pods import of_spec
+from rekindle.training.cost.prices import FILE, HOUR_S, Prices
+from rekindle.training.search.config import Budget, Sweep, check_workload, default, whole_numbers
 
 
 class Config(rekindle.Config):
@@ -26,40 +30,49 @@ class Config(rekindle.Config):
         return self
 
 
+def hours_of(budget: Budget, pod: PodConfig) -> Budget:
+    """Return a budget in money as hours of a pod that trains trials. Raises ConfigError without a price."""
+    if not budget.money:
+        return budget
+    prices = Prices.load(project.root())
+    spec = pod_spec(pod, "", [{"resources": resources(pod)}])
+    price = prices.price(of_spec(spec), HOUR_S) if prices else 0.0
+    if not price:
+        reason = f"the price of {of_spec(spec)} is 0" if prices else f"{FILE} is missing in the project"
+        raise ConfigError(
+            f"sweep.budget.money is {budget.money:g}, but {reason}. Add the prices of nodes, or set sweep.budget.hours."
+        )
+    hours = budget.money / price
+    return budget.model_copy(update={"hours": min(hours, budget.hours or hours)})
+
+
 def build(config: Config) -> Any:
-    sweep = config.sweep
+    sweep = config.sweep.model_copy(update={"budget": hours_of(config.sweep.budget, config.cluster.pod("train"))})
     search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
     sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
     first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
-    # a pod runs several trials, and each trial may be interrupted several times
-    limit = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
-    family = check_workload(sweep, config.workload, config.families)
+    # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted several times
+    limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.count // sweep.pods)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
-        previous = data.name
-        for number in range(len(rounds(sweep))):
-            ask = blocks.step(
-                "steps.search.ask", task=f"ask-{number + 1}", after=[previous], **search, **first, round=number
-            )
-            trials = blocks.step(
-                "steps.search.trial",
-                task=f"trials-{number + 1}",
-                pod="train",
-                **search,
-                **sections,
-                round=number,
-                part="{{item}}",
-                workload=config.workload,
-                family=family,
-                dataset=data.outputs.dataset.key,
-                digest=data.outputs.digest,
-                experiment=config.name,
-                run="{{workflow.name}}",
-                with_param=ask.outputs.pods,
-            )
-            trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
-            previous = trials.name
-        best = blocks.step("steps.search.best", after=[previous], **search, run_id=data.outputs.run_id)
+        trials = blocks.step(
+            "steps.search.trial",
+            task="trials",
+            pod="train",
+            **search,
+            **sections,
+            **first,
+            part="{{item}}",
+            workload=config.workload,
+            family=check_workload(sweep, config.workload, config.families),
+            dataset=data.outputs.dataset.key,
+            digest=data.outputs.digest,
+            experiment=config.name,
+            run="{{workflow.name}}",
+            with_items=list(range(sweep.pods)),
+        )
+        trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
+        best = blocks.step("steps.search.best", after=[trials], **search, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
     return workflow

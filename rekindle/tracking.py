@@ -77,12 +77,16 @@ def last_start(experiment: str) -> float:
     return runs[0]["info"]["start_time"] / 1000 if runs else 0.0
 
 
-def last_prepared(experiment: str, workload: str, except_run: str) -> list[RunData]:
-    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run`."""
+def last_prepared(experiment: str, workload: str, except_run: str, more_filter: str = "") -> list[RunData]:
+    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run`.
+
+    `more_filter`: a further condition of MLflow's search.
+    """
     run_filter = (
         f"tags.`rekindle.workload` = '{workload}' AND tags.`{DIGEST}` != '' AND attributes.run_id != '{except_run}'"
     )
     run_filter += " AND metrics.rows > 0"  # excludes runs that reused a dataset
+    run_filter += f" AND {more_filter}" if more_filter else ""
     runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
     return [RunData(*(_mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]
 
@@ -209,6 +213,12 @@ def champion(name: str) -> Release | None:
         return None
     version = _request("GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]})
     return _release(version["model_version"])
+
+
+def find_version(name: str, version: str) -> Release | None:
+    """Return a version of a registered model, or None if it does not exist."""
+    found = _get("model-versions/get", "model_version", name=name, version=version)
+    return _release(found) if found else None
 
 
 def require_champion(name: str) -> Release:

@@ -36,8 +36,9 @@ class DataConfig(Section):
     """Base class of a workload's `data:` section."""
 
     source: str = Field(description="raw data: a file, a folder, an s3:// URI, or simulate://SEED")
-    tolerated_rejects: float = Field(
-        default=0.001, ge=0, le=1, description="share of bad rows above which the run stops"
+    tolerated_rejects: float = Field(default=0.001, ge=0, le=1, description="share of bad rows that stops the run")
+    minimum_share: float = Field(
+        default=0, ge=0, description="minimum share of the last run's rows, in a moving window"
     )
 
     @field_validator("source")
@@ -90,8 +91,7 @@ class Prepared:
 
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
     with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
-    `digest` identifies the dataset (empty: sha256 over the files). `newest` is the time of the newest row (ISO 8601
-    with a time zone): if the data moves, a run warns when its source is not newer than the source of the last run.
+    `digest` identifies the dataset (empty: sha256 over the files). `newest`: time of the newest row, see docs/time.md.
     """
 
     rows: int

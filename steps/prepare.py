@@ -7,26 +7,30 @@ The workload's `prepare` defines how the data is processed.
 
 import base64
 import json
+import re
 import sys
 import zlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import Field
 
 from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOutputs
-from rekindle.step import to_text
 
-if TYPE_CHECKING:
-    from rekindle.tracking import RunData
-
+MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
-MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last run's rows
-NEWEST_TAG = "data.newest"  # tag with the time of the newest row
-WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
+
+
+def must_compare(inputs: "Inputs") -> str:
+    """Return why the dataset must not come from the cache, or ""."""
+    compares = inputs.skip and inputs.scheduled and not inputs.backfill
+    return "a scheduled run compares its data with the data of the last run" if compares else ""
+
+
 # the dataset does not depend on the workflow that prepared it
-REUSE = Reuse(aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]])
+ASIDE = ("workflow", "experiment", "config", "manifest", "backfill", "skip")
+REUSE = Reuse(aside=ASIDE, reads=lambda inputs: [inputs.data["source"]], unless=must_compare)
 
 
 class Inputs(StepInputs):
@@ -42,6 +46,10 @@ class Inputs(StepInputs):
         "", description="scheduled time of the run, ISO 8601; a moving window ends at this time; empty: not scheduled"
     )
     manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
+    backfill: str = Field("", description="if not empty, this is the run of a past week, which always trains")
+    skip: bool = Field(
+        False, description="train nothing in a scheduled run whose source, code and config did not change"
+    )
 
 
 class Outputs(StepOutputs):
@@ -49,14 +57,18 @@ class Outputs(StepOutputs):
     digest: str = Field(description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
+    source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
+    unchanged: str = Field(description="why this scheduled run trains nothing; empty: the run trains")
 
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
+    from rekindle.cache.key import content_or_empty
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
+    from steps.monitoring import moving
 
     workload = load(inputs.workload)
     if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
@@ -74,18 +86,45 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
-    warnings = [*prepared.warnings, *shares, *warn_of_stale_data(prepared, data, time, last)]
+    stale = moving.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
+    facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
+    warnings = [*prepared.warnings, *shares, *stale, *changed]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
-    facts = {f"data.{name}": str(value) for name, value in prepared.tags.items()}
+    facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    facts |= {"rekindle.scheduled": time.isoformat()} if inputs.scheduled else {}
+    facts |= {moving.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
-    facts |= {NEWEST_TAG: prepared.newest} if prepared.newest else {}
-    facts |= {WINDOW_END_TAG: time.isoformat()} if data.moves else {}
+    facts |= {moving.NEWEST_TAG: prepared.newest} if prepared.newest else {}
+    facts |= {moving.WINDOW_END_TAG: time.isoformat()} if data.moves else {}
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
-    return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id, warnings=warnings)
+    outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
+    return Outputs(**outputs, source_digest=content_or_empty(data.source), unchanged=unchanged)
+
+
+def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) -> tuple[dict[str, str], str, list[str]]:
+    """Compare a scheduled run with the last one: return its tags, why it trains nothing, and a warning if it trains.
+
+    The reason is "" if the run trains; the warning names the changes, if the source is unchanged.
+    """
+    from rekindle.cache import code
+    from steps.monitoring import moving
+
+    if not must_compare(inputs) or not inputs.manifest:
+        return {}, "", []
+    manifest = zlib.decompress(base64.b64decode(inputs.manifest)).decode()
+    modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload)), *MODULE.findall(manifest)}
+    origin = moving.origin(manifest, code.identity(modules))
+    last = moving.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
+    if not last or not moving.is_still(prepared.newest, last):
+        return origin, "", []
+    source = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
+    reference = f"{last.tags['rekindle.workflow']}, the run for {last.tags[moving.SCHEDULED_TAG]:.10}"
+    if changes := moving.changes(origin, inputs.config, last):
+        return origin, "", [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."]
+    reason = f"{source}, and code and config have not changed since {reference}: this run trains nothing."
+    return origin | {"verdict": "same", "reason": reason, moving.SAME_TAG: last.tags["rekindle.workflow"]}, reason, []
 
 
 def parse_time(text: str) -> datetime:
@@ -107,37 +146,6 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
         for name, share in shares.items()
         if name in last and not last[name] / MAX_SHARE_RATIO <= share <= last[name] * MAX_SHARE_RATIO
     ]
-
-
-def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list["RunData"]) -> list[str]:
-    """Return a warning if the window has moved since the previous run, but the data lacks newer rows or has far
-    fewer rows."""
-    if not data.moves:
-        return []
-    earlier = {
-        until: run
-        for run in reversed(runs)
-        if WINDOW_END_TAG in run.tags
-        and (until := datetime.fromisoformat(run.tags[WINDOW_END_TAG])) < time
-        and (moved := data.at(until)) != data
-        and _unmoved_params(data, moved).items() <= run.params.items()
-    }
-    if not earlier:
-        return []
-    until, last = max(earlier.items(), key=lambda pair: pair[0])
-    rows, last_rows, newest = prepared.rows, int(last.metrics["rows"]), last.tags.get(NEWEST_TAG)
-    counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
-    if prepared.newest and newest and datetime.fromisoformat(prepared.newest) <= datetime.fromisoformat(newest):
-        return [f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}: {counts}"]
-    ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
-    return [counts + ends] if rows < MIN_ROWS_RATIO * last_rows else []
-
-
-def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the text settings of `data` that are equal in `moved`, as parameters of an MLflow run."""
-    other = moved.model_dump(mode="json")
-    same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
-    return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

@@ -26,14 +26,16 @@ class Inputs(StepInputs):
         description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
     )
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
+    backfill: str = Field(default="", description="if not empty, the refreshed model is never released")
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release; same if the data is not newer than the serving state")
+    verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep for a past week")
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version of the champion")
     model_sha256: str = Field(description="sha256 of the champion's weights")
     run_id: str = Field(description="MLflow run of this workflow")
+    source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     rows: int = Field(description="number of rows that are newer than the champion's serving state")
     dataset: Artifact = Field(description="dataset.json and state/ for the new release")
     model: Artifact = Field(description="model files of the champion")
@@ -49,6 +51,7 @@ def run(inputs: Inputs) -> Outputs:
     missing.
     """
     from rekindle import tracking, workload
+    from rekindle.cache.key import content_or_empty
     from rekindle.release import files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
@@ -85,8 +88,14 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.write(f"{verdict}: {reason}\n")
     rows = refreshed.rows if refreshed else 0
     tracking.log(run_id, metrics={"rows": rows}, tags={"verdict": verdict, "reason": reason})
+    if inputs.backfill and verdict == "release":
+        verdict, reason = "keep", f"a past week is not released: {reason}"
     outputs: dict[str, Any] = {"verdict": verdict, "reason": reason}
-    outputs |= {"champion": champion.version, "model_sha256": champion.sha256}
+    outputs |= {
+        "source_digest": content_or_empty(data.source),
+        "champion": champion.version,
+        "model_sha256": champion.sha256,
+    }
     return Outputs(**outputs, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
 
 

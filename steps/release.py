@@ -7,7 +7,9 @@ rekindle/release/files.py lists the files of a release. A repeated step register
 release that was interrupted.
 """
 
+import json
 import os
+import platform
 from typing import Any
 
 from pydantic import Field
@@ -19,6 +21,7 @@ class Origin(StepInputs):
     """Provenance of the release, which is recorded on the version and on the MLflow run."""
 
     git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
+    lock_hash: str = Field(default="", description="sha256 of the project's lock file")
     image: str = Field(default="host", description="container image of the training")
     image_digest: str = Field(default="host", description="digest of the training's image")
     config_hash: str = Field(default="unknown", description="sha256 of the resolved config")
@@ -32,6 +35,12 @@ class Inputs(Origin):
     report: Artifact = Field(description="output of evaluate; verdict.json is released")
     verdict: gate.Verdict = Field(description="verdict of the gate, which must be `release`")
     run_id: str = Field(description="MLflow run that the version belongs to")
+    source_digest: str = Field(default="", description="digest of the content of data.source")
+    champion: str = Field(default="", description="version of the champion that the model was compared with")
+    created: str = Field(default="", description="time when the workflow was created, ISO 8601")
+    parameters: list[dict[str, Any]] = Field(
+        default_factory=list, description="the workflow's parameters, for `rekindle reproduce`: [{name, value}, ...]"
+    )
 
 
 class Outputs(StepOutputs):
@@ -46,7 +55,7 @@ def run(inputs: Inputs) -> Outputs:
     Raises ConfigError if the verdict is not release, DataError for a damaged model.
     """
     from rekindle import Store, tracking
-    from rekindle.release import pyfunc
+    from rekindle.release import origin, pyfunc
     from rekindle.release.files import collect, commit, model_description, upload
 
     if inputs.verdict != "release":
@@ -58,6 +67,7 @@ def run(inputs: Inputs) -> Outputs:
     description = model_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
+    (folder / origin.FILE).write_text(json.dumps(describe_origin(inputs), indent=1))
     pyfunc.describe(folder, run_id)
     prefix = upload(store, inputs.name, folder, hashes)
     facts = provenance(inputs, description)
@@ -81,6 +91,22 @@ def run(inputs: Inputs) -> Outputs:
     return Outputs(model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2])
 
 
+def describe_origin(inputs: Inputs) -> dict[str, Any]:
+    """Return everything that `rekindle reproduce` needs to repeat the run."""
+    from rekindle import project
+    from rekindle.cache import code
+    from rekindle.release.origin import unpack
+
+    parameters = {parameter["name"]: parameter.get("value", "") for parameter in inputs.parameters}
+    manifest = unpack(parameters.pop("manifest", ""))
+    folders = project.search_path()
+    modules = code.modules_in(manifest, folders) if manifest else []
+    environment = {"python": platform.python_version(), "packages": code.packages(), "modules": modules}
+    inputs_of_run = {name: getattr(inputs, name) for name in ("created", "source_digest", "champion")}
+    code_digests = code.digests(modules, folders) if modules else {}
+    return {"parameters": parameters, "manifest": manifest, **inputs_of_run, **environment, "code": code_digests}
+
+
 def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
     """Return everything that determines the weights, where they were trained, and how recent their data is."""
     from rekindle.workload import data_until
@@ -88,6 +114,7 @@ def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:  # a local run does not use the image in the manifest
         facts |= {"image": "host", "image_digest": "host"}
+    facts |= {"source_digest": inputs.source_digest} if inputs.source_digest else {}
     facts |= {"data_digest": description.get("digest", "unknown")}
     facts |= {"data_until": until} if (until := data_until(inputs.dataset)) else {}
     return facts | {name: str(value) for name, value in description.get("fingerprint", {}).items()}

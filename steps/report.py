@@ -7,6 +7,7 @@ summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, 
 """
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from rekindle.notify import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
+    from rekindle.training.cost.tariff import Tariff
     from rekindle.training.ledger.report import Summary
 
 # maximum number of failures in a tag, and of characters of a failure: MLflow limits a tag to 5,000 characters
@@ -42,25 +44,30 @@ class Inputs(StepInputs):
 
 class Outputs(StepOutputs):
     run_id: str = Field(description="MLflow run that was closed; empty if the workflow did not create a run")
+    training_costs: dict[str, float] = Field(description="cost of each training by task; empty without prices")
 
 
 def run(inputs: Inputs) -> Outputs:
     """Set the final status of the run and the reasons of a failure. Raises TrackingError if MLflow is unavailable."""
     from rekindle import tracking
 
+    if limits := inputs.config.get("cache"):
+        trim_cache(limits)
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
         sys.stderr.write(f"no MLflow run found for {inputs.workflow}: nothing to close\n")
-        return Outputs(run_id="")
+        return Outputs(run_id="", training_costs={})
     if inputs.cached:
         record_cached(run_id, inputs)
     lines = reasons(inputs.failures)
-    is_single_training, prefixes = len(inputs.ledgers) == 1, list[str]()
-    for ledger in inputs.ledgers:
+    is_single_training, prefixes, costs = len(inputs.ledgers) == 1, list[str](), dict[str, float]()
+    tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}  # WORKFLOW/TASK/checkpoints/ledger
+    tariffs = training_tariffs(inputs.manifest, tasks)
+    for task, ledger in tasks.items():
         if summary := training_summary(ledger):
-            task = ledger.split("/")[1]  # WORKFLOW/TASK/checkpoints/ledger
             prefixes.append("" if is_single_training else f"{task}/")
-            log(run_id, summary, inputs.workdir / task, prefixes[-1])
+            cost = log(run_id, summary, inputs.workdir / task, prefixes[-1], tariffs.get(task))
+            costs |= {} if cost is None else {task: cost}
             if lines and summary.state == "failed":
                 lines.insert(0, f"training: {summary.message}" if is_single_training else f"{task}: {summary.message}")
     if lines:
@@ -68,7 +75,22 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log(run_id, tags={"rekindle.failures": failures})
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
-    return Outputs(run_id=run_id)
+    return Outputs(run_id=run_id, training_costs=costs)
+
+
+def trim_cache(limits: dict[str, Any]) -> None:
+    """Remove the entries of the cache that exceed its limits. Errors of the object store do not fail the run."""
+    from rekindle.cache import entries
+    from rekindle.storage import Store
+
+    try:
+        store = Store.from_env().short_retries()
+        removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
+    except RekindleError as error:
+        sys.stderr.write(f"the cache is not trimmed: {error}\n")
+        return
+    if removed:
+        sys.stderr.write(f"removed {len(removed):,} of the oldest cache entries (config section cache)\n")
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:
@@ -110,15 +132,37 @@ def training_summary(ledger: str) -> "Summary | None":
     return summary if summary.intervals else None
 
 
-def log(run_id: str, summary: "Summary", folder: Path, prefix: str) -> None:
-    """Log the summary as metrics `workers/`, tags and artifacts `ledger/`; all names begin with `prefix`."""
+def training_tariffs(manifest: str, tasks: Iterable[str]) -> "dict[str, Tariff]":
+    """Return the prices and pods of the trainings, from the recorded manifest; {} if it has no prices."""
+    from rekindle.training.cost import tariff
+
+    try:
+        recorded = tariff.unpack(manifest) if manifest else {}
+        return tariff.tariffs(recorded, tariff.prices_of(recorded), tasks) if recorded else {}
+    except RekindleError as error:
+        sys.stderr.write(f"the costs of the training are not recorded: {error}\n")
+        return {}
+
+
+def log(run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tariff | None") -> float | None:
+    """Log the summary as metrics `workers/` and `cost/`, tags and artifacts `ledger/`; names begin with `prefix`.
+
+    Return the cost of the training; None without prices.
+    """
     from rekindle import tracking
+    from rekindle.training.cost import bill
     from rekindle.training.ledger import publish
 
+    report = bill.report(summary, tariff)
+    cost = report.get("cost") or {}
     tags = {f"{prefix}{name}": value for name, value in publish.tags(summary).items()}
-    tracking.log(run_id, metrics=publish.metrics(summary, f"{prefix}workers"), tags=tags)
-    publish.write_files(summary, folder)
+    tags |= {"rekindle.currency": cost["currency"]} if cost else {}
+    metrics = publish.metrics(summary, f"{prefix}workers")
+    metrics |= {f"{prefix}cost/{name}": value for name, value in cost.items() if isinstance(value, float)}
+    tracking.log(run_id, metrics=metrics, tags=tags)
+    publish.write_files(summary, folder, report)
     tracking.log_dir(run_id, folder, f"{prefix}ledger")
+    return cost.get("total")
 
 
 def description(run_id: str, failures: list[str], prefixes: list[str]) -> str:

@@ -80,12 +80,13 @@ def run(inputs: Inputs) -> Outputs:
 
     Raises DataError if a prediction differs, RekindleError if the service does not serve the weights.
     """
-    from rekindle import tracking
+    from rekindle import Store, tracking
     from rekindle.errors import say
     from rekindle.release import promotion
     from rekindle.release.client import ModelClient, resolve
     from rekindle.release.compare import Comparison, compare, read_numerics, read_predictions
     from rekindle.release.files import PREDICTIONS
+    from rekindle.release.watch import drift
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
@@ -119,6 +120,8 @@ def run(inputs: Inputs) -> Outputs:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
     # retry, because a promotion consists of two changes
     promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)
+    if promoted["promoted"]:
+        drift.begin(Store.from_env(), inputs.name, inputs.version)
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
     return Outputs(**outputs, compared=compared, **promoted)
 

@@ -52,7 +52,7 @@ SUBPACKAGES = {
     "rekindle.release": set(),
     "rekindle": set(),
     "pipelines": {"blocks", "release", "training"},
-    "steps": {"release", "serving", "training"},
+    "steps": {"cache", "release", "serving", "training"},
 }
 MEMBERS = {  # modules that start a command, which Python requires at the top → subpackage
     "rekindle.__main__": "cli",

@@ -48,9 +48,11 @@ EXCEPTIONS = {  # file → (calls, reason)
         {"monotonic", "sleep"},
         f"{FAULTS}, as shares of an undisturbed run; its server is slow",
     ),
+    "rekindle/cluster/test_backfill.py": ({"sleep"}, FAULTS),
     "rekindle/serving/echo.py": ({"sleep"}, "a model with the latency that a request sets"),
     "rekindle/serving/interrupted/disturbance.py": ({"Timer"}, FAULTS),
     "rekindle/training/toy.py": ({"sleep", "time.time"}, f"a training with a configurable speed; {STAMPS}"),
+    "rekindle/view/history/test_backfill.py": ({"monotonic", "sleep"}, f"{FAULTS}, as shares of an undisturbed run"),
 }
 
 

@@ -1,6 +1,6 @@
 """The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk, and listens on the
-ports of the Services. No request is lost when a pod is terminated: if the pod's server has not read a request on a
-kept-alive connection, the server of another pod gets this request.
+ports of the Services. No request is lost when a pod is terminated: a client keeps its idle connection, and its next
+request, which the pod's server has not read, goes to the server of another pod.
 
 The supervisor runs until SIGTERM, and then terminates the pods. A new selector of a Service applies to new connections;
 the Service's port stays open. Instead of a Gateway, the supervisor splits and mirrors the connections to the first
@@ -178,14 +178,17 @@ class Supervisor:
         self.clients.add(client)
         try:
             while await self._serve(forward, client):
-                pass
+                client.unread_bytes = client.unread_bytes or await client.reader.read(CHUNK_BYTES)
+                if not client.unread_bytes:
+                    return client.writer.close()
         except OSError:
             writer.transport.abort()
         finally:
             self.clients.discard(client)
 
     async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one of them disconnects. Return True if another server must answer."""
+        """Connect a client to a server until one of them disconnects. Return True if another server must answer the
+        client's next request."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
             selector = self._find_selector(route.next()) or selector
@@ -209,9 +212,10 @@ class Supervisor:
                 replica.pod.ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                and client.has_unread_bytes
+                and (client.has_unread_bytes or client.idle)  # else the server may have closed after its answer
             ):
                 request_task.cancel()
+                await asyncio.wait([request_task])  # only one task may read from the client
                 downstream.close()
                 return True
             client.writer.close()

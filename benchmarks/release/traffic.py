@@ -1,12 +1,18 @@
-"""Effect of releases on clients: 200 requests per second during a release, a failed release, a rollback and a canary.
+"""Effect of releases on clients: 200 requests per second during all changes of the servers of a model.
 
     python -m benchmarks.release.traffic [--json]
 
-The model is the model of configs/digits.yaml; some releases have a fault (benchmarks/workloads/faulty.py). 60 % of the
-requests have their own connection (HTTP/1.1 or 1.0), 10 % are sent in pieces within a second, and 30 % come from
-clients that reuse a connection after idle times of up to 8 s, longer than a server drains; like every connection pool,
-these clients first check whether the connection was closed. Every answer must have status 200 and be from a verified
-version, except for the errors of the canary's faulty candidate.
+The changes are a release, a failed release, a rollback, canaries of a faulty candidate (with the traffic split by pods,
+and by an HTTPRoute) and the canary of a good candidate. The model is the model of configs/digits.yaml; some releases
+have a fault (benchmarks/workloads/faulty.py). The clients are:
+
+- 57 % of the requests: a connection for each request (HTTP/1.1 or 1.0), with one in seven requests sent in pieces
+  within a second
+- 30 %: clients that reuse a connection after up to 6 s and, like every connection pool, first check whether the
+  connection was closed; one in four of these clients sends in pieces
+- 13 %: clients that reuse a connection after up to 12 s, which is longer than a server needs to end, without a check
+
+Every answer must have status 200 and be from a verified version, except for the errors of faulty candidates.
 """
 
 import asyncio
@@ -18,16 +24,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
 RATE = 200  # requests per second
-REUSING, IDLE_S = 240, 8.0  # clients that reuse a connection, and their longest idle time: 30 % of RATE
+REUSE = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}  # clients, longest idle time in s
 PIECES = 4  # number of pieces of a slow request
 PORT = 18_495
 SETTINGS = [
@@ -35,9 +42,11 @@ SETTINGS = [
     "workload=benchmarks.workloads.faulty",
     f"serve.port={PORT}",
     "serve.max_waiting=2000",  # large, because trainings use the same cores, so answers may be late
+    "serve.grace_seconds=5",
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
 ]
-CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 5}"
+CANARY = "steps: [50, 100], minutes: 0.2, wait_minutes: 5"
+SETTLE_S = 9.0  # time after a change until the previous servers have ended
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Traffic:
 
         Raises OSError or EOFError without an answer.
         """
-        pieces = PIECES if kind == "slow" else 1
+        pieces = PIECES if "slow" in kind else 1
         for index in range(pieces):
             writer.write(text[len(text) * index // pieces : len(text) * (index + 1) // pieces])
             await asyncio.sleep(1 / pieces if pieces > 1 else 0)
@@ -88,28 +97,32 @@ class Traffic:
         except (OSError, EOFError, TimeoutError):
             self.record(kind, 0, "")
 
-    async def reuse_connection(self) -> None:
+    async def reuse_connection(self, kind: str, idle_s: float) -> None:
         """Send requests on one connection, with idle times between requests; connect again when it is closed."""
         while not self.over.is_set():
             try:
                 async with asyncio.timeout(60):
                     reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
                 head = ""
-                while not (self.over.is_set() or "connection: close" in head or is_closed(writer)):
+                while not (self.over.is_set() or "connection: close" in head):
+                    if kind != "unchecked" and is_closed(writer):
+                        break
                     async with asyncio.timeout(60):
-                        head = await self.ask("kept", reader, writer, random.choice(self.texts))
-                    await asyncio.sleep(random.uniform(0, IDLE_S))
+                        head = await self.ask(kind, reader, writer, random.choice(self.texts))
+                    await asyncio.sleep(random.uniform(0, idle_s))
                 writer.close()
             except (OSError, EOFError, TimeoutError):
-                self.record("kept", 0, "")
-                await asyncio.sleep(random.uniform(0, IDLE_S))
+                self.record(kind, 0, "")
+                await asyncio.sleep(random.uniform(0, idle_s))
 
     async def run(self) -> None:
         """Send requests until `over` is set, then wait until all clients have an answer."""
-        single, kinds = RATE - 2 * REUSING / IDLE_S, ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
+        single = RATE - sum(2 * count / idle_s for count, idle_s in REUSE.values())
+        kinds = ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
         async with asyncio.TaskGroup() as group:
-            for _ in range(REUSING):
-                group.create_task(self.reuse_connection())
+            for kind, (count, idle_s) in REUSE.items():
+                for _ in range(count):
+                    group.create_task(self.reuse_connection(kind, idle_s))
             start, number = time.perf_counter(), 0
             while not self.over.is_set():
                 group.create_task(self.client(kinds[number % len(kinds)]))
@@ -140,58 +153,67 @@ def traffic() -> Iterator[Traffic]:
 
 
 def train(home: Path, seed: int, *settings: str) -> str:
-    """Run the pipeline of CONFIG with a seed. Returns the verdict about its model."""
+    """Run the pipeline of CONFIG with a seed. Returns the verdict about its model, or the exit code of the run."""
     sets = [*SETTINGS, f"train.seed={seed}", *settings]
-    about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
-    print(f"{settings}: {about['verdict']}, {about.get('reason')}", file=sys.stderr)
+    try:
+        about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
+    except subprocess.CalledProcessError as error:
+        return f"exit code {error.returncode}"
     return about["verdict"]
 
 
-def measure(home: Path) -> list[Bar]:
-    """Return the numbers of failed requests, and the duration of a rollback."""
-    train(home, 1)
-    with traffic() as load:
-        verdicts = [train(home, 2)]
-        try:
-            verdicts.append(train(home, 3, "model.fault=unsteady"))
-        except subprocess.CalledProcessError as error:
-            verdicts.append(f"exit code {error.returncode}")
-        start = time.time()
-        rekindle(home, "rollback", "digits")
-        seconds = time.time() - start
-        time.sleep(3)
-        of_2 = [answer for answer in load.answers if answer.version == "2"]
-        last_of_2 = max(answer.time for answer in of_2 if answer.kind != "kept") - start
-        before_canary = len(load.answers)
-        try:
-            verdicts.append(train(home, 4, "model.fault=errors", CANARY))
-        except subprocess.CalledProcessError as error:
-            verdicts.append(f"exit code {error.returncode}")
-        time.sleep(3)
-    print(verdicts, file=sys.stderr)
-    versions = {answer.version for answer in load.answers} - {""}
-    failed = [answer for answer in load.answers[:before_canary] if answer.status != 200]
-    wrong = [answer for answer in load.answers[before_canary:] if answer.status != 200]
-    failed_in_canary = [answer for answer in wrong if not (answer.status == 500 and answer.version)]
-    kinds = Counter((answer.kind, answer.status) for answer in load.answers)
-    print(f"versions {versions}; statuses by kind of connection {kinds}", file=sys.stderr)
-    return [
-        bar("all requests", len(load.answers), ""),
-        bar("requests that failed during the releases and the rollback", len(failed), "", 0),
-        bar("requests that failed during the canary, except for the candidate's fault", len(failed_in_canary), "", 0),
-        bar("answers of the version that predicts at random", sum(a.version == "3" for a in load.answers), "", 0),
-        bar("duration of the command `rekindle rollback`", seconds, "s", 5),
-        bar("start of this command to the last answer of the previous version to a new connection", last_of_2, "s", 5),
+def canary(home: Path, seed: int, fault: str, more: str = "") -> str:
+    return train(home, seed, f"model.fault={fault}", f"serve.canary={{{CANARY}{more}}}")
+
+
+# name of a change → the change, the versions that may answer during the change, and the faulty version of these
+CHANGES: dict[str, tuple[Callable[[Path], Any], set[str], str]] = {
+    "release": (lambda home: train(home, 2), {"1", "2"}, ""),
+    "failed-release": (lambda home: train(home, 3, "model.fault=unsteady"), {"2"}, ""),
+    "rollback": (lambda home: rekindle(home, "rollback", "digits"), {"1", "2"}, ""),
+    "canary": (lambda home: canary(home, 4, "errors"), {"1", "4"}, "4"),
+    "canary-route": (lambda home: canary(home, 5, "errors", ", gateway: default/web"), {"1", "5"}, "5"),
+    "canary-passes": (lambda home: canary(home, 6, "''", ", gateway: default/web"), {"1", "6"}, ""),
+}
+
+
+def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
+    """Make a change; return the numbers of requests that failed, or that an unexpected version answered."""
+    change, versions, faulty = CHANGES[name]
+    first, start = len(load.answers), time.time()
+    result = change(home)
+    seconds = time.time() - start
+    time.sleep(SETTLE_S)
+    answers = load.answers[first:]
+    failed = [a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)]
+    strangers = [a for a in answers if a.status == 200 and a.version not in versions]
+    by_version = Counter(a.version for a in answers)
+    kinds = Counter((a.kind, a.status) for a in failed)
+    print(f"{name}: {result}; answers by version {by_version}; failed {kinds}", file=sys.stderr)
+    bars = [
+        bar(f"{name}: requests", len(answers), ""),
+        bar("  requests that failed, except for the candidate's fault", len(failed), "", 0),
+        bar("  answers of another version than the champion and the verified candidate", len(strangers), "", 0),
     ]
+    if name == "rollback":
+        last = max(a.time for a in answers if a.version == "2" and a.kind not in REUSE) - start
+        bars += [
+            bar("  duration of the command", seconds, "s", 5),
+            bar("  time until the last answer of the previous version to a new connection", last, "s", 5),
+        ]
+    return bars
 
 
 def main() -> int:
     arguments = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
         try:
-            bars = measure(Path(folder))
+            train(home, 1)
+            with traffic() as load:
+                bars = [line for name in CHANGES for line in measure_change(home, load, name)]
         finally:
-            rekindle(Path(folder), "down")
+            rekindle(home, "down")
     return report(bars, as_json=arguments.json)
 
 

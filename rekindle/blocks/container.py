@@ -12,6 +12,7 @@ from hera.workflows import Artifact, Container, NoneArchiveStrategy, Parameter, 
 from hera.workflows import models as m
 
 from rekindle.blocks import pod as pods
+from rekindle.blocks.jobs import gang
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse
@@ -94,6 +95,17 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in
         retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
+
+
+def as_worker(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
+    """Give a step that trains the grace period, the notices and the queue of the workers of a job."""
+    patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
+    template.pod_spec_patch = json.dumps(patch)
+    template.env = [m.EnvVar.model_validate(variable) for variable in pods.leaving(pod)] + list(template.env or [])  # type: ignore[arg-type]
+    template.labels = (template.labels or {}) | gang.fields("labels", cluster, cluster.queue_priority) or None
+    template.annotations = (template.annotations or {}) | gang.fields("annotations", cluster) or None
+    template.scheduler_name = gang.fields("pods", cluster).get("schedulerName")
+    return template
 
 
 def restrict(templates: Iterable[Any]) -> None:

@@ -87,6 +87,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+class CacheConfig(Section):
+    """Limits of the cache, which the end of each run applies: the oldest entries are removed."""
+
+    keep_days: float = Field(
+        90, gt=0, le=90, description="number of days to keep an entry; after 90 days, no entry is valid"
+    )
+    keep_entries: int = Field(10_000, ge=0, description="number of entries to keep")
+    keep_size: str = Field(
+        "1Ti", pattern=MEMORY, description="total size of the artifacts of the entries, such as 100Gi"
+    )
+
+
 class ClusterConfig(Section):
     """Settings for Kubernetes."""
 

@@ -243,8 +243,11 @@ class Block(Task):
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
 
-def resolve(block: Any, name: str) -> Any:
-    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its predecessors."""
+def resolve(block: Any, name: str, default: Any = None) -> Any:
+    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its predecessors.
+
+    Raises WiringError if it does not exist and `default` is None.
+    """
     if not isinstance(block, Block):
         refuse(f"{describe(block)} is not a block: pass the task that a block returned, such as blocks.prepare().")
     current: Block | None = block
@@ -254,6 +257,8 @@ def resolve(block: Any, name: str) -> Any:
         if name in current.inputs:
             return current.inputs[name]
         current = current.predecessor
+    if default is not None:
+        return default
     hint = did_you_mean(name, set(dir(block.outputs)))
     refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
 

@@ -20,9 +20,10 @@ from rekindle.blocks.binding import (
     reject_unknown,
     validate_inputs,
 )
-from rekindle.blocks.container import container, needs_task_name, restrict, retries
+from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
 from rekindle.blocks.resource import delete, set_pod_settings
@@ -57,6 +58,7 @@ class Pipeline(References):
         # step → callbacks that pass the task's name to the step, called if the step is used more than once
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
+        self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
         self.is_tracked = False  # True if a task uses an MLflow run
 
     @cached_property
@@ -117,7 +119,8 @@ class Pipeline(References):
             self.kinds.add(kind)
             cluster = self.config.cluster
             name = self.template_name(short_name(module))
-            self.templates[key] = container(name, module, cluster, cluster.pod(kind), in_loop)
+            template = container(name, module, cluster, pod := cluster.pod(kind), in_loop)
+            self.templates[key] = as_worker(template, cluster, pod) if kind == "train" else template
         return self.templates[key]
 
     def job_name(self, task: str, max_length: int = 53) -> str:
@@ -173,7 +176,6 @@ class Pipeline(References):
     def close(self) -> None:
         """Finish the workflow: do the work that needs the complete list of tasks."""
         self._reject_repeated_groups()
-        self.connect_plain_tasks()
         for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
             for set_part in setters:
                 set_part()
@@ -287,6 +289,9 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             with Graph(name="main"):
                 pipeline.scope()
                 yield workflow
+                pipeline.connect_plain_tasks()
+                if len(pipeline.moving_datasets) == 1:  # the outputs of two datasets would contradict each other
+                    require_new_data(pipeline, *pipeline.moving_datasets)
             if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
                 with at_exit():
                     pipeline.finish()

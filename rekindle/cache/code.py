@@ -7,14 +7,17 @@ import ast
 import hashlib
 import json
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rekindle import project
 
+DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
@@ -32,9 +35,28 @@ def identity(modules: Iterable[str]) -> str:
 
 @cache
 def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
-    files = {name: _sha256(path) for name, path in sorted(closure(modules, folders).items())}
-    identity_facts = {"python": sys.version, "packages": packages(), "files": files}
-    return hashlib.sha256(json.dumps(identity_facts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_parts(modules, folders)).encode()).hexdigest()
+
+
+def parts(modules: Iterable[str]) -> dict[str, Any]:
+    """Return the values that `identity` is a hash of, outside of a pod with a pinned image."""
+    return _parts(tuple(sorted(set(modules))), tuple(project.search_path()))
+
+
+def _parts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
+    return {"python": sys.version, "packages": packages(), "files": digests(modules, folders)}
+
+
+def digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of the files of `closure`, by module."""
+    return {name: _sha256(path) for name, path in sorted(closure(modules, folders).items())}
+
+
+def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
+    """Return the modules of project and Rekindle that a workflow's templates name: steps and workloads."""
+    text = json.dumps(manifest["spec"].get("templates") or [])
+    roots = [*map(Path, folders), project.REFERENCE, project.PACKAGE.parent]
+    return sorted(name for name in set(DOTTED_NAME.findall(text)) if _file(name, roots))
 
 
 def packages() -> list[str]:

@@ -8,19 +8,22 @@ while all its artifacts exist with their recorded sizes: an entry may be written
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from argolocal.language.quantity import quantity
 from rekindle.errors import Conflict, NotFound, StorageError
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 FOLDER = "cache/"
-INDEX_KEY = "cache-book.json"  # object with the entries that the previous bulk lookup read
+INDEX_KEY = "cache-book.json"  # object with the entries that were read the last time, by a bulk lookup or by `trim`
+READ_THREADS = 8
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
 DAY_S = 86400
@@ -126,48 +129,88 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
         return None
 
 
-class Lookup:
-    """Looks up the entries of `tasks` tasks; for many tasks, with one listing and an index of the previous lookup.
+def trim(store: "Store", days: float, number: int, size: str) -> list[Entry]:
+    """Delete the oldest entries until none is older than `days`, and the others have at most `number` entries and
+    artifacts of `size` (such as 100Gi); return them. Artifacts are not deleted. Raises StorageError."""
+    index = Index(store)
+    newest_first = sorted(index.read(), key=lambda entry: -entry.made)
+    removed: list[Entry] = []
+    total_size, max_bytes, oldest_time = 0, quantity(size), time.time() - days * DAY_S
+    for position, entry in enumerate(newest_first):
+        total_size += sum(artifact["bytes"] for artifact in entry.artifacts.values())
+        if position >= number or total_size > max_bytes or entry.made < oldest_time:
+            removed = newest_first[position:]
+            break
+    if removed:
+        remove(store, removed)
+    index.write({entry.key for entry in removed})
+    return removed
 
-    The index has copies of entries: a copy is used only if the ETag of the entry is unchanged. Methods raise
-    StorageError.
+
+class Index:
+    """All entries, by one listing, a copy of the entries that were read the last time, and parallel requests.
+
+    A copy is used only if the ETag of the entry is unchanged. Methods raise StorageError.
     """
 
+    def __init__(self, store: "Store") -> None:
+        self.store = store
+        self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
+        self.copies = self._read_copies()
+        self.unread = [key for key, etag in self.etags.items() if self.copies.get(key, ("", None))[0] != etag]
+        self.is_outdated = bool(self.unread) or self.copies.keys() != self.etags.keys()
+
+    def read(self) -> list[Entry]:
+        """Return all entries, except those that another version of Rekindle wrote."""
+        if self.unread:
+            with ThreadPoolExecutor(READ_THREADS) as pool:
+                for key, entry in zip(self.unread, pool.map(partial(read, self.store), self.unread), strict=True):
+                    self.copies[key] = self.etags[key], entry
+            self.unread = []
+        return [entry for key in self.etags if (entry := self.copies[key][1])]
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of `key`, valid or not, or None."""
+        if key not in self.etags:
+            return None
+        self.read()
+        return self.copies[key][1]
+
+    def write(self, except_keys: Collection[str] = ()) -> None:
+        """Store the copies, if others are stored."""
+        if self.is_outdated or except_keys:
+            keys = [key for key in self.etags if key in self.copies and key not in except_keys]
+            copies = {key: (etag, entry and asdict(entry)) for key in keys for etag, entry in [self.copies[key]]}
+            self.store.put(INDEX_KEY, json.dumps(copies).encode())
+            self.is_outdated = False
+
+    def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
+        try:
+            copies = json.loads(self.store.get(INDEX_KEY))
+            return {key: (etag, Entry(**entry) if entry else None) for key, (etag, entry) in copies.items()}
+        # the copies are missing, or another version of Rekindle wrote them
+        except (Conflict, StorageError, ValueError, TypeError, AttributeError):
+            return {}
+
+
+class Lookup:
+    """Looks up the entries of `tasks` tasks; for many tasks, with the index. Methods raise StorageError."""
+
     def __init__(self, store: "Store", tasks: int) -> None:
-        self.store, self.is_bulk = store, tasks >= BULK_TASKS
+        self.store, self.index = store, Index(store) if tasks >= BULK_TASKS else None
         self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # run → RUN/TASK/ARTIFACT → numbers of files and bytes
-        if self.is_bulk:
-            self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
-            self.index = self._read_index()
-            self.new_entries = 0  # number of entries that were not in the index
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
-        if not self.is_bulk:
+        if not self.index:
             return find(self.store, key)
-        if key not in self.etags:
-            return None
-        etag, entry = self.index.get(key, ("", None))
-        if etag != self.etags[key]:
-            entry = read(self.store, key)
-            if not entry:
-                return None
-            self.new_entries += 1
-            self.index[key] = self.etags[key], entry
+        entry = self.index.find(key)
         return entry if entry and not reason_invalid(entry, self._size) else None
 
     def close(self) -> None:
-        """Write the index if enough entries are new."""
-        if self.is_bulk and self.new_entries >= BULK_TASKS:
-            index = {key: (etag, asdict(entry)) for key, (etag, entry) in self.index.items() if key in self.etags}
-            self.store.put(INDEX_KEY, json.dumps(index).encode())
-
-    def _read_index(self) -> dict[str, tuple[str, Entry]]:
-        try:
-            return {key: (etag, Entry(**entry)) for key, (etag, entry) in json.loads(self.store.get(INDEX_KEY)).items()}
-        # the index is missing, or another version of Rekindle wrote it
-        except (Conflict, StorageError, ValueError, TypeError, AttributeError):
-            return {}
+        """Write the index if it changed."""
+        if self.index:
+            self.index.write()
 
     def _size(self, artifact: str) -> tuple[int, int]:
         run = artifact.partition("/")[0]

@@ -45,13 +45,28 @@ def facts(
     local path without `is_local`.
     """
     rule = load(module).REUSE
-    fields = type(inputs).model_fields
-    keyed_fields = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
+    if reason := rule.unless(inputs):
+        raise UnknownKey(reason)
+    own, uris = own_facts(module, inputs, identity), rule.reads(inputs)
+    return own | {
+        "artifacts": dict(artifacts),
+        "reads": {uri: content(uri, is_local, bucket or _open_bucket) for uri in uris},
+    }
+
+
+def own_facts(module: str, inputs: StepInputs, identity: str = "") -> Facts:
+    """Collect the facts that need no data: step, code and inputs."""
+    aside, fields = load(module).REUSE.aside, type(inputs).model_fields
+    keyed_fields = [name for name in fields if name not in aside and not is_artifact(fields[name])]
     values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
-    workload = [str(getattr(inputs, "workload"))] if "workload" in fields else []  # noqa: B009
-    data_digests = {uri: content(uri, is_local, bucket or _open_bucket) for uri in rule.reads(inputs)}
-    identity = identity or code.identity([module, *workload])
-    return {"step": module, "code": identity, "inputs": values, "artifacts": dict(artifacts), "reads": data_digests}
+    workload = {"workload": str(getattr(inputs, "workload"))} if "workload" in fields else {}  # noqa: B009
+    identity = identity or code.identity(modules_of({"step": module, "inputs": workload}))
+    return {"step": module, "code": identity, "inputs": values}
+
+
+def modules_of(facts: Facts) -> list[str]:
+    """Return the modules whose code the outputs depend on: the step and its workload."""
+    return [facts["step"], *filter(None, [facts["inputs"].get("workload")])]
 
 
 def key(facts: Facts) -> str:
@@ -79,6 +94,14 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")
     return digest(path)["sha256"]
+
+
+def content_or_empty(uri: str) -> str:
+    """Return the `content` that this process can read; "" if it is missing, or cannot be verified."""
+    try:
+        return content(uri)
+    except (UnknownKey, OSError):
+        return ""
 
 
 def digest(path: Path) -> dict[str, Any]:

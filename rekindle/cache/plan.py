@@ -9,18 +9,18 @@ other tasks look up the cache when they start.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
-from rekindle.cache.key import OpenBucket, UnknownKey, facts, key
+from rekindle.cache.key import Facts, OpenBucket, UnknownKey, facts, key, own_facts
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
-from rekindle.step import StepInputs, is_artifact, load, parse
+from rekindle.step import Step, StepInputs, is_artifact, load, parse
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -34,16 +34,6 @@ RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs o
 
 
 @dataclass(frozen=True)
-class CacheResult:
-    """The cached result of a task, or the reason why the task has to run."""
-
-    task: str
-    entry: entries.Entry | None
-    reason: str = ""
-    key: str = ""
-
-
-@dataclass(frozen=True)
 class Call:
     """The step that a task runs, with its flags."""
 
@@ -53,6 +43,18 @@ class Call:
     image: str
 
 
+@dataclass(frozen=True)
+class CacheResult:
+    """The cached result of a task, or the reason why the task has to run."""
+
+    task: str
+    entry: entries.Entry | None
+    reason: str = ""
+    key: str = ""
+    call: Call | None = field(default=None, compare=False)
+    facts: Facts | None = field(default=None, compare=False)  # the facts of `key`
+
+
 def look_up(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str],
@@ -60,32 +62,42 @@ def look_up(
     *,
     on_cluster: bool,
     bucket: OpenBucket | None = None,
+    read_only: bool = False,
 ) -> list[CacheResult]:
-    """Look up the cached result of each reusable task, in the order of the manifest. Raises StorageError."""
+    """Look up the cached result of each reusable task, in the order of the manifest. Raises StorageError.
+
+    `read_only`: do not update the index of the cache.
+    """
     parameter_values = _parameters(manifest) | dict(parameters)
     cached: dict[str, Any] = json.loads(parameter_values.get(CACHED) or "{}")
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
+    outputs: dict[str, dict[str, None]] = {}  # cached task → tags of its outputs
     results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks))
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
-        scope[f"workflow.parameters.{CACHED}"] = json.dumps(
-            {name: cached[name] for name in cached_names if name in cached}
-        )
+        # only the rows and outputs that the task refers to: each expression copies its scope
+        rows = {name: cached[name] for name in cached_names if name in cached}
+        task_scope = scope | {f"workflow.parameters.{CACHED}": json.dumps(rows)}
+        for name in cached_names:
+            task_scope |= outputs.get(name, {})
+        call = None
         try:
-            call = _call(task, templates[task["template"]], scope)
+            call = call_of(task, templates[task["template"]], task_scope)
             result = _find(task["name"], call, lookup, digests, on_cluster, bucket)
         except (UnknownKey, ConfigError, TemplateError) as error:
             result = CacheResult(task["name"], None, str(error))
-        results.append(result)
+        results.append(replace(result, call=call))
         if entry := result.entry:
             cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
-            scope |= {f"tasks.{task['name']}.outputs.parameters.{name}": None for name in entry.outputs}
+            prefix = f"tasks.{task['name']}.outputs.parameters."
+            outputs[cached_name(task["name"])] = {f"{prefix}{name}": None for name in entry.outputs}
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
-    lookup.close()
+    if not read_only:
+        lookup.close()
     return results
 
 
@@ -127,7 +139,8 @@ def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[
                 yield task
 
 
-def _call(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> Call:
+def call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> Call:
+    """Return the step that a task runs. Raises UnknownKey if it runs another program."""
     arguments = substitute(task.get("arguments") or {}, scope)
     inputs = template.get("inputs") or {}
     values = {item["name"]: item.get("value", item.get("default")) for item in inputs.get("parameters") or []}
@@ -161,18 +174,41 @@ def _find(
     if on_cluster and not identity:
         raise UnknownKey(f"the image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
     step = load(call.module)
-    rule, fields = step.REUSE, step.Inputs.model_fields
-    texts = {name: text for name, text in call.flags.items() if name in fields and not is_artifact(fields[name])}
-    for name, text in texts.items():
-        if "{{" in text and name not in rule.aside:
-            raise UnknownKey(f"the input {name} is known only at run time")
-    texts = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
-    paths = {name: f"/{name}" for name, field in fields.items() if is_artifact(field)}
-    inputs: StepInputs = parse(step.Inputs, texts | paths)
+    texts, paths = _texts(step, call)
+    if unknown := _unknown(step, texts):
+        raise UnknownKey(f"the input {unknown[0]} is known only at run time")
     missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    cache_key = key(facts(call.module, inputs, artifacts, identity, not on_cluster, bucket))
-    entry = lookup.find(cache_key)
-    return CacheResult(task, entry, "" if entry else "no cached result for these inputs, code and data", cache_key)
+    step_facts = facts(call.module, _parse(step, texts, paths), artifacts, identity, not on_cluster, bucket)
+    entry = lookup.find(cache_key := key(step_facts))
+    reason = "" if entry else "no cached result for these inputs, code and data"
+    return CacheResult(task, entry, reason, cache_key, facts=step_facts)
+
+
+def known_facts(call: Call, on_cluster: bool) -> Facts:
+    """Collect code and inputs of a step of which other facts are known only at run time. Raises ConfigError."""
+    step = load(call.module)
+    texts, paths = _texts(step, call)
+    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown(step, texts)
+    known = own_facts(call.module, _parse(step, texts, paths), identity)
+    return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
+
+
+def _texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
+    """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
+    fields = step.Inputs.model_fields
+    artifacts = [name for name, info in fields.items() if is_artifact(info)]
+    return {name: text for name, text in call.flags.items() if name in fields and name not in artifacts}, artifacts
+
+
+def _unknown(step: Step, texts: Mapping[str, str]) -> list[str]:
+    """Return the inputs that are known only at run time, and that the result depends on."""
+    return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.aside]
+
+
+def _parse(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
+    fields = step.Inputs.model_fields
+    usable = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
+    return parse(step.Inputs, usable | {name: f"/{name}" for name in artifacts})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import step
 from rekindle.cache import entries
+from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, digest, facts, key
 from rekindle.errors import StorageError, say
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, write_outputs
@@ -48,6 +49,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
             key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
         )
         entries.result_or_none(entries.record, store, entry)
+        entries.result_or_none(record_code, store, step_facts)
 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:

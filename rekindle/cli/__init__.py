@@ -17,7 +17,7 @@ from rekindle.blocks.manifest import variables
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401
 from rekindle.cli.group import commands
-from rekindle.cli.history import backfill, sweep  # noqa: F401
+from rekindle.cli.history import backfill, reproduce, sweep  # noqa: F401
 from rekindle.errors import RekindleError
 
 

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from argolocal.cli.options import File, output_option
+from argolocal.cli.options import File, output_option, pairs_of
 from argolocal.common import homes
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
-from rekindle.cli.options import Target, cluster_options, configured
+from rekindle.cli.options import Target, cluster_flag, cluster_options, configured, manifest_options, no_cache_option
 from rekindle.cli.output import print_checks, print_manifest
+from rekindle.cluster.api import Cluster
 
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.render import Kind
+
+WOULD_RUN = 10  # exit code of `plan` if a task would run
 
 
 @command
@@ -129,6 +132,32 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     report = rehearse(config.model_dump(mode="json"), rows, thorough=True)
     click.echo(json.dumps(report, indent=2) if as_json else text(report))
     return 2 if "error" in report else 0
+
+
+@command
+@configured
+@manifest_options
+@no_cache_option
+@cluster_flag
+@output_option("text", "json")
+def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool) -> int:
+    """Forecast a run: its tasks, time, resources and release.
+
+    The command shows which tasks run and why, which are reused, how long the run takes according to former runs,
+    what its pods request, and which model it may release. Nothing is started or written. Exit codes: 0 every task is
+    cached, 10 a task would run, 2 bad usage or config.
+
+    Example:
+      rekindle plan configs/demo.yaml --set train.epochs=10
+      rekindle plan --manifest workflow.yaml -p message=hello -o json
+    """
+    from rekindle.view.plan import forecast, text
+
+    manifest, others = source.manifests(lambda valid_config: valid_config.data.check_source())
+    sources = forecast.Sources(homes.path() if cluster else homes.current(), cluster)
+    result = forecast.forecast(sources, manifest, pairs_of(source.parameters), others, not no_cache)
+    click.echo(json.dumps(forecast.as_json(result), indent=2) if as_json else text.text(result))
+    return WOULD_RUN if result.runs_anything() else 0
 
 
 @command

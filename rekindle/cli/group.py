@@ -7,8 +7,8 @@ from argolocal.cli.group import CONTEXT, Commands
 SECTIONS = {  # sections of `rekindle --help`, each with its commands
     "Get started": ("init", "demo", "doctor", "trust"),
     "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
-    "Inspect before a run": ("config", "render", "lint", "check"),
-    "Data and results": ("put", "ui", "get", "env", "cache"),
+    "Inspect before a run": ("config", "render", "lint", "check", "plan"),
+    "Data and results": ("put", "ui", "get", "env", "cache", "reproduce"),
     "Use a cluster": (
         *("images", "platform", "submit", "schedule", "run-now", "backfill", "scale", "unschedule", "delete"),
     ),

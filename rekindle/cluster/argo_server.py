@@ -48,13 +48,21 @@ class ArgoServer:
                 return str(active_run["metadata"]["name"])
         return None
 
-    def _request(self, method: str, **options: Any) -> Object:
+    def list_runs(self, labels: str) -> list[Object]:
+        """Return the runs with these labels, also those in Argo's archive, without their nodes."""
+        return self._request("GET", params={"listOptions.labelSelector": labels}).get("items") or []
+
+    def read(self, name: str) -> Object:
+        """Return a run with its nodes, also from Argo's archive."""
+        return self._request("GET", name)
+
+    def _request(self, method: str, name: str = "", **options: Any) -> Object:
         """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for other errors."""
         from requests import RequestException
 
         try:
             # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the session
-            url = f"{self.address}/api/v1/workflows/{self.namespace}"
+            url = f"{self.address}/api/v1/workflows/{self.namespace}" + (f"/{name}" if name else "")
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()

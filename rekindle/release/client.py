@@ -13,6 +13,7 @@ from rekindle.errors import DataError, RekindleError
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
 SHA256, VERSION = "model-sha256", "model-version"  # response headers: the weights and version that answered
+REPLAY = "rekindle-replay"  # request header: the instances are test rows, and not counted as instances of clients
 DATA_UNTIL = "model-data-until"  # response header: the data cut-off, if the dataset has one
 RETRY_PAUSE_S = 0.1
 UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
@@ -30,7 +31,7 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`.
+    """Client of the model `name` at `endpoint`, whose instances do not count as instances of clients.
 
     Accepts only answers of the weights `sha256`, and retries until `deadline`.
     """
@@ -53,7 +54,7 @@ class ModelClient:
         return self._send(f"{self.path}:predict", json.dumps(request).encode())["predictions"]
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
-        headers = {"content-type": "application/json"} if body else {}
+        headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:
             try:

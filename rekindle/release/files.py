@@ -2,7 +2,8 @@
 
 `releases/NAME/HASH/` contains model.safetensors, model.json, workload.json (digest of the serving code), dataset.json,
 state/ (the serving state), example.json (a request: the first row of the report's predictions), verdict.json,
-reference.json (histograms of the test rows), MLmodel with its examples (rekindle/release/pyfunc.py) and, written last,
+reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py), MLmodel with its
+examples (rekindle/release/pyfunc.py) and, written last,
 release.json with the sha256 of every file that affects predictions. HASH is computed over the names and contents of
 these files, so the same release always has the same prefix.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DataError
+from rekindle.keys import CURVE
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.storage import NotFound, Store, file_sha256
 from rekindle.tracking import Release
@@ -45,6 +47,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     files, example = serving_files(model, dataset), _example(report)
     reports = ["verdict.json", *([REFERENCE] if (report / REFERENCE).exists() else [])]
     link(folder, files | {name: report / name for name in reports})
+    link(folder, {CURVE: model / CURVE} if (model / CURVE).exists() else {})
     if example:
         (folder / EXAMPLE).write_bytes(example)
     name = model_description(model)["workload"]

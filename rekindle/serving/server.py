@@ -28,7 +28,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
+from rekindle.release.client import DATA_UNTIL, REPLAY, SHA256, VERSION
 from rekindle.release.config import ServerSettings
 from rekindle.release.files import download
 from rekindle.release.watch.reference import FEATURES
@@ -76,6 +76,7 @@ class Metrics:
             "rekindle_request_seconds", "time to answer a request", ["version"], buckets=SECONDS, **registered
         )
         self.warned = Counter("rekindle_warned_requests", "answers with a warning", ["version"], **registered)
+        self.replayed = Counter("rekindle_replayed_instances", "instances sent by verify", ["version"], **registered)
         self.scores = Scores()
         self.registry.register(self.scores)
         ProcessCollector(registry=self.registry)
@@ -140,7 +141,8 @@ class ModelServer:
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes idle connections
-                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
+                # a client may begin its last request at the end of the grace period
+                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds + inputs.body_seconds) + 1,
             )
         )
 
@@ -176,7 +178,8 @@ class ModelServer:
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
-        self.metrics.warned.labels(version)  # the counter shows 0 until the first warning
+        for counter in (self.metrics.warned, self.metrics.replayed):
+            counter.labels(version)  # the counter shows 0 until it is increased
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(facts[0].data_until)
         gc.freeze()  # see worker.py
@@ -284,18 +287,20 @@ class ModelServer:
         return response
 
     async def answer_predict(self, request: Request) -> Response:
-        model = self.named_model(request)
+        model, replay = self.named_model(request), REPLAY in request.headers
         body = await self.bodies.read(request)
         if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
-            result = await model.batches.answer(body)
+            result = await model.batches.answer(body, replay)
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
-        if result.instances:
+        if replay:
+            self.metrics.replayed.labels(model.version).inc(result.instances)
+        elif result.instances:
             self.metrics.instances.observe(result.instances)
         if result.warned:
             self.metrics.warned.labels(model.version).inc()

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -78,10 +78,13 @@ class ModelProcess:
             raise result
         return result
 
-    def send(self, bodies: list[bytes]) -> None:
-        """Send a batch; blocks while the pipe is full. Raises RekindleError if the process ended."""
+    def send(self, bodies: list[bytes], replays: set[int]) -> None:
+        """Send a batch; blocks while the pipe is full. Raises RekindleError if the process ended.
+
+        `replays`: indexes of the requests that are not counted.
+        """
         try:
-            self.pipe.send(bodies)
+            self.pipe.send((bodies, replays))
         except OSError as error:
             raise self._exit_error() from error
 
@@ -119,7 +122,8 @@ def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) ->
         gc.freeze()  # excludes loaded objects from garbage collections, which would delay answers by 60 ms
         pipe.send(ModelFacts(example, schemas(predictor.Request), data_until(release), numerics))
         while True:
-            pipe.send(answer_batch(predictor, pipe.recv(), max_instances))
+            bodies, replays = pipe.recv()
+            pipe.send(answer_batch(predictor, bodies, max_instances, replays))
     except (EOFError, BrokenPipeError):
         return  # the server has ended
     except RekindleError as error:
@@ -143,8 +147,10 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
         raise project.as_error(error, where) from error
 
 
-def answer_batch(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:
-    """Answer the requests with these bodies.
+def answer_batch(
+    predictor: Predictor, bodies: Sequence[bytes], max_instances: int, replays: Container[int] = ()
+) -> Batch:
+    """Answer the requests with these bodies; `replays`: indexes of the requests that are not counted.
 
     They are predicted together, but a failed request does not affect the others.
     """
@@ -152,7 +158,7 @@ def answer_batch(predictor: Predictor, bodies: Sequence[bytes], max_instances: i
     valid = [index for index, result in enumerate(results) if not isinstance(result, Answer)]
     predictions, instances = list[Any](), list[Any]()
     for index, (answer, values) in zip(valid, predict(predictor, [results[index] for index in valid]), strict=True):
-        if values:
+        if values and index not in replays:
             predictions += values
             instances += results[index].instances
         results[index] = answer

@@ -10,6 +10,7 @@ from safetensors.torch import save
 
 from rekindle import project
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
+from rekindle.keys import CURVE
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
@@ -20,7 +21,7 @@ from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.membership.completion import completed_model
-from rekindle.training.metrics import Metrics
+from rekindle.training.metrics import Curve, Metrics
 from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import load_weights, weights_sha256
@@ -81,9 +82,10 @@ class Training:
             leaving,
         )
         plan = {"device": self.fingerprint["device"], "workers": spec.workers, "steps": self.total}
-        plan["virtual_workers"] = spec.virtual_workers
+        plan |= {"virtual_workers": spec.virtual_workers, "samples": len(samples)}
         samples_per_step = spec.batch_size * spec.virtual_workers
         self.metrics = Metrics(spec.run_id, self.total, samples_per_step, spec.part, members.note, plan)
+        self.curve = Curve(self.total)
         self.group = TrainingGroup(members, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:
@@ -136,17 +138,19 @@ class Training:
                 return group.undo()
             if not result or not state.judge(result["loss"], last=step == self.total):
                 norm, rate = computation.update(step, total)
+                self.curve.record(state.step, group.loss)
                 if group.rank == 0:
                     self.metrics.record(state.step, group.loss, norm, rate)
             signals.newest_step[0] = state.step
             self.checkpoints.keep(group.rank_size, durable=group.saving)
 
     def export(self) -> str:
-        """Write `model.safetensors`, then `model.json`, which marks the run as complete; returns the sha256."""
+        """Write the weights and the curve, then `model.json`, which marks the run as complete; return the sha256."""
         spec, tensors = self.spec, self.state.trained()
         sha256 = weights_sha256(tensors)
         if not self.paused:
             self.put("model.safetensors", save(tensors))
+            self.put(CURVE, self.curve.dump())
         self.metrics.close()  # closed before model.json exists: afterwards the processes may be killed at any moment
         description = spec.identity() | {
             "sha256": sha256,

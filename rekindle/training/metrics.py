@@ -1,5 +1,6 @@
 """Training progress: one log line per second, and curves that a thread sends to MLflow."""
 
+import json
 import math
 import re
 import threading
@@ -15,6 +16,26 @@ CLOSE_TIMEOUT_S = 10.0  # time limit for sending the last points to MLflow
 PROGRESS = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
 )
+
+
+class Curve:
+    """The exact losses of a training's steps, at equal distances. Every worker has an instance, and sees all losses.
+
+    A worker that joins later, or continues from a checkpoint, has only the losses since then.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.every, self.total = max(1, total // MAX_POINTS), total
+        self.losses: dict[int, float] = {}
+
+    def record(self, step: int, loss: float) -> None:
+        """Record update `step`, counted from 1."""
+        if step % self.every == 0 or step in (1, self.total):
+            self.losses[step] = loss
+
+    def dump(self) -> bytes:
+        """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]."""
+        return json.dumps(sorted(self.losses.items())).encode()
 
 
 class Metrics:

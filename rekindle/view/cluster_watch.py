@@ -72,7 +72,8 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     if as_json:
         print(json.dumps(as_object(cluster, workflow)), flush=True)
     if code in (0, outcome.NOT_RELEASED):
-        text = outcome.success(status, _facts(cluster, labels, endpoint), is_rekindle)
+        cost = outcome.costs(status, {"spec": spec_of(workflow)}).get("words")
+        text = outcome.success(status, _facts(cluster, labels, endpoint) | {"cost": cost}, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
@@ -85,7 +86,9 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     sha256 = (metadata.get("annotations") or {}).get(SHA256)
     facts = {"manifest_sha256": sha256, "namespace": metadata["namespace"]}
     facts |= {"endpoint": _endpoint(cluster, (metadata.get("labels") or {}).get(NAME))}
-    return outcome.as_json(metadata["name"], workflow.get("status") or {"phase": "Pending"}, **facts)
+    status = workflow.get("status") or {"phase": "Pending"}
+    cost = outcome.costs(status, {"spec": spec_of(workflow)})
+    return outcome.as_json(metadata["name"], status, **facts, **({"cost": cost} if cost else {}))
 
 
 def _endpoint(cluster: Cluster, name: str | None) -> str | None:

@@ -1,18 +1,19 @@
 """Reports on the trainings of a run, from their ledgers: `rekindle explain`.
 
-`python -m rekindle.view.explain WORKFLOW TASK...` prints in a pod: {TASK: {"words": [...], ...}}
+`python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'` prints in a pod: {TASK: {"words": [...], ...}}
 """
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common.wording import visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
+from rekindle import project
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
@@ -20,6 +21,7 @@ from rekindle.local.cluster import LocalCluster
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
+    from rekindle.training.cost.tariff import Tariff
 
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
 
@@ -30,9 +32,10 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store is unavailable.
     """
     name = name or runs.newest(home)
-    phase = runs.state(home, name)["phase"]
-    tasks = _tasks(name, RunFiles(home, name).workflow())
-    return _report(name, phase, reports(LocalCluster(home).store(), name, tasks), as_json)
+    status, workflow = runs.state(home, name), RunFiles(home, name).workflow()
+    costs = Costs(name, workflow)
+    trainings = reports(LocalCluster(home).store(), name, costs.tariffs)
+    return _report(name, status["phase"], trainings, costs.of_run(status, trainings), as_json)
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
@@ -44,19 +47,39 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
 
     name = name or workflows.newest(cluster)
     workflow = workflows.read(cluster, name)
-    tasks = _tasks(name, workflows.spec_of(workflow))
-    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, *tasks)
-    return _report(name, (workflow.get("status") or {}).get("phase") or "Pending", answer, as_json)
+    status = workflow.get("status") or {}
+    costs = Costs(name, {"spec": workflows.spec_of(workflow)})
+    tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
+    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, json.dumps(tariffs))
+    return _report(name, status.get("phase") or "Pending", answer, costs.of_run(status, answer), as_json)
 
 
-def reports(store: "Store", name: str, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+def reports(store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]) -> dict[str, dict[str, Any]]:
     """Return the summary of each training's ledger, as lines of text and numbers. Raises StorageError."""
+    from rekindle.training.cost.bill import report
     from rekindle.training.ledger.accounting import summarize
     from rekindle.training.ledger.events import read
-    from rekindle.training.ledger.text import describe
 
-    summaries = {task: summarize(read(store, key(task, LEDGER, name))) for task in tasks}
-    return {task: {"words": describe(summary)} | summary.as_json() for task, summary in summaries.items()}
+    return {task: report(summarize(read(store, key(task, LEDGER, name))), tariff) for task, tariff in tariffs.items()}
+
+
+class Costs:
+    """The prices of a run, else the current prices of the project; `tariffs`: by training, None without prices."""
+
+    def __init__(self, name: str, workflow: Mapping[str, Any]) -> None:
+        from rekindle.training.cost import tariff
+        from rekindle.training.cost.prices import Prices
+
+        tasks, self.manifest = _tasks(name, workflow), tariff.recorded_manifest(workflow)
+        self.prices = tariff.prices_of(self.manifest) or Prices.load(project.root())
+        self.tariffs = dict.fromkeys(tasks) | tariff.tariffs(self.manifest, self.prices, tasks)
+
+    def of_run(self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        """Return the cost of the whole run in words and by task; {} without prices."""
+        from rekindle.training.cost.steps import run_costs
+
+        totals = {task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report}
+        return run_costs(status, self.manifest, self.prices, totals)
 
 
 def _tasks(name: str, manifest: Any) -> list[str]:
@@ -66,16 +89,22 @@ def _tasks(name: str, manifest: Any) -> list[str]:
     return tasks
 
 
-def _report(name: str, phase: str, trainings: Mapping[str, dict[str, Any]], as_json: bool) -> str:
+def _report(
+    name: str, phase: str, trainings: Mapping[str, dict[str, Any]], costs: dict[str, Any], as_json: bool
+) -> str:
+    words = costs.pop("words", "")
     if as_json:
         content = next(iter(trainings.values())) if len(trainings) == 1 else {"trainings": trainings}
-        return json.dumps({"workflow": name, "phase": phase} | content, indent=2)
+        run_cost = {"run_cost": costs} if costs else {}
+        return json.dumps({"workflow": name, "phase": phase} | content | run_cost, indent=2)
     titles = {task: [] if len(trainings) == 1 else [f"{task}:"] for task in trainings}
     lines = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
-    return visible("\n".join([f"{name}: {phase}", *lines]))
+    return visible("\n".join([f"{name}: {phase}", *lines, *(["", f"The whole run cost {words}."] if words else [])]))
 
 
 if __name__ == "__main__":
     from rekindle.storage import Store
+    from rekindle.training.cost.tariff import Tariff
 
-    print(json.dumps(reports(Store.from_env(), sys.argv[1], sys.argv[2:])))
+    parsed = {task: value and Tariff.model_validate(value) for task, value in json.loads(sys.argv[2]).items()}
+    print(json.dumps(reports(Store.from_env(), sys.argv[1], parsed)))

@@ -66,7 +66,8 @@ class Pipeline(foreground.Foreground):
         return code in (0, outcome.NOT_RELEASED)
 
     def as_json(self, status: Status) -> dict[str, Any]:
-        return outcome.as_json(self.name, status, **overview.facts(self.local.cluster.home, self.local.workflow))
+        facts = overview.facts(self.local.cluster.home, self.local.workflow, status)
+        return outcome.as_json(self.name, status, **facts)
 
     def success(self, status: Status) -> str:
         endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
@@ -75,5 +76,6 @@ class Pipeline(foreground.Foreground):
             "endpoint": endpoint,
             "try it": endpoint and f"curl -s {model}/example | curl -s {model}:predict -d @-",
             "mlflow": "rekindle ui" if outcome.parameters(status).get("run_id") else None,
+            "cost": outcome.costs(status, self.local.workflow).get("words"),
         }
         return outcome.success(status, facts, self.is_rekindle)

@@ -33,7 +33,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 def parameters(status: Status) -> dict[str, str]:
     """Return the global outputs of the workflow (globalName), by name.
 
-    A repeated evaluation and a rolled-back canary override the verdict.
+    A repeated evaluation, a rolled-back canary, and data that did not change, override the verdict.
     """
     values, evaluations = outputs(status), list(_evaluations(status).values())
     if values.get("verdict") and len(evaluations) == 1:
@@ -45,7 +45,18 @@ def parameters(status: Status) -> dict[str, str]:
                 values.setdefault("run_id", p["value"])  # the run_id of the last step, if no global output has it
             if p["name"] == "canary" and verdict == "taken back":
                 values |= {"verdict": verdict, "reason": reason}
+            if p["name"] == "unchanged" and p.get("value"):
+                values |= {"verdict": "same", "reason": p["value"], "unchanged": "yes"}
     return values
+
+
+def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cost of a run in words and by task; {} if its manifest has no prices."""
+    from rekindle.training.cost import tariff
+    from rekindle.training.cost.steps import run_costs
+
+    manifest = tariff.recorded_manifest(workflow)
+    return run_costs(status, manifest, tariff.prices_of(manifest))
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
@@ -80,7 +91,7 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome, one line per fact. `facts` (endpoint, commands, ...) precede the duration.
+    """Return the outcome, one line per fact. `facts` (endpoint, commands, cost, ...) precede the duration.
 
     If not `is_rekindle`, the outputs of the workflow are not interpreted.
     """
@@ -90,7 +101,7 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     winners = [row["metrics"] for row in evaluations if row["version"]]
     figures = winners[0] if len(winners) == 1 else metrics(values)
     lines = {
-        "verdict": _verdict(status, values.get("verdict", "")),
+        "verdict": _verdict(status, values),
         "reason": values.get("reason"),
         "metrics": "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None),
         **facts,
@@ -102,13 +113,15 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     return lines_of(rows)
 
 
-def _verdict(status: Status, verdict: str) -> str:
+def _verdict(status: Status, values: Mapping[str, str]) -> str:
     """Describe the verdict, and whether the model was released: a verdict alone releases nothing."""
-    released = releases(status)
+    released, verdict = releases(status), values.get("verdict", "")
     if not verdict:
         return f"released: {', '.join(sorted(map(str, released)))}" if released else ""
     if verdict == "release" and not released:
         return "release: the model passed the gate, but this pipeline has not released it"
+    if values.get("unchanged"):
+        return "same: nothing to train: the data, the code and the config did not change"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 

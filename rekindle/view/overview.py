@@ -21,18 +21,19 @@ def run(home: Path, name: str, as_json: bool) -> str:
     status = runs.state(home, name)
     if not as_json:
         return runs.steps_table(name, status)
-    return json.dumps(outcome.as_json(name, status, **facts(home, RunFiles(home, name).workflow())), indent=2)
+    return json.dumps(outcome.as_json(name, status, **facts(home, RunFiles(home, name).workflow(), status)), indent=2)
 
 
-def facts(home: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hash of a run's manifest and the endpoint of its model, for `-o json`."""
+def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """Return the hash of a run's manifest, the endpoint of its model, and its cost, for `-o json`."""
     # imported in this function, for a fast `rekindle status`
     from rekindle.blocks.manifest.render import manifest_sha256
 
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     recorded = [parameter.get("value") for parameter in parameters if parameter["name"] == "manifest_hash"]
     sha256 = recorded[0] if recorded and recorded[0] else manifest_sha256(manifest)
-    return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)}
+    cost = outcome.costs(status, manifest)
+    return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | ({"cost": cost} if cost else {})
 
 
 def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:

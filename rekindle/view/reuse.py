@@ -4,13 +4,15 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from argolocal.common.wording import duration
 from argolocal.manifest.shape import shape_errors
 from rekindle.errors import RekindleError, say
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
+from rekindle.local.services.services import BUCKET
+from rekindle.local.services.stored_files import StoredFiles
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -20,6 +22,7 @@ def add_cached(home: Path, manifest: Mapping[str, Any], parameters: dict[str, st
     """Return `parameters` of a run on this machine with the cached results of its tasks."""
     if not _uses_cache(manifest, parameters):
         return parameters
+    set_bucket()
     cluster = LocalCluster(home)
     return _look_up(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
 
@@ -38,6 +41,24 @@ def add_cached_on_cluster(manifest: Mapping[str, Any], parameters: dict[str, str
     return _look_up(manifest, parameters, reuse, Store.from_env().short_retries() if reuse else None, None)
 
 
+def set_bucket() -> None:
+    """Set S3_BUCKET as in the pods of this machine: steps may name the data that they read by s3:// URIs."""
+    os.environ.setdefault("S3_BUCKET", BUCKET)
+
+
+def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
+    """Return the object store for a reader that starts and writes nothing; None without S3_BUCKET of a cluster.
+
+    The embedded store is read from its files, unless S3_ENDPOINT_URL names a store. Raises ConfigError.
+    """
+    if on_cluster or os.environ.get("S3_ENDPOINT_URL"):
+        from rekindle.storage import Store
+
+        name = bucket or os.environ.get("S3_BUCKET") or ("" if on_cluster else BUCKET)
+        return Store(name, os.environ.get("S3_ENDPOINT_URL") or None, short_retries=True) if name else None
+    return cast("Store", StoredFiles(home / "s3", bucket or os.environ.get("S3_BUCKET") or BUCKET))
+
+
 def entries(home: Path) -> list[dict[str, Any]]:
     """Return the table of cached results, newest first."""
     from rekindle.cache import entries
@@ -49,11 +70,13 @@ def entries(home: Path) -> list[dict[str, Any]]:
 def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
     """Return invalid and surplus cache entries; delete them if `delete`."""
     from rekindle.cache import entries
+    from rekindle.cache.difference import remove_unused_code
 
     store = LocalCluster(home).store()
     stale = entries.list_stale(store, keep, days)
     if delete and stale:
         entries.remove(store, [entry for entry, _ in stale])
+        remove_unused_code(store)
     return [_row(entry) | {"why": reason} for entry, reason in stale]
 
 

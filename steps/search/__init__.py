@@ -1,1 +1,1 @@
-"""The steps of pipelines/sweep.py: choose trials, train them, and select the best trial."""
+"""The steps of pipelines/sweep.py: train the trials, and select the best trial."""

@@ -23,6 +23,8 @@ class Outputs(StepOutputs):
     value: float = Field(description="validation metric of the best trial")
     settings: dict[str, Any] = Field(description="settings of the best trial")
     steps: int = Field(description="total number of training steps of all trials")
+    hours: float = Field(description="total worker-hours of all trials")
+    untried: list[str] = Field(description="what was not tried because of the budget (empty: all was tried)")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -34,19 +36,29 @@ def run(inputs: Inputs) -> Outputs:
 
     store = Store.from_env()
     study = Study(store, inputs.root, inputs.sweep)
-    trials = {trial.number: trial for trial in study.read()}
-    last = inputs.sweep.rungs - 1
-    trial = trials[study.winners(last, 1)[0]]
+    trials = study.read()
+    last, trial = inputs.sweep.rungs - 1, study.winner()
     model = inputs.workdir / "model"
     store.download(f"{study.output(trial.number, last)}/", model)
-    for line in report.table(study):
+    for line in [*report.table(study), *report.untried(study)]:
         say(line)
-    value, steps = trial.values[last], sum(other.steps for other in trials.values())
+    value, steps = trial.values[last], sum(other.steps for other in trials)
     assert value is not None
+    hours, untried = study.hours(), report.untried(study)
     if inputs.run_id:
         picture = inputs.workdir / "search.png"
         report.picture(study, picture)
         tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
         metrics = {"best_trial": trial.number, "best_objective": value, "trials": len(trials), "trial_steps": steps}
-        tracking.log(inputs.run_id, metrics=metrics, params={"best": trial.settings})
-    return Outputs(model=model, trial=trial.number, value=value, settings=trial.settings, steps=steps)
+        metrics |= {"trial_hours": hours, "trials_not_started": inputs.sweep.count - len(trials)}
+        tags = {"sweep.untried": "\n".join(untried)} if untried else {}
+        tracking.log(inputs.run_id, metrics=metrics, params={"best": trial.settings}, tags=tags)
+    return Outputs(
+        model=model,
+        trial=trial.number,
+        value=value,
+        settings=trial.settings,
+        steps=steps,
+        hours=hours,
+        untried=untried,
+    )

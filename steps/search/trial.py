@@ -1,8 +1,10 @@
-"""Train the trials of one pod in a round of a sweep, one after the other.
+"""Train trials of a sweep in one pod, one after the other, until no trial is left.
 
-    rekindle step steps.search.trial --sweep='{...}' --root=runs/a/search --round=0 --part=1 ...
+    rekindle step steps.search.trial --sweep='{...}' --root=runs/a/search --part=1 ...
 
-Finished trials are skipped; an interrupted trial continues from its checkpoint.
+The pods decide together which trial trains next; Optuna chooses the settings of new trials. Each decision is written to
+the object store before a pod acts on it, so a pod may be killed and restarted at any time: it continues its trial from
+the checkpoint.
 """
 
 from typing import Any
@@ -16,8 +18,13 @@ from rekindle.training.search.config import Sweep
 class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the sweep in the object store")
-    round: int = Field(ge=0, description="number of the round")
-    part: int = Field(0, ge=0, description="index of the pod, which trains every `sweep.parallel`-th trial")
+    part: int = Field(0, ge=0, description="number of the pod")
+    default: dict[str, Any] = Field(
+        default_factory=dict, description="settings of the first trial (empty: Optuna chooses them)"
+    )
+    whole: dict[str, bool] = Field(
+        default_factory=dict, description="for each setting, true if its values are integers"
+    )
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
     dataset: str = Field(description="key prefix of the dataset in the object store")
@@ -33,14 +40,12 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Train the trials of this pod. Raises RekindleError if a trial crashed; exits with code 143 after SIGTERM."""
+    """Train the trials of this pod. Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM."""
     from rekindle import Store
-    from rekindle.training.search.rounds import shares
     from rekindle.training.search.study import Study
     from rekindle.training.search.trials import train
 
     study = Study(Store.from_env(), inputs.root, inputs.sweep)
-    record = study.record(inputs.round) or {"run": []}
-    numbers = shares(record["run"], inputs.sweep.parallel)[inputs.part]
-    train(study, inputs.round, numbers, inputs.model_dump(), inputs.experiment, inputs.run)
+    common = inputs.model_dump()
+    train(study, inputs.part, inputs.default, inputs.whole, common, inputs.experiment, inputs.run)
     return Outputs()

@@ -60,8 +60,8 @@ def test_a_network_and_an_xgboost_job_get_the_weights_of_a_local_run(namespace: 
 
 
 def test_the_best_trial_of_a_sweep_is_the_same_as_in_a_local_run(namespace: Namespace, tmp_path: Path):
-    quick = ["sweep.trials=4", "sweep.batch=2", "train.epochs=3", "gate.minimum={accuracy: 0.3}"]
-    quick += [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("ask", "best")]
+    quick = ["sweep.trials=4", "sweep.lag=2", "train.epochs=3", "gate.minimum={accuracy: 0.3}"]
+    quick += ["cluster.pods.best={cpu: 50m, memory: 1Gi}"]
     run = Run.submit(namespace, *quick, config=SWEEP)
     assert run.wait_for_end() == "Succeeded"
     assert cluster_sha256s(run, ("best",)) == local_sha256s(namespace, tmp_path / "home", SWEEP, quick, ("best",))

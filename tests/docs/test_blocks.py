@@ -50,6 +50,7 @@ NEEDS = {  # requirement that tests lack → commands that are only parsed; test
     "a builder and a registry": {"docker", "buildah", "rekindle images build"},
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
     "several machines": {"torchrun"},
+    "a release and its repository": {"rekindle reproduce"},  # tests/rekindle/view/reproduce/test_reproduction.py
     "nothing that could fail": {"export", "eval", "cd", "."},
     "this repository, and minutes": {"make", "python", "pre-commit", ".ci/run", "uv"},
 }
@@ -59,7 +60,9 @@ CONFIG = {
     "data": {"source": "sklearn://digits"},
     "train": {"validation": 0.1},
 }  # completes fragments of configs
-EARLIER = {"your-own-pipeline.md": ["your-own-model.md"]}  # page → pages whose files it uses
+EARLIER = {
+    name: ["your-own-model.md"] for name in ("your-own-pipeline.md", "time.md")
+}  # page → pages whose files it uses
 
 
 @pytest.fixture

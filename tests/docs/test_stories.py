@@ -16,8 +16,8 @@ from tests.docs.pictures import OVERVIEW, overview
 TRACKING, SURVIVING = ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
 ARGOLOCAL = ROOT / "docs/argolocal.md"
-CACHE, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "time", "shared-clusters"))
-TYPED = {ARGOLOCAL, README, TRACKING, CACHE, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
+CACHE, COST, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters"))
+TYPED = {ARGOLOCAL, README, TRACKING, CACHE, COST, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 
@@ -51,9 +51,10 @@ def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     (notebook,) = blocks(TRACKING, "python")
     (tmp_path / "notebook.py").write_text(f"{notebook.text}\nprint(model.predict(model.input_example))")
     with shell(tmp_path) as typed:
-        for command in [c for page in (README, SURVIVING, TRACKING, CACHE) for c in typed_by_hand(page)]:
+        for command in [c for page in (README, SURVIVING, TRACKING, CACHE, COST) for c in typed_by_hand(page)]:
             done = typed(RECIPES.get(command, command).replace("jupyter lab", "python notebook.py"))
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            code = 10 if command.startswith("rekindle plan") else 0
+            assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
             if command.startswith("rekindle run configs/demo.yaml --set"):
                 assert "same" in done.stdout
                 assert ("train succeeded" in done.stdout) == ("--no-cache" in command)
@@ -73,6 +74,40 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
         weeks = [re.findall(r"^(2024-03-\d\d)T.* Succeeded +(\w+) .*$", table.stdout, re.MULTILINE) for table in tables]
         assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"] and weeks[1] == weeks[0]
         assert "Served" not in tables[0].stdout and "version 2" not in typed("rekindle status").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # five runs, two of them train
+def test_a_source_without_new_rows_is_trained_on_once(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
+    for page in (MODEL, TIME):
+        write_files(page, tmp_path)
+    power(tmp_path, 800)
+    rows = (tmp_path / "power.csv").read_text().splitlines()
+    days = [f"2024-{3 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00" for day in range(38)]  # the last is 04-10
+    timed = [f"{days[index * 38 // 800]},{row}" for index, row in enumerate(rows[1:])]
+    (tmp_path / "power.csv").write_text("\n".join([f"time,{rows[0]}", *timed]))
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        changed = "--set train.seed=2"
+        weeks = {"04-15": "", "04-22": "", "04-29": "", "05-06": changed, "05-13": changed}
+        outcomes = {}
+        for day, more in weeks.items():
+            command = f"rekindle run power.yaml --set workload=metered --set name=metered {more}"
+            done = typed(f"{command} -p scheduled-time=2024-{day}T03:00:00Z -o json")
+            assert done.returncode in (0, 3), f"{done.stdout}{done.stderr}"
+            result = json.loads(done.stdout)
+            phases = {step["name"]: step["phase"] for step in result["steps"]}
+            outcomes[day] = phases["train"], done.returncode
+            if phases["train"] == "Omitted":
+                assert result["verdict"] == "same" and "does not contain rows after 2024-04-10" in result["reason"]
+                assert tracking.tags_of(result["run_id"])["reason"] == result["reason"]
+            elif more:
+                assert any("train.seed changed: this run trains." in text for text in result["warnings"])
+        trained = {day for day, (phase, _) in outcomes.items() if phase == "Succeeded"}
+        assert trained == {"04-15", "05-06"} and {
+            code for day, (_, code) in outcomes.items() if day not in trained
+        } == {0}
 
 
 @pytest.mark.slow

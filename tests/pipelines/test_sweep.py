@@ -21,11 +21,10 @@ from tests.commands import ROOT, Shell, shell
 from tests.rekindle.cli.user_project import make
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs
-SETS = "--set sweep.trials=5 --set sweep.batch=3 --set train.epochs=3 --set gate.minimum.accuracy=0.3"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # whole runs
+SETS_27 = "--set sweep.trials=27 --set sweep.rungs=3 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
 NOT_RELEASED = 3
 CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
-KINDS = {"ask": "steps.search.ask", "trial": "steps.search.trial"}
 
 
 @pytest.fixture
@@ -52,10 +51,13 @@ def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
 
 def test_the_best_trial_is_released_without_another_training(project_shell: Shell, s3: Store) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
+    shutil.copy(ROOT / "template/prices.yaml", project_shell.folder)
     done = project_shell(f"rekindle sweep configs/search.yaml --set name={name} -o json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     trials = result["trials"]
+    costs = [trial["cost"] for trial in trials]
+    assert all(cost["currency"] == "USD" and 0 < cost["trained"] <= cost["total"] for cost in costs)
     assert Counter(trial["state"] for trial in trials) == {"trained": 1, "paused": 4}
     best = trials[0]
     released = json.loads(s3.get(f"{result['workflow']}/best/model/model.json"))
@@ -70,51 +72,71 @@ def test_the_best_trial_is_released_without_another_training(project_shell: Shel
     assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
-    assert len(shown.stdout.splitlines()) == 6 and shown.stdout.split("\n")[1].startswith(str(best["trial"]))
+    title, *lines, empty, costs_line = shown.stdout.splitlines()
+    assert len(lines) == 5 and lines[0].startswith(str(best["trial"]))
+    assert title.split()[-2:] == ["cost", "state"] and not empty and costs_line.startswith("All trials cost 0.0")
     assert project_shell("rekindle sweep --of nothing").returncode == 2
 
 
-def test_killing_every_trial_and_the_ask_step_does_not_change_the_results(
+def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_results(
     typed: Shell, tmp_path: Path, s3: Store
 ) -> None:
-    sets = f"{SETS} --set train.epochs=12 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
-    undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} --set name=calm -o json").stdout)
-    command = f"exec rekindle sweep configs/sweep.yaml {sets} --set name=killed -o json"
+    undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {SETS_27} --set name=calm -o json").stdout)
+    command = f"exec rekindle sweep configs/sweep.yaml {SETS_27} --set name=killed -o json"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         run = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err)
         killed = kill_everything(run, tmp_path, s3)
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
-    assert killed["ask"] == 2 and {str(trial["trial"]) for trial in undisturbed["trials"]} <= killed.keys(), killed
+    assert killed["deciding"] == 2 and killed.keys() >= {str(trial["trial"]) for trial in undisturbed["trials"]}, killed
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
+    assert len(undisturbed["trials"]) == 27 and undisturbed["hours"] > 0 and not undisturbed["untried"]
 
 
 def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
-    """Kill each trial once, after its first checkpoint, and the ask step twice; return the number of kills of each."""
+    """Kill each trial once, after its first checkpoint, and twice after a decision; return the number of each kill."""
     killed: Counter[str] = Counter()
+    decisions = 0
 
     def has_ended() -> bool:
-        keys = "\n".join(
-            entry.key for run in folder.glob(".rekindle/runs/killed-*") for entry in s3.list(f"{run.name}/")
-        )
-        fresh = set(CHECKPOINT.findall(keys)) - killed.keys()
+        nonlocal decisions
+        keys = [entry.key for run in folder.glob(".rekindle/runs/killed-*") for entry in s3.list(f"{run.name}/search/")]
+        fresh = set(CHECKPOINT.findall("\n".join(keys))) - killed.keys()
+        decided = sum("/jobs/" in key for key in keys)
         if fresh:
-            killed.update(fresh if kill(run, "trial") else ())
-        elif killed["ask"] < 2 and kill(run, "ask"):
-            killed["ask"] += 1
+            killed.update(fresh if kill(run) else ())
+        elif decided > max(decisions, 5) and killed["deciding"] < 2 and kill(run):
+            killed["deciding"] += 1
+        decisions = decided
         return run.poll() is not None
 
-    until("the end of the sweep", has_ended, 600)
+    until("the end of the sweep", has_ended, 800)
     return killed
 
 
-def kill(run: subprocess.Popen[bytes], kind: str) -> int:
-    """Send SIGKILL to the processes of this kind of pod; return their number."""
+def kill(run: subprocess.Popen[bytes]) -> int:
+    """Send SIGKILL to the processes of the trials' pods; return their number."""
     victims: list[Any] = []
     for process in psutil.Process(run.pid).children(recursive=True) if psutil.pid_exists(run.pid) else []:
         try:
-            if KINDS[kind] in process.cmdline() and process.name().startswith("python"):
+            if "steps.search.trial" in process.cmdline() and process.name().startswith("python"):
                 process.send_signal(signal.SIGKILL)
                 victims.append(process)
         except psutil.Error:
             continue
     return len(victims)
+
+
+def test_a_sweep_ends_at_its_budget(typed: Shell) -> None:
+    sets = f"{SETS_27} --set sweep.parallel=1 --set name=short"
+    whole = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} -o json").stdout)
+    budget = 0.5 * whole["hours"]
+    ended = typed(f"rekindle sweep configs/sweep.yaml {sets} --set sweep.budget.hours={budget:.6f} --no-cache -o json")
+    result = json.loads(ended.stdout)
+    steps = [trial["steps"] for trial in result["trials"]]
+    assert sum(steps) <= 0.5 * sum(trial["steps"] for trial in whole["trials"]) + 2 * max(steps)
+    assert result["trials"][0]["state"] == "trained" and result["hours"] < whole["hours"]
+    assert f"{len(steps)} of 27 trials were started" in result["untried"][0]
+    shown = typed(f"rekindle sweep --of {result['workflow']}").stdout
+    assert result["untried"][0] in shown
+    run_id = tracking.find_run("short", result["workflow"])
+    assert run_id and result["untried"][0] in tracking.tags_of(run_id)["sweep.untried"]

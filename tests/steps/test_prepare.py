@@ -18,7 +18,10 @@ from tests.steps.fraud.written import Written
 
 def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
     """Run the step; each output is a file of its name in `tmp_path`."""
-    outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id", "warnings")]
+    outputs = [
+        f"--output={name}={tmp_path / name}"
+        for name in ("dataset", "digest", "source_digest", "rows", "run_id", "warnings")
+    ]
     flags = [
         "--workload=steps.fraud",
         f"--workflow={workflow}",
@@ -45,6 +48,7 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     assert digest == (tmp_path / "digest").read_text()
     assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
     assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr
+    assert (tmp_path / "source_digest").read_text() == source
     run_id = (tmp_path / "run_id").read_text()
     assert tracking.find_run("prepare", "prepare-1") == run_id
 

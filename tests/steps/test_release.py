@@ -9,7 +9,9 @@ from uuid import uuid4
 import pytest
 
 from rekindle import tracking
+from rekindle.blocks.manifest.provenance import pack
 from rekindle.errors import ConfigError, DataError, StorageError
+from rekindle.release import origin
 from rekindle.storage import NotFound, Store
 from steps import release
 
@@ -67,7 +69,7 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
         "state/deep/b.npy",
         "state/words.txt",
     }
-    described = {"verdict.json", "MLmodel", "input_example.json", "serving_input_example.json"}
+    described = {"verdict.json", "origin.json", "MLmodel", "input_example.json", "serving_input_example.json"}
     assert keys == served | described | {"release.json"}
     record = json.loads(s3.get(outputs.model_uri + "release.json"))
     assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], CARD["workload"])
@@ -83,6 +85,40 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
     assert version.tags.items() >= facts.items()
     tags = {f"rekindle.{name}": value for name, value in facts.items()}
     assert client.get_run(request.run_id).data.tags.items() >= tags.items()
+
+
+def test_a_release_keeps_the_origin_that_a_reproduction_needs(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+    losses = {1: 0.1 + 0.2, 2: 1 / 3}
+    (artifacts["model"] / "curve.json").write_text(json.dumps(sorted(losses.items())))
+    manifest = {"spec": {"templates": [{"container": {"args": ["steps.prepare", "--x=steps.digits"]}}]}}
+    parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps({"name": name}), "rows": "7"}
+    listed = [{"name": key, "value": value} for key, value in parameters.items()]
+    outputs = release.run(inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1"))
+    found = origin.read(s3, name, outputs.version)
+    assert (found.prefix, found.sha256, found.commit) == (outputs.model_uri, CARD["sha256"], "c0ffee")
+    assert found.config == {"name": name} and found.parameters["rows"] == "7" and found.run["manifest"] == manifest
+    assert found.curve == losses  # all digits
+    assert found.run["modules"] == ["steps.digits", "steps.prepare"] and "rekindle.workload" in found.run["code"]
+    assert (found.provenance["lock_hash"], found.provenance["source_digest"]) == ("l1", "s1")
+    assert "origin.json" not in found.files and "curve.json" not in found.files
+    without_curve = outputs.content
+    (artifacts["model"] / "curve.json").unlink()
+    assert release.run(inputs(name, artifacts)).content == without_curve  # the hash is of the served files
+
+
+@pytest.mark.parametrize("version", ["7", ""])
+def test_an_unknown_version_cannot_be_reproduced(
+    s3: Store, name: str, artifacts: dict[str, Path], version: str
+) -> None:
+    outputs = release.run(inputs(name, artifacts))
+    message = "version 7 of the model .* does not exist" if version else "does not have a champion"
+    with pytest.raises(ConfigError, match=message):
+        origin.read(s3, name, version)
+    with pytest.raises(ConfigError, match="was not released by a workflow"):
+        origin.read(s3, name, outputs.version)
+    s3.delete([outputs.model_uri + origin.FILE])
+    with pytest.raises(ConfigError, match="earlier Rekindle"):
+        origin.read(s3, name, outputs.version)
 
 
 def test_a_retried_release_registers_one_version(s3: Store, name: str, artifacts: dict[str, Path]) -> None:

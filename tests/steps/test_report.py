@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from rekindle import tracking
+from rekindle import project, tracking
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.keys import LEDGER, key
 from rekindle.storage import Store
+from rekindle.training.cost.prices import FILE
 from steps import report
 
 if TYPE_CHECKING:
@@ -53,6 +56,25 @@ def test_the_mlflow_run_gets_the_status_of_the_workflow(
     assert (run.info.status, run.data.tags.get("rekindle.failures")) == (expected, tag)
 
 
+def test_the_end_of_a_run_trims_the_cache(s3: Store, mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rekindle.cache import entries
+
+    entries.remove(s3, entries.entries(s3))
+    for number in range(3):
+        at = f"w-trim/t{number}"
+        s3.put(f"{at}/dataset/part", b"123")
+        artifacts = {"dataset": {"sha256": "abc", "files": 1, "bytes": 3}}
+        entries.record(s3, entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number))
+    limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
+    inputs = report.Inputs(workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits})
+    report.run(inputs)
+    assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
+    monkeypatch.setenv("S3_BUCKET", "missing")
+    report.run(inputs)  # a run ends even if its object store does not work
+    monkeypatch.setenv("S3_BUCKET", s3.bucket)
+    entries.remove(s3, entries.entries(s3))
+
+
 def test_a_workflow_without_a_run_has_nothing_to_close(mlflow_server: str) -> None:
     inputs = report.Inputs(workflow="never-started", status="Failed", experiment="reports")
     assert report.run(inputs).run_id == ""
@@ -73,7 +95,7 @@ COMPLETE = {"t": 105.1, "event": "complete", "step": 40}
 VERDICT = {"t": 103.6, "event": "verdict", "code": 78, "message": "worker-0: the gradient is not finite"}
 
 
-def report_run(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
+def report_run(store: Store, *last: dict[str, Any], failures: str = "", manifest: str = "") -> "Run":
     """Run `report` with a ledger that ends with the events `last`; return the MLflow run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     ledger = key("train", LEDGER, name)
@@ -82,7 +104,7 @@ def report_run(store: Store, *last: dict[str, Any], failures: str = "") -> "Run"
     for _ in range(2):  # a retried step
         status = "Failed" if failures else "Succeeded"
         report.run(report.Inputs(workflow=name, status=status, failures=failures, experiment="reports",
-                                 ledgers=[ledger]))  # fmt: skip
+                                 ledgers=[ledger], manifest=manifest))  # fmt: skip
     return client().get_run(run_id)
 
 
@@ -94,6 +116,7 @@ def test_the_run_shows_how_workers_spent_their_time(mlflow_server: str, s3: Stor
     assert (metrics["workers/preemptions"], tags["rekindle.preemptions"], tags["rekindle.device"]) == (1, "1", "cpu")
     folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
+    assert not [name for name in {**metrics, **tags} if "cost" in name or "currency" in name], "without prices"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 40
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
@@ -116,6 +139,28 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
     assert [line.partition("]")[0] for line in lines[2:]] == [
         f"![train-{size}/ledger/timeline.png" for size in ("small", "wide")
     ]
+
+
+def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
+    mlflow_server: str, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    monkeypatch.chdir(tmp_path)
+    sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
+    manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
+    (packed,) = [p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "manifest"]
+    run = report_run(s3, COMPLETE, manifest=packed)
+    metrics, tags = run.data.metrics, run.data.tags
+    second = (4 * 0.01 + 16 * 0.0012 + 0.224) / 3600
+    assert metrics["cost/trained"] == pytest.approx(5.5 * second, abs=1e-9)
+    uses = ("trained", "waited", "lost", "queued", "coordinator")
+    assert metrics["cost/total"] == pytest.approx(sum(metrics[f"cost/{use}"] for use in uses), abs=5e-9)
+    assert metrics["cost/spot"] + metrics["cost/on_demand"] == pytest.approx(metrics["cost/total"], abs=2e-9)
+    assert metrics["cost/without_spot"] - metrics["cost/total"] == pytest.approx(metrics["cost/saved"], abs=2e-9)
+    assert tags["rekindle.currency"] == "USD"
+    folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
+    assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in (folder / "story.txt").read_text()
+    assert json.loads((folder / "summary.json").read_text())["cost"]["currency"] == "USD"
 
 
 def test_the_run_shows_why_a_training_was_aborted(mlflow_server: str, s3: Store) -> None:

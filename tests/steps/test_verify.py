@@ -21,6 +21,7 @@ from rekindle.release.client import resolve
 from rekindle.release.compare import Comparison, read_numerics, read_predictions
 from rekindle.release.files import PREDICTIONS, record_predictions
 from rekindle.release.judge import evaluate
+from rekindle.release.watch.scrape import scrape
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
 from steps import fraud, release, verify
@@ -73,6 +74,7 @@ def test_a_served_release_is_replayed_and_promoted(released: Released, report: P
         champion = tracking.champion(name)
         assert champion == tracking.Release(outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1")
         assert (result.former, result.expired) == ("", [])
+        assert scrape(server.url, outputs.version).popitem()[1]["rows"] == 0  # no client has sent an instance
 
         # the same server, judged by other scores: one of them is wrong
         requests = read_predictions(report, 60)

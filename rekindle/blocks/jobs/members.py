@@ -2,7 +2,7 @@
 
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
-from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, image_digest, pod_spec
+from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, image_digest, leaving, pod_spec
 from rekindle.blocks.pod import metadata as pod_metadata
 from rekindle.blocks.pod import volumes as pod_volumes
 from rekindle.blocks.settings import ClusterConfig, PodConfig
@@ -65,7 +65,6 @@ def worker(
     pod, gpus = cluster.pod("train"), workers_per_pod(train, cluster)
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
     variables = {"MASTER_ADDR": host, "PET_NPROC_PER_NODE": str(gpus) if gpus > 1 else ""} if host else {}
-    variables |= {"REKINDLE_GRACE": str(pod.grace_seconds), "REKINDLE_NOTICE": pod.notice}
     main = container(
         container_name,
         pod,
@@ -75,6 +74,7 @@ def worker(
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             _secret_variable(name),
             *({"name": key, "value": value} for key, value in variables.items() if value),
+            *leaving(pod),
         ],
         volumeMounts=[*MOUNTS, SHARED_MOUNT],
     )

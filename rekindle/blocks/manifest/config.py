@@ -21,7 +21,7 @@ from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import families, project
 from rekindle.blocks.manifest import variables
-from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.blocks.settings import DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
@@ -85,6 +85,7 @@ class Config(Section):
     serve: ServeConfig = _default_section(ServeConfig)
     schedule: ScheduleConfig = _default_section(ScheduleConfig)
     notify: NotifyConfig = _default_section(NotifyConfig)
+    cache: CacheConfig = _default_section(CacheConfig)
     cluster: ClusterConfig = _default_section(ClusterConfig)
 
     @field_validator("notify", mode="before")

@@ -1,18 +1,23 @@
 """The workflow parameters that record the origin of a manifest."""
 
 import base64
+import hashlib
 import os
 import subprocess
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from rekindle import project
 from rekindle.keys import CACHED
 
-RELEASED = ("git_sha", "config_hash", "manifest_hash")  # parameters that are also recorded with a release
+RELEASED = ("git_sha", "lock_hash", "config_hash", "manifest_hash")  # parameters that are also recorded with a release
 PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # the parameter `manifest` is encoded by `pack`
 SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # parameters that only scheduled runs and runs of `backfill` set
 RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # parameters whose values are not part of the manifest's hash
+
+
+LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock", "requirements.txt")
 
 
 def parameter(name: str) -> str:
@@ -35,6 +40,26 @@ def git_sha() -> str:
     commit = lines[0].removeprefix("# branch.oid ") if lines else ""
     is_dirty = any(not line.startswith("#") for line in lines)
     return f"{commit}{'-dirty' if is_dirty else ''}" if commit.isalnum() else ""
+
+
+def lock_file(folder: Path | None = None) -> Path | None:
+    """Return the file with the packages of a project (default: of the current project), or None.
+
+    The file may be in a folder above the project, in the same repository.
+    """
+    folder = folder or project.root()
+    for parent in (folder, *folder.parents):
+        if file := next((parent / name for name in LOCK_FILES if (parent / name).is_file()), None):
+            return file
+        if (parent / ".git").exists():
+            break
+    return None
+
+
+def lock_hash(folder: Path | None = None) -> str:
+    """Return the sha256 of `lock_file`, or ""."""
+    file = lock_file(folder)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
 
 
 def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
-from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, pack
+from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, lock_hash, pack
 from rekindle.blocks.pod import labels
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.training.cost.pods import of_manifest
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     config_values = config.model_dump(mode="json")
     provenance = {"git_sha": git_sha(), "config": json.dumps(config_values), "config_hash": _sha256(config_values)}
+    provenance |= {"lock_hash": lock_hash()}
     provenance["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
         if parameter["name"] in PROVENANCE:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     if prices := Prices.load(project.root()):  # not in the manifest itself, which must not depend on prices
+        prices.check(of_manifest(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {ANNOTATION: prices.model_dump_json()}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
     packed_manifest = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself

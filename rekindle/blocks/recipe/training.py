@@ -14,7 +14,7 @@ from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import KIND as HARVEST
 from rekindle.blocks.jobs.harvest import harvest, limit_to_minimum
 from rekindle.blocks.jobs.members import run_secret
-from rekindle.blocks.manifest.provenance import SCHEDULED, parameter
+from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED, parameter
 from rekindle.blocks.notify import PHASES
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render, text
@@ -31,14 +31,19 @@ HELD_OUT = attrgetter(*TrainConfig.HELD_OUT)
 
 
 def prepare(*, task: str = "", **inputs: Any) -> Block:
-    """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id."""
-    config = current().config
+    """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ..."""
+    pipeline = current()
+    config = pipeline.config
     values = {"workflow": "{{workflow.name}}", "workload": config.workload, "data": config.data.model_dump(mode="json")}
     if config.data.moves:
         values |= {"created": "{{workflow.creationTimestamp}}", "scheduled": parameter(SCHEDULED)}
+        values |= {"backfill": parameter(BACKFILL)}
     values |= {"experiment": config.name, **{name: parameter(name) for name in ("config", "manifest")}}
     check_workload(inputs.get("workload", config.workload), inputs.get("data"))
-    return step("steps.prepare", task=task, inputs=values | inputs)
+    block = step("steps.prepare", task=task, inputs=values | inputs)
+    if config.data.moves:
+        pipeline.moving_datasets.append(block)
+    return block
 
 
 def train(

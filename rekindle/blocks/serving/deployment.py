@@ -70,7 +70,8 @@ def _server_pod(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConf
         readinessProbe=_probe("/health/ready", period=2, failures=3),
         livenessProbe=_probe("/health/live", period=10, failures=3),
     )
-    grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # + 5 s to exit
+    # + 5 s to exit
+    grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds + serve.body_seconds) + 5
     return pod_spec(pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace_seconds)
 
 

@@ -54,8 +54,8 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
     if name:
         with run_output(as_json):
             sweep_trials = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
-        table = "\n".join(sweep_trials["table"])
-        click.echo(json.dumps({"workflow": name, "trials": sweep_trials["trials"]}, indent=2) if as_json else table)
+        table = "\n".join(sweep_trials.pop("table"))
+        click.echo(json.dumps({"workflow": name, **sweep_trials}, indent=2) if as_json else table)
         return 0
     if cluster:
         raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
@@ -70,6 +70,6 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
             code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
         result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
         sweep_trials = trials.trials_here(home(), result["workflow"])
-    listing = json.dumps(result | {"trials": sweep_trials["trials"]})
-    click.echo(listing if as_json else "\n".join(["", *sweep_trials["table"]]))
+    table = "\n".join(["", *sweep_trials.pop("table")])
+    click.echo(json.dumps(result | sweep_trials) if as_json else table)
     return code

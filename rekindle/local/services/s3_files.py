@@ -174,7 +174,7 @@ class Files:
         self.find(bucket, key)
         try:
             file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            return file, _meta(file)
+            return file, meta_of(file)
         except (FileNotFoundError, ValueError):
             raise S3Error(404, "NoSuchKey", f"{bucket}/{key} does not exist.") from None
 
@@ -217,14 +217,18 @@ class Files:
         return self.keys[bucket], self.index[bucket]
 
     def _path(self, bucket: str, key: str) -> Path:
-        return self.buckets / bucket / hashlib.sha256(key.encode()).hexdigest()
+        return self.buckets / bucket / file_name(key)
+
+
+def file_name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_meta(path: Path) -> dict | None:
     """Return the metadata of a file; None for a file that a power cut left incomplete, which counts as absent."""
     with open(path, "rb", buffering=0) as file:
         try:
-            return _meta(file)
+            return meta_of(file)
         except ValueError:
             print(f"{path} is incomplete and counts as absent", file=sys.stderr, flush=True)
             return None
@@ -237,7 +241,8 @@ def blocks(files: list[tuple[BinaryIO, int]]) -> Iterator[bytes]:
             yield os.pread(file.fileno(), min(BLOCK_BYTES, size - offset), offset)
 
 
-def _meta(file: BinaryIO) -> dict:
+def meta_of(file: BinaryIO) -> dict:
+    """Return the metadata at the end of an object's file. Raises ValueError if it is incomplete."""
     end = os.fstat(file.fileno()).st_size
     tail = os.pread(file.fileno(), MAX_METADATA_BYTES, max(0, end - MAX_METADATA_BYTES))
     length = int.from_bytes(tail[-4:], "big")

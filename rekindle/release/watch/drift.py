@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle import tracking
-from rekindle.errors import DataError
+from rekindle.errors import DataError, RekindleError, say
 from rekindle.release.config import PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, shift
 from rekindle.release.watch.reference import REFERENCE
@@ -20,9 +20,10 @@ Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) â†
 
 
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
-    """Return the number of instances since the last check, and the shifts (empty below `config.minimum` instances).
+    """Return the number of instances since the last check or promotion, and the shifts.
 
-    A second call by the same workflow counts from the same check. Raises DataError, RekindleError.
+    The shifts are empty if there are fewer than `config.minimum` instances. A second call by the same workflow counts
+    from the same check. Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
@@ -41,6 +42,21 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     state |= {"version": champion.version, "workflow": workflow, "before": earlier_counts, "seen": current_counts}
     _write(store, config.model, state)
     return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
+
+
+def begin(store: Store, model: str, version: str) -> None:
+    """Let the next check of a new champion count from now, without the copies that a shadow received.
+
+    If the servers cannot be read, the next check counts from their start.
+    """
+    champion = tracking.champion(model)
+    if not champion or champion.version != version or not champion.deployment:
+        return
+    try:
+        seen = scrape(f"http://{champion.deployment}:{PORT}", version)
+    except RekindleError as error:
+        return say(f"the next check for drift counts all requests of version {version}: {error}")
+    _write(store, model, _state(store, model) | {"version": version, "workflow": "", "before": {}, "seen": seen})
 
 
 def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:

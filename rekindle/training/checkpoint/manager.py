@@ -161,7 +161,8 @@ class Checkpoints:
             self._warn_of_full_disk(len(upload.state))
             seconds = time.monotonic() - start_time
             self.interval.cost, self.interval.duration = self.interval.cost + upload.cpu_seconds, seconds
-            figures = {"seconds": round(seconds, 3), "bytes": len(upload.state), "uploaded": upload.uploaded_bytes}
+            figures = {"seconds": round(seconds, 3), "cost": round(self.interval.cost, 6)}
+            figures |= {"bytes": len(upload.state), "uploaded": upload.uploaded_bytes}
             self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
 
     def _warn_of_full_disk(self, size: int) -> None:

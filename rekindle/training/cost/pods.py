@@ -1,4 +1,4 @@
-"""The pods of a manifest: what they request, and on which nodes they run."""
+"""The pods of a manifest: their requests, and the nodes that they select."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -73,6 +73,14 @@ def applied(template: Manifest) -> list[Replicas]:
         return [*_replicas(yaml.safe_load(text), "", 1)] if text else []
     except yaml.YAMLError:  # tags outside of quotes: the text is YAML only when Argo has replaced them
         return []
+
+
+def of_manifest(manifest: Manifest) -> Iterator[Pod]:
+    """Yield the pods of all templates, and of the objects that they apply."""
+    for template in manifest["spec"].get("templates") or []:
+        if pod := of_template(template):
+            yield pod
+        yield from (replicas.pod for replicas in applied(template))
 
 
 def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:

@@ -8,7 +8,7 @@ The prices of a run are stored in the annotation ANNOTATION of the manifest that
 contains: they are part of neither a cache key nor the manifest's hash, and a pod needs no file to read them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -121,6 +121,11 @@ class Prices(Section):
                         f"classes.{name}.selector matches every pod of class {other}, too: a pod must have one class. "
                         f"Add a condition to the selector of {name} that {other} does not fulfil."
                     )
+
+    def check(self, pods: Iterable[Pod]) -> None:
+        """Raise ConfigError unless each pod has one class, and a price."""
+        for pod in pods:
+            self.price(pod, 0.0)
 
     def classify(self, pod: Pod) -> str:
         """Return the name of the class of a pod's node. Raises ConfigError if two classes match."""

@@ -195,7 +195,10 @@ class Accounts:
 
     def on_restored(self, t: float, event: Event) -> None:
         self.summary.restored.append(event)
-        step = int(event["step"])
+        step, tier = int(event["step"]), str(event.get("tier", ""))
+        if self.unsure or not self.group - self.unconfirmed.keys():
+            for incident in (self.unsure or self.pause).incidents:
+                incident.tier = "hot" if "hot" in (tier, incident.tier) else tier
         if self.unsure:
             self._resume(self.unsure, step)
         # while the group has live members, the worker receives their state

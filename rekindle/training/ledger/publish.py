@@ -29,14 +29,14 @@ def tags(summary: Summary) -> dict[str, Any]:
     }
 
 
-def write_files(summary: Summary, folder: Path) -> None:
-    """Write `summary.json`, `story.txt` and, with matplotlib, `timeline.png` to `folder`."""
+def write_files(summary: Summary, folder: Path, report: dict[str, Any]) -> None:
+    """Write `report` as `summary.json` and `story.txt`, and with matplotlib `timeline.png` to `folder`."""
     from rekindle.training.ledger.plot import draw
-    from rekindle.training.ledger.text import describe
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(summary.as_json(), indent=1))
-    (folder / "story.txt").write_text("\n".join(describe(summary)) + "\n")
+    words = report.pop("words")
+    (folder / "summary.json").write_text(json.dumps(report, indent=1))
+    (folder / "story.txt").write_text("\n".join(words) + "\n")
     try:
         draw(summary, folder / "timeline.png")
     except ImportError as error:

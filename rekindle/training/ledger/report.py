@@ -2,7 +2,7 @@
 
 An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's name, a step a number of updates:
 
-    run {device, workers, virtual_workers, steps}    the plan, written by rank 0 when it starts
+    run {device, workers, virtual_workers, steps, samples}    the plan, written by rank 0 when it starts
     coordinator {id}                                 a coordinator started or restarted
     join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
     lost {worker, name, why}                         why: connection, silent, hung, dropped
@@ -10,7 +10,8 @@ An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's 
     open {generation, hard}                          the group stops after its step; hard: immediately, since it broke
     generation {generation, members, step}           the next group trains
     step {step}                                      at most one event a second
-    checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}
+    checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that the training waited for it
+    restored {step, tier, name}    torn {object, why}
     fault {name, generation}    refused {name, message}    failed {name, message, code}
     verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
 
@@ -50,6 +51,7 @@ class Incident:
     repeated: int = 0  # number of repeated steps
     back: float | None = None  # time when a worker with this name trained again
     cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
+    tier: str = ""  # if no worker was left: source of the state that training continued with, hot or durable
 
 
 @dataclass

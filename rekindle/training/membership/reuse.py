@@ -4,14 +4,15 @@ import time
 from contextlib import suppress
 
 from rekindle.cache import entries
+from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, facts, key
 from rekindle.cache.runner import REUSED_FROM
 from rekindle.errors import StorageError, say
-from rekindle.keys import MODEL
+from rekindle.keys import CURVE, MODEL
 from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
 
-FILES = ("model.safetensors", "model.json")  # the last file marks the training as complete
+FILES = ("model.safetensors", CURVE, "model.json")  # the last file marks the training as complete
 
 
 class ReusableModel:
@@ -51,3 +52,4 @@ class ReusableModel:
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
             entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))
+            record_code(store, inputs)

@@ -57,6 +57,13 @@ class Choice(Section):
         return inside and (not self.step or math.isclose((value - self.low) % self.step, 0, abs_tol=1e-9))
 
 
+class Budget(Section):
+    """The limit of all trials of a sweep together."""
+
+    hours: float = Field(0.0, ge=0, description="worker-hours of all trials (0: no limit)")
+    money: float = Field(0.0, ge=0, description="cost of all trials, in the currency of prices.yaml (0: no limit)")
+
+
 class Sweep(Section):
     """Settings of a sweep."""
 
@@ -65,9 +72,14 @@ class Sweep(Section):
         description="section and key → list of values, or {low, high, log, step}"
     )
     trials: int = Field(27, ge=1, description="number of trials to start")
-    parallel: int = Field(2, ge=1, description="pods that train at the same time; no effect on the result")
+    budget: Budget = Field(default_factory=lambda: Budget.model_validate({}), description="limit of all trials")
+    parallel: int = Field(
+        2, ge=1, description="pods that train at the same time, at most `lag`; no effect on the result without a budget"
+    )
     sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="sampler of Optuna that chooses the settings")
-    batch: int = Field(0, ge=0, description="trials chosen at the same time (0: with tpe a third, else all)")
+    lag: int = Field(
+        0, ge=0, description="number of successive decisions without each other's results (0: a third of the trials)"
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
     better: Literal["lower", "higher"] = Field("lower", description="whether lower or higher values are better")
@@ -99,6 +111,16 @@ class Sweep(Section):
         """Number of trials to start; for a grid, at most the number of its points."""
         points = math.prod(choice.points() for _, choice in self.choices())
         return min(self.trials, points) if self.sampler == "grid" else self.trials
+
+    @property
+    def decision_lag(self) -> int:
+        """Number of successive decisions that do not know each other's results."""
+        return self.lag or math.ceil(self.count / 3)
+
+    @property
+    def pods(self) -> int:
+        """Number of pods that train trials."""
+        return min(self.parallel, self.decision_lag, self.count)
 
     def share(self, rung: int) -> float:
         """Return the share of the training steps that trials have made at `rung`."""

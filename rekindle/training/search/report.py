@@ -1,21 +1,21 @@
 """The result of a sweep as rows, as a table and as a plot."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rekindle.training.search.config import Choice
-from rekindle.training.search.rounds import Trial, best
+from rekindle.training.search.halving import Trial, best
 from rekindle.training.search.study import Study
 
 
 def rows(study: Study) -> list[dict[str, Any]]:
     """Return one row per started trial, best first: by rung, then by metric."""
-    trials = {trial.number: trial for trial in study.trials}
+    trials = {trial.number: trial for trial in study.trials()}
     order: list[int] = []
     for rung in reversed(range(study.sweep.rungs)):
-        values = {trial.number: trial.value for trial in study.trials if trial.rung == rung}
+        values = {trial.number: trial.value for trial in study.trials() if trial.rung == rung}
         order += best(values, len(values), study.sweep.better)
     order += [number for number in trials if number not in order]
     return [_row(trials[number], study.sweep.rungs, study.sweep.metric) for number in order]
@@ -28,15 +28,38 @@ def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
     return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **progress}
 
 
-def table(study: Study) -> list[str]:
-    """Format the rows as lines of text."""
+def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
+    """Format the rows as lines of text. `costs`: cost of each trial by number."""
     paths = [path for path, _ in study.sweep.choices()]
-    titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", "state"]
-    names = ["trial", study.sweep.metric, *paths, "steps", "state"]
-    lines = [[_text(row[name]) for name in names] for row in rows(study)]
+    more = ["cost"] if costs else []
+    titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", *more, "state"]
+    names = ["trial", study.sweep.metric, *paths, "steps", *more, "state"]
+    extended_rows = [row | {"cost": (costs or {}).get(row["trial"])} for row in rows(study)]
+    lines = [[_text(row[name]) for name in names] for row in extended_rows]
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in [titles, *lines]]  # fmt: skip
+
+
+def untried(study: Study) -> list[str]:
+    """Describe what the sweep has not tried because of its budget; [] if the budget was sufficient."""
+    if not (stop := study.stop):
+        return []
+    sweep, trials = study.sweep, study.trials()
+    money = f" ({sweep.budget.money:g} at the prices of this run)" if sweep.budget.money else ""
+    trained = sum(trial.rung == sweep.rungs - 1 for trial in trials)
+    lines = [
+        f"The budget of {stop['limit']:.3g} hours{money} ended the search after {stop['hours']:.3g} hours: "
+        f"{len(trials)} of {sweep.count} trials were started, {trained} trained to the end."
+    ]
+    for path, choice in sweep.choices():
+        tried = [trial.settings[path] for trial in trials]
+        if missing := [value for value in choice.choices if value not in tried]:
+            lines.append(f"{path}: the values {', '.join(map(str, missing))} were not tried.")
+        elif not choice.choices and tried:
+            low, high = min(tried), max(tried)
+            lines.append(f"{path}: {low:.4g} to {high:.4g} of {choice.low:g} to {choice.high:g} was tried.")
+    return lines
 
 
 def _text(value: Any) -> str:
@@ -53,7 +76,7 @@ def picture(study: Study, file: Path) -> None:
     figure = Figure(figsize=(4 * (1 + len(choices)), 3.6), layout="tight")
     steps_axis, *setting_axes = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
     winner = rows(study)[0]["trial"]
-    for trial in study.trials:
+    for trial in study.trials():
         points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _is_finite(value)]
         is_winner = trial.number == winner
         style: dict[str, Any] = {"color": "C1", "zorder": 3} if is_winner else {"color": "C0", "alpha": 0.5}
@@ -62,9 +85,9 @@ def picture(study: Study, file: Path) -> None:
     shares = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
     steps_axis.set_xticks(shares, [f"{share:.0%}" for share in shares])
     steps_axis.minorticks_off()
-    steps_axis.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials)} trials")
+    steps_axis.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials())} trials")
     for axis, (path, choice) in zip(setting_axes, choices, strict=True):
-        _draw_setting(axis, path, choice, study.trials, winner)
+        _draw_setting(axis, path, choice, study.trials(), winner)
         axis.set(xlabel=path)
     figure.savefig(file, dpi=120)
 

@@ -1,4 +1,4 @@
-"""Chooses the settings of new trials by a sampler of Optuna.
+"""Chooses the settings of a new trial by a sampler of Optuna.
 
 Each call creates the Optuna study again from the previous trials, so no other state can be lost.
 """
@@ -7,31 +7,34 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import GridSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from rekindle.training.search.config import Choice, Settings, Sweep
-from rekindle.training.search.rounds import Trial
+from rekindle.training.search.halving import Trial
 
+COMPLETE = TrialState.COMPLETE
 RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)
 
 
 def ask(
-    sweep: Sweep, previous: Sequence[Trial], count: int, default: Settings, whole: Mapping[str, bool]
-) -> list[Trial]:
-    """Return `count` new trials. The first trial of the sweep gets the `default` settings, if any.
+    sweep: Sweep, trials: Sequence[Trial], default: Settings, whole: Mapping[str, bool]
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings of the next trial, and attributes for later calls. The first trial gets `default`, if any.
 
-    `whole`: by path, True if a range consists of integers.
+    `trials`: all earlier trials; those without a value count as running. `whole`: by path, True if a range consists of
+    integers.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {path: distribution(choice, whole.get(path, False)) for path, choice in sweep.choices()}
-    study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(previous), space))
+    study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(trials), space))
     sign = 1 if sweep.better == "lower" else -1
-    for trial in previous:  # the sampler compares values of the first rung, since all trials have reached that rung
+    for trial in trials:  # the sampler compares values of the first rung, since all trials reach that rung
         value = trial.values.get(0)
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        state = TrialState.RUNNING if 0 not in trial.values else TrialState.FAIL if value is None else COMPLETE
         study.add_trial(
             create_trial(
                 state=state,
@@ -41,13 +44,11 @@ def ask(
                 system_attrs=trial.attrs,
             )
         )
-    if default and not previous and sweep.sampler != "grid":
+    if default and not trials and sweep.sampler != "grid":
         study.enqueue_trial({path: _encode(space[path], value) for path, value in default.items()})
-    optuna_trials = [study.ask(space) for _ in range(count)]
-    attrs = [study.trials[trial.number].system_attrs if sweep.sampler == "grid" else {} for trial in optuna_trials]
-    settings = [{path: _decode(space[path], value) for path, value in trial.params.items()} for trial in optuna_trials]
-    new_trials = zip(optuna_trials, settings, attrs, strict=True)
-    return [Trial(trial.number, values, attributes) for trial, values, attributes in new_trials]
+    new = study.ask(space)
+    attrs = study.trials[new.number].system_attrs if sweep.sampler == "grid" else {}
+    return {path: _decode(space[path], value) for path, value in new.params.items()}, attrs
 
 
 def distribution(choice: Choice, whole: bool) -> Any:
@@ -61,12 +62,12 @@ def distribution(choice: Choice, whole: bool) -> Any:
 
 
 def _sampler(sweep: Sweep, trials: int, space: Mapping[str, Any]) -> Any:
-    seed = sweep.seed + trials  # a different seed for each round
+    seed = int(numpy.random.SeedSequence([sweep.seed, trials]).generate_state(1)[0])  # another seed for each trial
     if sweep.sampler == "grid":
         return GridSampler({path: _points(values) for path, values in space.items()}, seed=sweep.seed)
     if sweep.sampler == "random":
         return RandomSampler(seed)
-    # unfinished trials of a batch count as bad; otherwise all trials of the batch would be similar
+    # running trials count as bad; otherwise the next trials would be similar to them
     return TPESampler(seed=seed, n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.count // 3)), constant_liar=True)
 
 

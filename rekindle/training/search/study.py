@@ -1,27 +1,52 @@
-"""A sweep in the object store: the trials of each round, and their results.
+"""A sweep in the object store: its decisions, and the results of its trials.
 
-    ROOT/rounds/3.json                 the trials of round 3; written once, so a repeated decision returns them
+    ROOT/jobs/00007.json               decision 7: a trial, its rung and its pod; or that the budget ends the search
     ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
     ROOT/trials/7/checkpoints/         its checkpoints
+    ROOT/seconds/PROCESS.json          the seconds that a process has used, by trial and rung
 
-A decision depends only on the previous rounds and their results, so it may be repeated at any time.
+A decision is written, if it does not exist yet, before a pod acts on it, and depends only on previous decisions and
+their results. It may therefore be repeated at any time.
 """
 
 import json
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
-from rekindle.training.search import rounds as halving
+from rekindle.training.search import budget, halving
 from rekindle.training.search.config import LOSS, Settings, Sweep
-from rekindle.training.search.rounds import Trial
+from rekindle.training.search.halving import Job, Trial
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 FOLDER = "search"  # folder below the name of the workflow
+POLL_INTERVAL_S = 0.5
+LOOK_INTERVAL_S, TAKEOVER_S = 30.0, 300.0  # a replaced pod continues its own trial within minutes
+
+
+class Watch:
+    """Finds jobs whose recorded seconds have not changed for TAKEOVER_S, by the clock of this process."""
+
+    def __init__(self) -> None:
+        self.next_look = time.monotonic() + LOOK_INTERVAL_S
+        self.changes: dict[Job, tuple[float, float]] = {}  # recorded seconds, and when they changed
+
+    def silent(self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]) -> Job | None:
+        """Return the first silent job; `read` returns the recorded seconds."""
+        if (now := time.monotonic()) < self.next_look:
+            return None
+        self.next_look, seconds = now + LOOK_INTERVAL_S, read()
+        for job in running:
+            used = seconds.get(job, 0.0)
+            if self.changes.setdefault(job, (used, now))[0] != used:
+                self.changes[job] = (used, now)
+        return next((job for job in running if now - self.changes[job][1] > TAKEOVER_S), None)
 
 
 class Study:
@@ -29,8 +54,17 @@ class Study:
 
     def __init__(self, store: "Store", root: str, sweep: Sweep) -> None:
         self.store, self.root, self.sweep = store, root.rstrip("/"), sweep
-        self.trials: list[Trial] = []
-        self.plan = halving.rounds(sweep)
+        self.records: list[dict[str, Any]] = []  # decisions, in order
+        self.results: dict[Job, dict[str, Any]] = {}  # results of the finished jobs
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [Job(record["trial"], record["rung"]) for record in self.records if "trial" in record]
+
+    @property
+    def stop(self) -> dict[str, Any] | None:
+        """The decision that ended the search because of its budget."""
+        return next((record["stop"] for record in self.records if "stop" in record), None)
 
     def output(self, trial: int, rung: int) -> str:
         """Return the key prefix of a trial's output at a rung."""
@@ -39,66 +73,127 @@ class Study:
     def checkpoints(self, trial: int) -> str:
         return f"{self.root}/trials/{trial}/checkpoints"
 
-    def record(self, number: int) -> dict[str, Any] | None:
-        """Return the decision on round `number`, or None if it was not made yet."""
-        return self._read_json(f"{self.root}/rounds/{number}.json")
+    def read(self) -> list[Trial]:
+        """Read new decisions and results. Returns all trials with their results, by number."""
+        keys = [entry.key for entry in self.store.list(f"{self.root}/jobs/")][len(self.records) :]
+        with ThreadPoolExecutor(THREADS) as pool:
+            self.records += [json.loads(data) for data in pool.map(self.store.get, keys)]
+            running = [job for job in self.jobs if job not in self.results]
+            for job, result in zip(running, pool.map(self.result, running), strict=True):
+                if result:
+                    self.results[job] = result
+        return self.trials()
 
-    def decide(self, number: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
-        """Decide the trials of round `number`, or return the earlier decision. All previous rounds must have ended."""
-        if record := self.record(number):
-            return record
-        self.read(number)
-        planned_round = self.plan[number]
-        if planned_round.rung:
-            record = {
-                "rung": planned_round.rung,
-                "new": [],
-                "run": self.winners(planned_round.rung - 1, planned_round.count),
-            }
-        else:
-            from rekindle.training.search.sampling import ask  # imports Optuna, which training pods do not need
+    def trials(self, jobs: int | None = None) -> list[Trial]:
+        """Return all started trials, with the results of the first `jobs` jobs (default: all)."""
+        new = [record for record in self.records if "settings" in record]
+        trials = {new["trial"]: Trial(new["trial"], new["settings"], new["attrs"]) for new in new}
+        for job in self.jobs[:jobs]:
+            if result := self.results.get(job):
+                trial = trials[job.trial]
+                trial.values[job.rung], trial.why = result.get("value"), result.get("why", "")
+                trial.steps, trial.sha256 = result.get("steps", trial.steps), result.get("sha256", "")
+        return [trials[number] for number in sorted(trials)]
 
-            new_trials = ask(self.sweep, self.trials, planned_round.count, default, whole)
-            entries = [
-                {"number": trial.number, "settings": trial.settings, "attrs": trial.attrs} for trial in new_trials
-            ]
-            record = {"rung": 0, "new": entries, "run": [trial.number for trial in new_trials]}
-        try:
-            self.store.put(f"{self.root}/rounds/{number}.json", json.dumps(record).encode(), if_absent=True)
-        except Conflict:
-            return self.record(number) or record
+    def claim(self, pod: int, default: Settings, whole: Mapping[str, bool]) -> tuple[Trial, int] | None:
+        """Return the next trial that `pod` trains, and to which rung; None if no trial is left.
+
+        A job that the pod has not finished is returned again. Waits while results are missing, or takes over
+        the job of a silent pod.
+        """
+        watch = Watch()
+        while True:
+            trials = self.read()
+            for record in self.records:
+                if record.get("pod") == pod and (job := Job(record["trial"], record["rung"])) not in self.results:
+                    return trials[job.trial], job.rung
+            job, results = self._decide()
+            if job:
+                self._append(self._record(job, results, default, whole) | {"pod": pod})
+            elif results < 0:
+                time.sleep(POLL_INTERVAL_S)
+                running = [job for job in self.jobs if job not in self.results]
+                if silent := watch.silent(running, self.seconds):
+                    return trials[silent.trial], silent.rung
+            else:
+                return None
+
+    def _decide(self) -> tuple[Job | None, int]:
+        """Return the next job and the number of jobs whose results were used; -1: results are missing."""
+        sweep, jobs = self.sweep, self.jobs
+        values = {job: result.get("value") for job, result in self.results.items()}
+        numbers = halving.known(sweep, jobs, values)
+        if not self.stop:
+            for number in numbers:
+                known = {job: values[job] for job in jobs[:number] if job in values}
+                if job := halving.choose(sweep, jobs, known):
+                    if not (reason := budget.exceeded(sweep, job, jobs, values, self._seconds())):
+                        return job, number
+                    self._append({"stop": reason})
+                    return None, -1
+            if len(jobs) not in numbers:
+                return None, -1
+        if all(job in values for job in jobs):
+            return halving.finalist(sweep, jobs, values), len(jobs)
+        # the pod that finishes its job last decides whether the best trial continues
+        return None, len(jobs)
+
+    def _record(self, job: Job, results: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
+        record = {"trial": job.trial, "rung": job.rung}
+        if job.rung == 0:
+            from rekindle.training.search.sampling import ask  # imports Optuna
+
+            settings, attrs = ask(self.sweep, self.trials(results), default, whole)
+            record |= {"settings": settings, "attrs": attrs}
         return record
 
-    def winners(self, rung: int, count: int) -> list[int]:
-        """Return the best trials of a rung. Raises ConfigError if all trials have failed."""
-        values = {trial.number: trial.values[rung] for trial in self.trials if rung in trial.values}
-        if numbers := halving.best(values, count, self.sweep.better):
-            return numbers
-        reason = next((trial.why for trial in self.trials if trial.why), "no trial is finished")
-        raise ConfigError(f"all {len(self.trials)} trials lack a {self.sweep.metric}: {reason}")
+    def _append(self, record: Mapping[str, Any]) -> None:
+        """Write the next decision, unless another pod has written it."""
+        try:
+            key = f"{self.root}/jobs/{len(self.records):05d}.json"
+            self.store.put(key, json.dumps(record).encode(), if_absent=True)
+        except Conflict:
+            return
 
-    def read(self, end: int | None = None) -> list[Trial]:
-        """Return all trials of the rounds before round `end` (default: all) with their results, by number."""
-        trials: dict[int, Trial] = {}
-        runs: list[tuple[int, int]] = []
-        for number in range(len(self.plan) if end is None else end):
-            if not (record := self.record(number)):
-                break
-            trials |= {new["number"]: Trial(**new) for new in record["new"]}
-            runs += [(trial, record["rung"]) for trial in record["run"]]
+    def winner(self) -> Trial:
+        """Return the best trial that was trained to the end. Raises ConfigError if all trials have failed."""
+        trials, last = {trial.number: trial for trial in self.trials()}, self.sweep.rungs - 1
+        values = {trial.number: trial.values[last] for trial in trials.values() if last in trial.values}
+        if numbers := halving.best(values, 1, self.sweep.better):
+            return trials[numbers[0]]
+        reason = next((trial.why for trial in trials.values() if trial.why), "no trial is finished")
+        raise ConfigError(f"all {len(trials)} trials lack a {self.sweep.metric}: {reason}")
+
+    def fail(self, trial: int, rung: int, why: str) -> None:
+        """Record that a trial has failed."""
+        self.store.put(f"{self.output(trial, rung)}/failed.json", json.dumps({"value": None, "why": why}).encode())
+
+    def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
+        """Record the seconds that a process has used for each job until now."""
+        texts = {f"{job.trial}/{job.rung}": round(used, 3) for job, used in seconds.items()}
+        self.store.put(f"{self.root}/seconds/{process}.json", json.dumps(texts).encode())
+
+    def seconds(self) -> dict[Job, float]:
+        """Return the seconds that all processes have used for each job."""
+        total: Counter[Job] = Counter()
+        keys = [entry.key for entry in self.store.list(f"{self.root}/seconds/")]
         with ThreadPoolExecutor(THREADS) as pool:
-            results = list(pool.map(lambda run: self.result(*run), runs))
-        for (number, rung), result in zip(runs, results, strict=True):
-            if result:
-                trial = trials[number]
-                trial.values[rung], trial.why = result.get("value"), result.get("why", "")
-                trial.steps, trial.sha256 = result.get("steps", trial.steps), result.get("sha256", "")
-        self.trials = [trials[number] for number in sorted(trials)]
-        return self.trials
+            for data in pool.map(self.store.get, keys):
+                for text, used in json.loads(data).items():
+                    trial, _, rung = text.partition("/")
+                    total[Job(int(trial), int(rung))] += used
+        return dict(total)
 
-    def result(self, trial: int, rung: int) -> dict[str, Any] | None:
+    def hours(self) -> float:
+        """Return the worker-hours of all trials."""
+        return sum(self.seconds().values()) / 3600
+
+    def _seconds(self) -> dict[Job, float]:
+        return self.seconds() if self.sweep.budget.hours else {}
+
+    def result(self, job: Job) -> dict[str, Any] | None:
         """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both are missing."""
-        output, metric = self.output(trial, rung), self.sweep.metric
+        output, metric = self.output(job.trial, job.rung), self.sweep.metric
         model = self._read_json(f"{output}/model.json")
         if model is None:
             return self._read_json(f"{output}/failed.json")

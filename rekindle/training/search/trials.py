@@ -1,48 +1,80 @@
 """Trains the trials of one pod, one after the other, each in its own process, forked after torch was imported.
 
-A pod may be restarted: finished trials are skipped, and an interrupted trial continues from its checkpoint.
+A pod may be restarted: its interrupted trial continues from its checkpoint.
 """
 
-import json
 import os
+import select
 import signal
 import sys
+import time
 import traceback
+import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal.common.linux import die_with_parent
-from rekindle import tracking
-from rekindle.errors import ConfigError, DataError, RekindleError, TrackingError, say
-from rekindle.training.search.rounds import Trial
+from rekindle import Store, tracking
+from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
+from rekindle.training.launch import notice
+from rekindle.training.search.config import Settings
+from rekindle.training.search.halving import Job, Trial
 from rekindle.training.search.study import Study
 from rekindle.training.spec import TrainingSpec
 
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
 PARENT_TAG = "mlflow.parentRunId"
+RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
+MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
+TEMPORARY = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
 
 
-def train(study: Study, number: int, share: list[int], common: Mapping[str, Any], experiment: str, run: str) -> None:
-    """Train the trials `share` of round `number` to its rung. `common`: the inputs of all trainings.
+def train(
+    study: Study,
+    pod: int,
+    default: Settings,
+    whole: Mapping[str, bool],
+    common: Mapping[str, Any],
+    experiment: str,
+    run: str,
+) -> None:
+    """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of all trainings.
 
-    Raises RekindleError if a trial crashed; exits with 143 after SIGTERM.
+    Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
     """
-    rung = study.plan[number].rung
-    trials = {trial.number: trial for trial in study.read(number + 1)}
-    pending_trials = [trials[index] for index in share if rung not in trials[index].values]
-    if not pending_trials:
-        return
-    import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
+    signal.signal(signal.SIGTERM, _leave)  # without a handler, PID 1 ignores SIGTERM
+    notice.watch()
+    process, seconds, crashes = f"{pod}-{uuid.uuid4().hex[:8]}", dict[Job, float](), Counter[Job]()
+    while claim := study.claim(pod, default, whole):
+        import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
-    for position, trial in enumerate(pending_trials, 1):
-        say(f"trial {trial.number} ({position} of {len(pending_trials)}) to rung {rung}: {trial.settings}")
-        code = run_forked(lambda trial=trial: _train(study, trial, rung, common, experiment, run))
+        trial, rung = claim
+        job, start = Job(trial.number, rung), time.monotonic()
+        previous = seconds.get(job, 0.0)
+
+        def record(job: Job = job, start: float = start, previous: float = previous) -> None:
+            seconds[job] = previous + time.monotonic() - start
+            study.record_seconds(process, seconds)
+
+        say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
+        code = run_forked(lambda trial=trial, rung=rung: _train(study, trial, rung, common, experiment, run), record)
+        record()
         if code == 143:
             raise SystemExit(143)
-        if code:
+        if code == TEMPORARY:
             raise RekindleError(
-                f"trial {trial.number} exited with code {code}. A restarted pod continues from its checkpoint."
+                f"trial {trial.number} lacks a service. A restarted pod continues from the trial's checkpoint."
             )
+        crashes[job] += bool(code)
+        if crashes[job] == MAX_CRASHES:
+            study.fail(trial.number, rung, f"its process has crashed {MAX_CRASHES} times, at last with code {code}")
+    used = sum(seconds.values())
+    say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
+
+
+def _leave(*_: Any) -> None:
+    raise SystemExit(143)
 
 
 def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = "") -> TrainingSpec:
@@ -70,15 +102,15 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
 
     from rekindle.training.worker import work
 
+    study = Study(Store.from_env(), study.root, study.sweep)  # the parent uses the connections of its own store
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
     try:
         work(specification(study, trial, rung, common, run_id))
     except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # errors that the settings of the trial cause
         say(f"trial {trial.number} failed: {error}")
-        failure = json.dumps({"value": None, "why": str(error)})
-        study.store.put(f"{study.output(trial.number, rung)}/failed.json", failure.encode())
+        study.fail(trial.number, rung, str(error))
     if run_id:
-        _try_tracking(lambda: _record_result(study.result(trial.number, rung) or {}, run_id))
+        _try_tracking(lambda: _record_result(study.result(Job(trial.number, rung)) or {}, run_id))
 
 
 def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
@@ -103,8 +135,11 @@ def _try_tracking(call: Callable[[], Any]) -> Any:
         return None
 
 
-def run_forked(call: Callable[[], None]) -> int:
-    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the exit code."""
+def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
+    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the exit code.
+
+    Calls `record` every few seconds until then.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -114,9 +149,13 @@ def run_forked(call: Callable[[], None]) -> int:
         _run_child(call, parent)
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    descriptor = os.pidfd_open(pid)
     try:
+        while not select.select([descriptor], [], [], RECORD_INTERVAL_S)[0]:
+            record()
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
+        os.close(descriptor)
         signal.signal(signal.SIGTERM, previous_handler)
 
 
@@ -130,6 +169,7 @@ def _run_child(call: Callable[[], None], parent: int) -> None:
         code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
+        code = TEMPORARY if isinstance(error, StorageError) else 1
     except BaseException:
         traceback.print_exc()
     finally:

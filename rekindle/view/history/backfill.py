@@ -20,6 +20,7 @@ from argolocal.state.journal import RunFiles
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
 from rekindle.cluster.api import Cluster
+from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError
 from rekindle.view.history.weeks import Week
 
@@ -52,24 +53,33 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
     files = RunFiles(home, week.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
-    while files.runner():  # a backfill that was killed has started this run
-        time.sleep(POLL_INTERVAL_S)
-    log = home / FOLDER / f"{week.name}.log"
-    if not (files.root / "manifest.yaml").exists():
-        named_manifest = manifest | {"metadata": {k: v for k, v in manifest["metadata"].items() if k != "generateName"}}
-        named_manifest["metadata"]["name"] = week.name
-        write_atomically(file := home / FOLDER / f"{week.name}.json", json.dumps(named_manifest))
-        pairs = [f"{name}={value}" for name, value in week.parameters.items()]
-        _rekindle(log, "run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair)))
-    elif _manifest_hash(files.workflow()) != _manifest_hash(manifest):  # the name has only the start of the hash
-        raise ConfigError(
-            f"{week.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
-        )
-    elif files.load()[0].get("phase") != "Succeeded":
-        _rekindle(log, "resume", week.name)
-    if not (files.root / "manifest.yaml").exists():
-        raise ConfigError(f"{week.name} did not start. {log.read_text().splitlines()[-1].removeprefix('error: ')}")
-    return files.load()[0]
+    log, is_tried = home / FOLDER / f"{week.name}.log", False
+    while True:
+        if files.runner():  # of another backfill, or of one that was killed
+            time.sleep(POLL_INTERVAL_S)
+            continue
+        is_created = (files.root / "manifest.yaml").exists()
+        # the name has only the start of the hash
+        if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
+            raise ConfigError(
+                f"{week.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
+            )
+        status = files.load()[0]
+        if is_created and (is_tried or status.get("phase") == "Succeeded"):
+            return status
+        if is_tried:
+            raise ConfigError(f"{week.name} did not start. {log.read_text().splitlines()[-1].removeprefix('error: ')}")
+        _rekindle(log, *(["resume", week.name] if is_created else _first_run(home, manifest, week)))
+        is_tried = not files.runner()  # else another backfill has started the run at the same time
+
+
+def _first_run(home: Path, manifest: dict[str, Any], week: Week) -> list[str]:
+    """Write the manifest of a missed run, and return the command that runs it."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
+    file = home / FOLDER / f"{week.name}.json"
+    write_atomically(file, json.dumps(manifest | {"metadata": metadata | {"name": week.name}}))
+    pairs = [f"{name}={value}" for name, value in week.parameters.items()]
+    return ["run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair))]
 
 
 def _manifest_hash(workflow: dict[str, Any]) -> str:
@@ -85,12 +95,18 @@ def _rekindle(log: Path, *arguments: str) -> None:
 
 def run_on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any]:
     """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError, ApiError."""
-    if not cluster.find(workflows.WORKFLOWS, week.name):
-        workflow = workflows.scheduled_workflow(cluster, schedule, week.parameters)
-        workflow["metadata"]["name"] = week.name
-        workflows.submit(cluster, workflow)
-    elif (workflows.read(cluster, week.name).get("status") or {}).get("phase") in FAILED:
-        workflows.resume(cluster, week.name)
+    try:
+        if not (existing := cluster.find(workflows.WORKFLOWS, week.name)):
+            workflow = workflows.scheduled_workflow(cluster, schedule, week.parameters)
+            workflow["metadata"]["name"] = week.name
+            workflows.submit(cluster, workflow)
+        elif (existing.get("status") or {}).get("phase") in FAILED:
+            workflows.resume(cluster, week.name)
+    except (ApiError, ConfigError):
+        # another backfill may have submitted or resumed the run at the same time
+        existing = cluster.find(workflows.WORKFLOWS, week.name)
+        if not existing or (existing.get("status") or {}).get("phase") in FAILED:
+            raise
     while (status := workflows.read(cluster, week.name).get("status") or {}).get("phase") not in COMPLETED:
         time.sleep(CLUSTER_POLL_INTERVAL_S)
     return status

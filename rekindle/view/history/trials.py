@@ -1,18 +1,28 @@
 """The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
-python -m rekindle.view.history.trials WORKFLOW SWEEP      in a pod: {"trials": [...], "table": [...]}
+python -m rekindle.view.history.trials WORKFLOW SWEEP TARIFF     in a pod: the result of `trials_here` as JSON
 """
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from argolocal.state.journal import RunFiles
+from rekindle import project
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
+from rekindle.keys import LEDGER
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
+from rekindle.training.cost import tariff as tariffs
+from rekindle.training.cost.bill import amount, charge, money
+from rekindle.training.cost.prices import Prices
+from rekindle.training.cost.tariff import Tariff
+from rekindle.training.ledger.accounting import summarize
+from rekindle.training.ledger.events import read
+from rekindle.training.ledger.report import Summary
 from rekindle.training.search import report
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.study import FOLDER, Study
@@ -21,8 +31,12 @@ Trials = dict[str, Any]
 
 
 def trials_here(home: Path, name: str) -> Trials:
-    """Return the trials of a run on this machine. Raises ConfigError if it is not a sweep."""
-    return _read(LocalCluster(home).store(), name, _sweep_section(name, RunFiles(home, name).workflow()["spec"]))
+    """Return the trials of a run on this machine, as rows and lines, and the use of the budget.
+
+    Raises ConfigError if the run is not a sweep.
+    """
+    workflow = RunFiles(home, name).workflow()
+    return _read(LocalCluster(home).store(), name, _sweep_section(name, workflow["spec"]), _tariff(workflow))
 
 
 def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
@@ -30,9 +44,17 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     from rekindle.cluster import remote, workflows
 
     workflow = workflows.read(cluster, name)
-    section = json.dumps(_sweep_section(name, workflows.spec_of(workflow)))
-    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.history.trials", name, section)
+    spec = workflows.spec_of(workflow)
+    tariff = _tariff({"spec": spec})
+    values = json.dumps(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"
+    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.history.trials", name, *values)
     return answer
+
+
+def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
+    """Return the prices and the pod of the trials; None without prices."""
+    manifest = tariffs.recorded_manifest(workflow)
+    return tariffs.trial_tariff(manifest, tariffs.prices_of(manifest) or Prices.load(project.root()))
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
@@ -45,11 +67,27 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
     return section
 
 
-def _read(store: Store, name: str, section: Any) -> Trials:
+def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
-    return {"trials": report.rows(study), "table": report.table(study)}
+    rows, untried = report.rows(study), report.untried(study)
+    result = {"trials": rows, "hours": study.hours(), "untried": untried}
+    if not tariff:
+        return result | {"table": [*report.table(study), *untried]}
+    bills = {trial.number: charge(_summary(study, trial.number), tariff) for trial in study.trials()}
+    costs = {number: bill.total for number, bill in bills.items()}
+    words = f"All trials cost {money(sum(costs.values()), tariff.prices.currency)}"
+    if losses := sum(bill.losses for bill in bills.values()):
+        words += f", {amount(losses)} of it for losses"
+    trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
+    return result | {"trials": trials, "table": [*report.table(study, costs), *untried, "", f"{words}."]}
+
+
+def _summary(study: Study, trial: int) -> Summary:
+    return summarize(read(study.store, f"{study.checkpoints(trial)}/{LEDGER.rpartition('/')[2]}"))
 
 
 if __name__ == "__main__":
-    print(json.dumps(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]))))
+    given_tariff = json.loads(sys.argv[3])
+    given_tariff = given_tariff and Tariff.model_validate(given_tariff)
+    print(json.dumps(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]), given_tariff)))

@@ -208,6 +208,19 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
         assert "model-version: 2" in receive(client)
 
 
+def test_an_idle_client_keeps_its_connection_when_its_server_ends(
+    cluster: LocalCluster, port: int, env: dict[str, str]
+) -> None:
+    releases = Releases(cluster, port, env, grace_s=1)
+    with connect(port) as client:
+        assert "model-version: 1" in ask(client)
+        releases.switch("2")
+        releases.scale("1", 0)
+        releases.await_replicas("1", 0)
+        head = ask(client)
+        assert "model-version: 2" in head and "connection: close" not in head
+
+
 def listens(server: psutil.Process) -> bool:
     return any(connection.status == psutil.CONN_LISTEN for connection in server.net_connections())
 

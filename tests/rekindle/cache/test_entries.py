@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
 from rekindle.cache import entries
 from rekindle.cache.entries import Entry, Lookup
 from rekindle.errors import StorageError
@@ -71,7 +73,7 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
         lookup = Lookup(s3, len(written)) if again else lookup
         assert [lookup.find(item.key) for item in written] == written
         lookup.close()
-    assert lookup.new_entries == 0 and lookup.find("unknown") is None
+    assert lookup.index and not lookup.index.unread and lookup.find("unknown") is None
     s3.delete([f"{written[0].at}/dataset/part"])
     moved = replace(written[0], at="w-6/t0")
     s3.put("w-6/t0/dataset/part", b"123")
@@ -80,6 +82,27 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
     s3.put("w-5/t2/dataset/part", b"torn")
     later = Lookup(s3, len(written))
     assert [later.find(item.key) for item in written[:4]] == [moved, None, None, written[3]]
+
+
+@pytest.mark.parametrize(
+    ("days", "number", "size", "kept"),
+    [(90, 9, "1k", 4), (90, 2, "1k", 2), (90, 9, "7", 2), (0.002, 9, "1k", 2), (90, 0, "0", 0)],
+)
+def test_the_oldest_entries_are_removed_and_no_artifact(
+    s3: Store, days: float, number: int, size: str, kept: int
+) -> None:
+    entries.remove(s3, entries.entries(s3))
+    s3.put("w-11/t/dataset/part", b"123")
+    written = [replace(entry("w-11/t"), made=time.time() - 100 * position) for position in range(4)]
+    for item in written[::-1]:
+        entries.record(s3, item)
+    assert entries.trim(s3, days, number, size) == written[kept:]
+    assert {item.key for item in entries.entries(s3)} == {item.key for item in written[:kept]}
+    assert s3.get("w-11/t/dataset/part") == b"123"
+    index = entries.Index(s3)
+    assert index.unread == [] and index.read() == sorted(written[:kept], key=lambda item: item.key)
+    assert entries.trim(s3, days, number, size) == []
+    entries.remove(s3, written)
 
 
 def test_an_entry_names_the_run_and_task_of_its_outputs() -> None:

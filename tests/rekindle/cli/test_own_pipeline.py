@@ -57,6 +57,7 @@ TESTED_HERE = {  # command → the test below that runs it
     "run": "test_a_suspended_run_is_stopped_and_resumed",
     "stop": "test_a_suspended_run_is_stopped_and_resumed",
     "resume": "test_a_suspended_run_is_stopped_and_resumed",
+    "plan": "test_a_plan_lists_the_tasks_that_would_run",
     "backfill": "test_a_backfilled_week_is_evaluated_with_the_data_of_its_time",
     "scale": "test_a_training_is_scaled_while_it_runs",
     "schedule": "test_a_schedule_is_applied_started_and_deleted",
@@ -73,6 +74,7 @@ TESTED_ELSEWHERE = {  # command → the file whose test runs it in such a projec
     "init": "tests/rekindle/test_project.py",
     "images build": "tests/rekindle/cluster/test_images.py",
     "sweep": "tests/pipelines/test_sweep.py",
+    "reproduce": "tests/rekindle/view/reproduce/test_reproduction.py",
 }
 
 
@@ -158,6 +160,11 @@ def test_a_backfilled_week_is_evaluated_with_the_data_of_its_time(project: Proje
     (week,) = project.backfilled["weeks"]
     assert (week["workflow"], week["phase"], week["gate"]) == (project.run, "Succeeded", "release")
     assert week["scheduled"] == "2026-03-02T03:00:00Z" and 0 < week["metrics"]["rmse"] < 500
+
+
+def test_a_plan_lists_the_tasks_that_would_run(project: Project) -> None:
+    planned = project.prompt(f"rekindle plan {CONFIG} --no-cache")
+    assert (planned.returncode, bool(re.search(r"prepare +runs", planned.stdout))) == (10, True), planned
 
 
 def test_a_training_is_scaled_while_it_runs(project: Project) -> None:

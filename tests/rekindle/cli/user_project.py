@@ -69,7 +69,7 @@ SHOP = {
 SEARCH = {
     "train": {"virtual_workers": 4, "epochs": 6, "validation": 0.1, "learning_rate": 0.02},
     "sweep": {
-        **{"trials": 5, "batch": 3, "rungs": 2, "reduction": 3, "parallel": 2},
+        **{"trials": 5, "lag": 3, "rungs": 2, "reduction": 3, "parallel": 2},
         "space": {"train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}}, "model": {"hidden": [8, 32]}},
     },
 }

@@ -3,6 +3,7 @@
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 
@@ -136,6 +137,19 @@ def test_thousands_of_connections_do_not_block_other_clients(small: Running, sta
     )
 
 
+def test_slow_requests_make_room_for_a_client_that_has_just_connected(small: Running) -> None:
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connect(small)).sendall(HEAD + BODY[:9])
+        new = stack.enter_context(connect(small))
+        for _ in range(3):
+            slow = stack.enter_context(connect(small))
+            slow.sendall(HEAD + BODY[:9])
+            with connect(small) as probe:
+                assert ask(probe, GET)[0] == 200
+        assert ask(new)[0] == 200
+
+
 def state_of(client: socket.socket) -> str:
     """Return the state of a connection: open, 503, closed or reset."""
     client.setblocking(False)
@@ -195,6 +209,21 @@ def test_an_open_connection_is_answered_after_the_drain_and_closed(
     for client in kept:
         status, head = ask(client)
         assert (status, "connection: close" in head, client.recv(1)) == (200, True, b"")
+    assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize("draining", [0.5], indirect=True)
+@pytest.mark.parametrize("size", [9, len(HEAD) + 9], ids=["head", "body"])
+def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
+    draining: tuple[Running, list[socket.socket]], size: int
+) -> None:
+    server, kept = draining
+    slow, *idle = kept
+    slow.sendall((HEAD + BODY)[:size])
+    assert {client.recv(1) for client in idle} == {b""}  # the grace period has ended
+    slow.sendall((HEAD + BODY)[size:])
+    status, head = receive(slow)
+    assert (status, "connection: close" in head) == (200, True)
     assert server.end()[0] == 0
 
 

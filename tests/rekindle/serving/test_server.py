@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from rekindle.release.client import REPLAY
 from rekindle.storage import Store
 from tests.rekindle.serving.running import MODEL, PREDICT, Gate, Running, refuses_connections, release
 from tests.waiting import until
@@ -227,6 +228,23 @@ def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, s
     age = float(next(line for line in text.splitlines() if line.startswith("rekindle_data_age_seconds")).split()[1])
     assert start <= datetime(2024, 3, 1, tzinfo=UTC) + timedelta(seconds=age) <= end
     assert 'rekindle_instances_bucket{le="2.0"}' in text
+
+
+def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: Running) -> None:
+    def counts() -> dict[str, float]:
+        text = server.client.get("/metrics").text
+        names = r'rekindle_(?:replayed_)?instances_(?:sum|total)|rekindle_model_(?:score|feature)_bucket{.*le="\+Inf"'
+        return {name: float(value) for name, value in re.findall(rf"^((?:{names})\S*) (.*)", text, re.MULTILINE)}
+
+    def send(replay: bool) -> httpx.Response:
+        headers = {REPLAY: "1"} if replay else {}
+        return server.client.post(PREDICT, json={"instances": [ONE, ONE]}, headers=headers)
+
+    assert send(False).status_code == 200
+    before = counts()
+    assert send(True).json() == send(False).json()
+    increase = {name.partition("{")[0]: value - before[name] for name, value in counts().items()}
+    assert set(increase.values()) == {2.0} and len(increase) == 4
 
 
 def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from argolocal.state.journal import RunFiles
+from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
 from rekindle.storage import Store
+from rekindle.training.cost.prices import FILE
 from rekindle.training.ledger.events import Ledger
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
 from tests.rekindle.cluster.server import ApiServer
@@ -23,11 +25,13 @@ from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 
 
-def make_run(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -> None:
-    """Create a run with a ledger."""
+def make_run(
+    home: Path, store: Store, name: str, events: list[dict[str, Any]], manifest: dict[str, Any] | None = None
+) -> None:
+    """Create a run with a ledger; `manifest`: rendered by Rekindle."""
     files = RunFiles(home, name)
     spec = {"entrypoint": "main", "templates": [{"name": "main"}], "arguments": {"ledgers": [key("train", LEDGER)]}}
-    files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": spec})
+    files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": manifest["spec"] if manifest else spec})
     files.snapshot({"phase": "Succeeded", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
     files.close()
     ledger = Ledger(lambda: store, key("train", LEDGER, name))
@@ -95,6 +99,29 @@ def test_a_pod_explains_a_training_on_a_cluster(tmp_path: Path, s3: Store, monke
         with pytest.raises(RekindleError, match=r"of image rekindle:0\.1, .*ended with code 1"):
             explain_on_cluster(cluster, "fraud", as_json=False)
         assert not server.objects[pods]
+
+
+def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
+    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    monkeypatch.chdir(tmp_path)
+    sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
+    manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
+    (tmp_path / FILE).unlink()  # the run has its own prices
+    make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE], manifest)
+    text = explain(tmp_path, "fraud", as_json=False)
+    assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in text
+    assert "1 preemption cost 0.0000079 USD" in text
+    assert "after all losses, spot nodes saved" in text
+    assert text.endswith("\n\nThe whole run cost 0.00060 USD (train 0.00060).")
+    report = json.loads(explain(tmp_path, "fraud", as_json=True))
+    assert report["cost"]["total"] == report["run_cost"]["total"] == report["run_cost"]["steps"]["train"]
+    workflow = manifest | {"metadata": {"name": "fraud"}, "status": {"phase": "Succeeded"}}
+    with Kubelet(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+        assert explain_on_cluster(Cluster.connect(), "fraud", as_json=False) == text
 
 
 def test_an_unknown_run_is_an_error_with_a_hint(tmp_path: Path, s3: Store) -> None:

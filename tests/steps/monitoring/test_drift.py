@@ -1,6 +1,7 @@
 """Drift of a served model is detected, and the model is trained again at a limited rate."""
 
 import json
+import math
 import random
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError
 from rekindle.release import promotion
+from rekindle.release.client import ModelClient
+from rekindle.release.watch.drift import begin
 from rekindle.release.watch.reference import record_reference
 from rekindle.storage import Store
 from steps.monitoring import drift, notify
@@ -75,6 +78,18 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(model: Any, m
         inputs: dict[str, Any] = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
         assert notify.run(notify.Inputs(format="json", **inputs)).event == "drift"
     assert server.received[0]["reason"] == second.reason
+
+
+def test_replayed_rows_and_requests_before_the_promotion_do_not_count(model: Any, s3: Store) -> None:
+    about = model.server.client.get("/v1/models/echo").json()
+    client = ModelClient(model.server.url, "echo", about["sha256"], deadline=math.inf)
+    client.predict({"instances": ids(300, 100, 199)})
+    assert "0 instances" in check_drift(model).reason
+    model.server.predict(*ids(300, 100, 199))  # copies of requests, as for a shadow
+    begin(s3, model.name, about["version"])
+    model.server.predict(*ids(250))
+    outcome = check_drift(model)
+    assert (outcome.verdict, outcome.reason.split()[0]) == ("steady", "250")
 
 
 def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> None:

@@ -1,10 +1,12 @@
 """A mistake in a search space is reported before anything runs, in one sentence."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.training.search.config import default, whole_numbers
 
@@ -50,3 +52,57 @@ def test_the_first_trial_has_the_values_of_the_config() -> None:
     assert whole_numbers(sweep, config.train, config.model) == {path: path == "model.channels" for path in values}
     other = load_config(CONFIG, ["train.learning_rate=0.5"]).config
     assert default(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
+
+
+PRICES = """
+currency: EUR
+default: cpu
+spot: [{labels: {cloud.google.com/gke-spot: "true"}}]
+classes: {cpu: {on_demand: {cpu_hour: 0.5, gib_hour: 0.25}, spot: {cpu_hour: 0.25, gib_hour: 0.125}}}
+"""
+
+
+def test_a_budget_in_money_is_converted_to_hours_by_the_prices_of_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = ["sweep.budget.money=20", "cluster.pods.train={cpu: 2, memory: 4Gi}"]
+    assert budget_hours(sets[1:]) == 0
+    with pytest.raises(ConfigError, match=r"sweep.budget.money is 20, but prices.yaml is missing.*sweep.budget.hours"):
+        budget_hours(sets)
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    assert budget_hours(sets) == 10
+    assert budget_hours([*sets, "sweep.budget.hours=3"]) == 3
+    assert budget_hours([*sets, "cluster.pods.train.preset=gke-spot"]) == 20
+
+
+def budget_hours(sets: list[str]) -> float:
+    """Return the budget that the pods of the trials get, in hours."""
+    workflow = render_manifest(load_config(CONFIG, sets).config)
+    tasks = [task for template in workflow["spec"]["templates"] for task in template.get("dag", {}).get("tasks", [])]
+    (trials,) = [task for task in tasks if task["name"] == "trials"]
+    values = {parameter["name"]: parameter["value"] for parameter in trials["arguments"]["parameters"]}
+    return json.loads(values["sweep"])["budget"]["hours"]
+
+
+@pytest.mark.parametrize(
+    ("gang", "labels", "annotations", "scheduler"),
+    [
+        ("", {}, {}, None),
+        ("kueue", {"kueue.x-k8s.io/queue-name": "night", "kueue.x-k8s.io/priority-class": "low"}, {}, None),
+        ("volcano", {}, {"scheduling.volcano.sh/queue-name": "night"}, "volcano"),
+    ],
+)
+def test_the_pods_of_trials_have_the_queue_the_grace_period_and_the_notices_of_training_pods(
+    gang: str, labels: dict[str, str], annotations: dict[str, str], scheduler: str | None
+) -> None:
+    sets = ["cluster.pods.train.preset=aks-spot", f"cluster.gang={gang}", "cluster.queue=night"]
+    sets += ["cluster.queue_priority=low"] if gang == "kueue" else []
+    templates = render_manifest(load_config(CONFIG, sets).config)["spec"]["templates"]
+    (trial,) = [template for template in templates if template["name"] == "trial"]
+    metadata = trial.get("metadata", {})
+    assert (metadata.get("labels", {}), metadata.get("annotations", {})) == (labels, annotations)
+    assert trial.get("schedulerName") == scheduler
+    assert json.loads(trial["podSpecPatch"])["terminationGracePeriodSeconds"] == 25
+    env = {variable["name"]: variable["value"] for variable in trial["container"]["env"]}
+    assert env == {"REKINDLE_GRACE": "25", "REKINDLE_NOTICE": "azure"}

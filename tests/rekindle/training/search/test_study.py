@@ -1,16 +1,17 @@
-"""Every decision of a sweep may be repeated: by a restarted step, or by two processes at the same time."""
+"""Every decision of a sweep may be repeated: by a restarted pod, or by several pods at the same time."""
 
 import json
-from collections.abc import Iterator
+import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.search import report
-from rekindle.training.search.config import Settings, Sweep
+from rekindle.training.search.budget import share
+from rekindle.training.search.config import Budget, Settings, Sweep
+from rekindle.training.search.halving import Job, Trial
 from rekindle.training.search.study import Study
 
 SPACE = {
@@ -31,66 +32,89 @@ def loss(settings: Settings) -> float:
     return abs(settings.get("train.learning_rate", 0.02) - 0.02) + settings["train.batch_size"] / 1000
 
 
-def train(study: Study, record: dict[str, Any]) -> None:
-    """Write the results of a round like its pods, last trial first."""
-    trials = {trial.number: trial for trial in study.read()}
-    for number in reversed(record["run"]):
-        output = study.output(number, record["rung"])
-        measured = json.dumps({"step": 1, "loss": loss(trials[number].settings) / (1 + record["rung"])})
-        study.store.put(f"{output}/validation.json", measured.encode())
-        model = {"step": 10 * (1 + record["rung"]), "sha256": f"{number}"}
-        study.store.put(f"{output}/model.json", json.dumps(model).encode())
+def finish(study: Study, trial: Trial, rung: int, why: str = "") -> None:
+    """Write the result of a trial like its pod."""
+    output = study.output(trial.number, rung)
+    if why:
+        study.store.put(f"{output}/failed.json", json.dumps({"value": None, "why": why}).encode())
+        return
+    measured = json.dumps({"step": 1, "loss": loss(trial.settings) / (1 + rung)})
+    study.store.put(f"{output}/validation.json", measured.encode())
+    model = {"step": 10 * (1 + rung), "sha256": f"{trial.number}"}
+    study.store.put(f"{output}/model.json", json.dumps(model).encode())
 
 
-def run_rounds(study: Study, twice: bool = False, default: Settings = DEFAULT) -> Iterator[dict[str, Any]]:
-    """Yield the rounds; `twice`: several processes decide each at the same time, and others decide it again."""
-    for number in range(len(study.plan)):
-        fresh = [Study(study.store, study.root, study.sweep) for _ in range(4 if twice else 1)]
-        with ThreadPoolExecutor(4) as pool:
-            records = list(pool.map(lambda other, n=number: other.decide(n, default, WHOLE), fresh))
-        assert all(record == records[0] for record in records)
-        train(study, records[0])
-        yield records[0]
+def run_pod(study: Study, pod: int, default: Settings = DEFAULT, killed: random.Random | None = None) -> None:
+    """Train the trials of a pod, which is `killed` and replaced at random moments."""
+    study = Study(study.store, study.root, study.sweep)
+    while claim := study.claim(pod, default, WHOLE):
+        if killed and killed.random() < 0.5:
+            study = Study(study.store, study.root, study.sweep)
+            assert study.claim(pod, default, WHOLE) == claim
+        finish(study, *claim)
 
 
-def test_repeated_and_concurrent_decisions_give_the_same_sweep(study: Study, s3: Store) -> None:
-    once = list(run_rounds(study))
-    assert list(run_rounds(Study(s3, "others/search", study.sweep), twice=True)) == once
-    assert list(run_rounds(study)) == once
+def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store) -> None:
+    run_pod(study, 0)
     trials = study.read()
+    other = Study(s3, "others/search", study.sweep)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda pod: run_pod(other, pod, killed=random.Random(pod)), range(3)))
+    assert other.read() == trials and other.jobs == study.jobs
     assert trials[0].settings == DEFAULT and [trial.number for trial in trials] == list(range(9))
     assert all(isinstance(trial.settings["train.batch_size"], int) for trial in trials)
-    assert once[-1]["run"] == sorted(range(9), key=lambda number: (loss(trials[number].settings), number))[:3]
-    assert report.rows(study)[0]["trial"] == once[-1]["run"][0] and len(report.table(study)) == 10
+    assert study.winner().number == min(range(9), key=lambda number: (loss(trials[number].settings), number))
+    assert report.rows(study)[0]["trial"] == study.winner().number and len(report.table(study)) == 10
+    assert not report.untried(study)
+
+
+def test_the_trial_of_a_lost_pod_is_taken_over(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rekindle.training.search.study.LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("rekindle.training.search.study.TAKEOVER_S", 0.5)
+    lost = study.claim(1, DEFAULT, WHOLE)
+    assert lost and lost[0].number == 0
+    study.record_seconds("1", {Job(0, 0): 20.0})
+    run_pod(study, 0)
+    assert len(study.read()) == 9 and study.winner().rung == 1 and Job(0, 0) in study.results
 
 
 def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) -> None:
-    record = study.decide(0, DEFAULT, WHOLE)
-    train(study, record)
-    failed = json.dumps({"value": None, "why": "training has diverged"}).encode()
-    study.store.delete([f"{study.output(record['run'][0], 0)}/model.json"])
-    study.store.put(f"{study.output(record['run'][0], 0)}/failed.json", failed)
-    for number in (1, 2):
-        train(study, study.decide(number, {}, WHOLE))
-    assert record["run"][0] not in study.decide(3, {}, WHOLE)["run"]
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
+    assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
     assert report.rows(study)[-1]["state"] == "failed"
 
 
 def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: Study) -> None:
-    for number in range(3):
-        for trial in study.decide(number, DEFAULT, WHOLE)["run"]:
-            failed = json.dumps({"value": None, "why": "training has diverged"}).encode()
-            study.store.put(f"{study.output(trial, 0)}/failed.json", failed)
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        finish(study, *claim, why="training has diverged")
     with pytest.raises(ConfigError, match="all 9 trials lack a loss: training has diverged"):
-        study.decide(3, DEFAULT, WHOLE)
+        study.winner()
 
 
 @pytest.mark.parametrize("sampler", ["random", "grid"])
-def test_a_sampler_chooses_other_settings_in_each_round(s3: Store, sampler: str) -> None:
+def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str) -> None:
     space = {"train": {"batch_size": {"low": 8, "high": 16, "step": 8}}, "model": {"shape": [1, 2, 3]}}
-    settings = {"space": space, "trials": 6, "batch": 2, "sampler": sampler, "rungs": 1}
+    settings = {"space": space, "trials": 6, "lag": 2, "sampler": sampler, "rungs": 1}
     study = Study(s3, f"{sampler}/search", Sweep.model_validate(settings))
-    list(run_rounds(study, default={}))
+    run_pod(study, 0, default={})
     trials = study.read()
     distinct = {json.dumps(trial.settings) for trial in trials}
     assert len(trials) == 6 and (len(distinct) == 6 or sampler == "random")
+
+
+def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study) -> None:
+    budget = Budget.model_validate({"hours": 3.0})  # a whole trial takes an hour
+    study.sweep = study.sweep.model_copy(update={"budget": budget})
+    seconds: dict[Job, float] = {}
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        job = Job(claim[0].number, claim[1])
+        finish(study, *claim)
+        seconds[job] = 3600 * share(study.sweep, job, study.jobs)
+        study.record_seconds("a", {job: used for job, used in seconds.items() if job.trial % 2})
+        study.record_seconds("b", {job: used for job, used in seconds.items() if not job.trial % 2})
+    assert study.hours() == pytest.approx(sum(seconds.values()) / 3600) and 2 <= study.hours() <= 3
+    assert study.winner().rung == 1
+    first, *others = report.untried(study)
+    assert f"{len(study.read())} of 9 trials were started" in first and len(others) >= 2, others
+    assert any(line.startswith("train.learning_rate: 0.") for line in others), others

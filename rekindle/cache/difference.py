@@ -1,0 +1,95 @@
+"""Compares the facts of two cache keys, to name what has changed since an earlier result.
+
+An entry's `code` is one hash of many files. The object `cache-code/HASH` lists the files, once for all its entries.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rekindle.cache import code, entries
+from rekindle.cache.key import Facts, modules_of
+from rekindle.errors import Conflict, NotFound, StorageError
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+FOLDER = "cache-code/"
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact that differs. `kind`: code, image, input, data or upstream; `name`: module, key, URI, artifact or task."""
+
+    kind: str
+    name: str
+    before: str = ""
+    now: str = ""
+
+
+def record_code(store: "Store", facts: Facts) -> None:
+    """Write the parts of the code's identity, unless the identity is the digest of an image. Raises StorageError."""
+    if not facts["code"].startswith("sha256:"):
+        with suppress(Conflict):
+            store.put(f"{FOLDER}{facts['code']}", json.dumps(code.parts(modules_of(facts))).encode(), if_absent=True)
+
+
+def remove_unused_code(store: "Store") -> None:
+    """Delete the lists of files that no entry refers to. Raises StorageError."""
+    used = {f"{FOLDER}{entry.facts.get('code')}" for entry in entries.entries(store)}
+    store.delete([item.key for item in store.list(FOLDER) if item.key not in used])
+
+
+def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
+    """List what differs, in the order of relevance. Only inputs and data that `now` has are compared."""
+    result = list(_code_differences(store, before, now)) if before.get("code") != now["code"] else []
+    for kind in ("inputs", "reads", "artifacts"):
+        facts = now.get(kind, {})
+        previous = {name: value for name, value in before.get(kind, {}).items() if name in facts}
+        if kind == "inputs":
+            result += _mapping_differences("input", _flat(previous), _flat(facts))
+        else:
+            result += _mapping_differences("data", previous, facts)
+    return result
+
+
+def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Difference]:
+    identities = str(before.get("code", "")), now["code"]
+    if any(identity.startswith("sha256:") for identity in identities):
+        yield Difference("image", "digest", *identities)
+        return
+    try:
+        recorded = json.loads(store.get(f"{FOLDER}{identities[0]}"))
+        current = code.parts(modules_of(now))
+        files = list(_mapping_differences("code", recorded["files"], current["files"]))
+        packages = (dict(name.rpartition("-")[::2] for name in parts["packages"]) for parts in (recorded, current))
+        files += _mapping_differences("code", *({f"package {n}": v for n, v in parts.items()} for parts in packages))
+        if recorded["python"] != current["python"]:
+            files.append(Difference("code", "Python", recorded["python"], current["python"]))
+    # an earlier version of Rekindle recorded only the hash
+    except (NotFound, StorageError, ValueError, KeyError, TypeError):
+        files = []
+    yield from files or [Difference("code", "all files", *identities)]
+
+
+def _mapping_differences(kind: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*before, *now]):
+        if before.get(name, MISSING) != now.get(name, MISSING):
+            yield Difference(kind, name, str(before.get(name, MISSING)), str(now.get(name, MISSING)))
+
+
+def _flat(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
+    """Flatten inputs whose text is a JSON object: `train.epochs` instead of `train`."""
+    result: dict[str, str] = {}
+    for name, text in inputs.items():
+        value: Any = text
+        with suppress(ValueError, TypeError):
+            value = json.loads(text) if isinstance(text, str) and text[:1] == "{" else text
+        if isinstance(value, dict) and value:
+            result |= _flat(value, f"{prefix}{name}.")
+        else:
+            result[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return result

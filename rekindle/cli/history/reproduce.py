@@ -1,0 +1,61 @@
+"""The command `rekindle reproduce`."""
+
+import json
+
+import click
+
+from argolocal.cli.options import Name, output_option
+from argolocal.cli.output import errors_as_json
+from argolocal.common.homes import current as home
+from rekindle.cli.group import command
+from rekindle.errors import ConfigError
+
+CANNOT_BE_EQUAL, DIFFERENT = 2, 3  # exit codes
+
+
+@command
+@click.argument("model", type=Name(), metavar="MODEL[@VERSION]")
+@click.option(
+    "--data", default="", metavar="SOURCE", help="Place of the same data, if it has moved: a path or s3:// URI."
+)
+@click.option("--commit", default="", metavar="REVISION", help="Commit to use instead of the release's commit.")
+@click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
+@click.option("--anyway", is_flag=True, help="Train in spite of errors.")
+@output_option("text", "json")
+def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_json: bool) -> int:
+    """Train the model of a release again, and compare the weights.
+
+    The release records its commit, config, parameters, packages and the digest of its data. The command lists what is
+    missing or differs on this machine, runs the pipeline of that commit in a temporary folder with services of its own,
+    and compares the sha256 of the weights. A difference is an error if it changes the weights, such as other code, data
+    or processors, or a warning if it may change them. Different weights are explained by the first difference: of the
+    dataset, the settings, the machine, or the loss of a step. Nothing is released, and the project, home and services
+    stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the addresses of its services:
+    MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
+
+    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --anyway), 3
+    different weights.
+
+    Example:
+      rekindle reproduce demo
+      rekindle reproduce demo@3 --check -o json
+    """
+    from rekindle.view.reproduce.reproduction import Request, reproduce
+
+    name, _, version = model.partition("@")
+    if "@" in model and not version.isdecimal():
+        raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
+    with errors_as_json(as_json):
+        request = Request(name, version, commit, data, anyway, check)
+        result = reproduce(home(), request, lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps(result.as_json(), indent=2))
+    compared = result.comparison
+    if not compared:
+        if result.fatal and not check:
+            raise ConfigError("nothing was trained: correct the errors above, or add --anyway.")
+        return CANNOT_BE_EQUAL if result.fatal else 0
+    if not as_json:
+        text = f"equal: the weights of {name} {result.origin.version} are {compared.sha256}"
+        click.echo(text if compared.equal else f"different: {compared.difference}\nsha256 {compared.sha256}")
+    return 0 if compared.equal else DIFFERENT

@@ -1,0 +1,85 @@
+"""The origin of a release: all that `rekindle reproduce` needs to train the same model again.
+
+`origin.json` has the manifest and the parameters of the run, the digest of its data, the packages and the code;
+`curve.json` has the exact losses of the training. Both are next to the release's files, and are not part of its hash.
+"""
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle import tracking
+from rekindle.errors import ConfigError
+from rekindle.keys import CURVE
+from rekindle.storage import NotFound, Store
+
+FILE = "origin.json"
+Curve = dict[int, float]  # step → loss
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A release, and the run that made it."""
+
+    name: str
+    version: str
+    prefix: str  # key prefix of the release
+    sha256: str  # of the weights
+    provenance: dict[str, str]
+    files: dict[str, str]  # {file: sha256} of the files that affect predictions
+    model: dict[str, Any]  # model.json
+    run: dict[str, Any]  # origin.json
+    curve: Curve
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The workflow parameters of the run, without `manifest`."""
+        return self.run["parameters"]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return json.loads(self.parameters["config"])
+
+    @property
+    def commit(self) -> str:
+        """The commit, with -dirty if files were changed; "" if unknown."""
+        return self.provenance.get("git_sha", "").replace("unknown", "")
+
+
+def read(store: Store, name: str, version: str = "") -> Origin:
+    """Read the origin of a version (default: the champion). Raises ConfigError if it was not recorded."""
+    release = tracking.find_version(name, version) if version else tracking.require_champion(name)
+    if not release:
+        raise ConfigError(f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all versions.')
+    prefix = f"{release.uri.rstrip('/')}/"
+    try:
+        record, model = (json.loads(store.get(prefix + file)) for file in ("release.json", "model.json"))
+        run = json.loads(store.get(prefix + FILE))
+    except NotFound as error:
+        raise ConfigError(
+            f"version {release.version} of {name} cannot be reproduced: {error} Versions that an earlier Rekindle "
+            "released lack this file: train and release again."
+        ) from error
+    if not run["manifest"] or not run["parameters"].get("config"):
+        raise ConfigError(
+            f"version {release.version} of {name} cannot be reproduced: it was not released by a workflow that "
+            "`rekindle run` or `rekindle submit` rendered from a config."
+        )
+    provenance, files = record["provenance"], record["files"]
+    curve = read_curve(store, prefix)
+    return Origin(name, release.version, prefix, release.sha256, provenance, files, model, run, curve)
+
+
+def read_curve(store: Store, prefix: str) -> Curve:
+    """Return the losses of the model at `prefix`; {} if it was not trained step by step."""
+    try:
+        return dict(json.loads(store.get(prefix + CURVE)))
+    except NotFound:
+        return {}
+
+
+def unpack(manifest: str) -> dict[str, Any]:
+    """Decode the workflow parameter `manifest`; {} if it is empty."""
+    return json.loads(zlib.decompress(base64.b64decode(manifest))) if manifest else {}

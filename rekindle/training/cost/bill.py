@@ -1,0 +1,172 @@
+"""The cost of a training, from the times in its ledger and the prices in its Tariff.
+
+The cost of the coordinator counts as *queued* while no worker is alive: then the workers wait for nodes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from argolocal.common.wording import duration
+from rekindle.training.cost.tariff import Tariff
+from rekindle.training.ledger import text
+from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Interval, Summary, alive, percent
+
+COORDINATOR, QUEUED = "coordinator", "queued"
+USES = (TRAINED, WAITED, LOST, COORDINATOR, QUEUED)
+PREEMPTIONS = ("lost", "drain")  # kinds of incidents that spot nodes cause
+MIN_SHARE = 0.01  # share of the cost that another checkpoint interval must save to be mentioned
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """The mean time between durable checkpoints, the best one, and the amount that the best one would have saved.
+
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: with the cost C of
+    a checkpoint and the mean time M between losses, checkpoints every W seconds cost the share C/W + W/2M of the
+    training; the best W is √(2·C·M). Only losses whose work was restored from a durable checkpoint count.
+    """
+
+    losses: int
+    repeated: int  # number of repeated steps
+    seconds: float
+    best_seconds: float
+    saved: float
+
+
+@dataclass
+class Bill:
+    """The cost of a training, by use of time and by kind of node."""
+
+    currency: str
+    uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USES, 0.0))
+    spot: float = 0.0  # part of the cost on spot nodes
+    on_demand: float = 0.0  # part of the cost on nodes on demand
+    preemptions: int = 0
+    waits: float = 0.0  # cost of waiting after preemptions, which is part of the use `waited`
+    without_spot: float = 0.0  # cost of the same training on demand, without preemptions
+    checkpointing: Checkpointing | None = None
+
+    @property
+    def total(self) -> float:
+        return self.spot + self.on_demand
+
+    @property
+    def losses(self) -> float:
+        """Cost of the preemptions: of lost work, and of waiting for the next group."""
+        return self.uses[LOST] + self.waits
+
+    def figures(self) -> dict[str, float]:
+        """Return all amounts by name."""
+        saved = {"without_spot": self.without_spot, "saved": self.without_spot - self.total} if self.spot else {}
+        losses = {"losses": self.losses} if self.preemptions else {}
+        return {"total": self.total, **self.uses, "spot": self.spot, "on_demand": self.on_demand, **losses, **saved}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the amounts and the currency; `checkpoints` only if work was restored from a durable checkpoint."""
+        interval = self.checkpointing
+        more = {"checkpoints": {name: round(value, 9) for name, value in vars(interval).items()}} if interval else {}
+        return {"currency": self.currency} | {name: round(value, 9) for name, value in self.figures().items()} | more
+
+
+def charge(summary: Summary, tariff: Tariff) -> Bill:
+    """Return the cost of a training. Raises ConfigError if a pod has no price."""
+    bill = Bill(tariff.prices.currency, preemptions=summary.preemptions)
+    pauses = alive([Interval(item.t, _end(item), WAITED) for item in summary.incidents if item.kind in PREEMPTIONS])
+    for name, intervals in summary.intervals.items():
+        is_spot = tariff.prices.is_spot(tariff.worker(name))
+        for interval in intervals:
+            seconds = interval.end - interval.start
+            _add(bill, interval.kind, tariff.price(name, seconds), is_spot)
+            avoidable = {WAITED: _overlap(interval, pauses), LOST: seconds}.get(interval.kind, 0.0)
+            bill.waits += tariff.price(name, avoidable) if interval.kind == WAITED else 0.0
+            bill.without_spot += tariff.price(name, seconds - avoidable, spot=False)
+    if tariff.coordinator and summary.counts.get("coordinator"):
+        busy = sum(end - start for start, end in alive([i for worker in summary.intervals.values() for i in worker]))
+        for use, seconds in ((COORDINATOR, busy), (QUEUED, max(0.0, summary.ended - summary.began - busy))):
+            cost = tariff.prices.price(tariff.coordinator, seconds)
+            _add(bill, use, cost, tariff.prices.is_spot(tariff.coordinator))
+            bill.without_spot += tariff.prices.price(tariff.coordinator, seconds, spot=False)
+    bill.checkpointing = _checkpointing(summary, bill.uses[TRAINED] + bill.uses[LOST])
+    return bill
+
+
+def _add(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
+    bill.uses[use] += cost
+    if is_spot:
+        bill.spot += cost
+    else:
+        bill.on_demand += cost
+
+
+def _end(incident: Incident) -> float:
+    """Return when the work that a preemption interrupted had continued completely."""
+    return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
+
+
+def _overlap(interval: Interval, pauses: list[tuple[float, float]]) -> float:
+    return sum(max(0.0, min(interval.end, end) - max(interval.start, start)) for start, end in pauses)
+
+
+def _checkpointing(summary: Summary, cost: float) -> Checkpointing | None:
+    """Compare the checkpoint interval with the best one; `cost`: cost of all time in groups."""
+    restored = {
+        item.resumed: item for item in summary.incidents if item.tier == "durable" and item.kind != "coordinator"
+    }
+    costs = [event["cost"] for event in summary.checkpoints if event.get("cost")]
+    seconds = summary.training_seconds
+    if not (restored and costs and seconds):
+        return None
+    each, mean_time, usual = sum(costs) / len(costs), seconds / len(restored), seconds / len(summary.checkpoints)
+    best = math.sqrt(2 * each * mean_time)
+    overheads = [each / interval + interval / (2 * mean_time) for interval in (usual, best)]
+    repeated = sum(item.repeated for item in restored.values())
+    return Checkpointing(len(restored), repeated, usual, best, cost * (overheads[0] - overheads[1]))
+
+
+def report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
+    """Return the summary as lines of text and numbers, with its costs if a tariff is given."""
+    bill = charge(summary, tariff) if tariff and summary.intervals else None
+    words = [*text.describe(summary), *(describe(bill) if bill else ())]
+    return {"words": words} | summary.as_json() | ({"cost": bill.as_json()} if bill else {})
+
+
+def describe(bill: Bill) -> Iterator[str]:
+    """Yield sentences about the cost of a training."""
+    uses = [(TRAINED, "trained"), (WAITED, "waited"), (LOST, "lost"), (QUEUED, "queued"), (COORDINATOR, "coordinator")]
+    parts = ", ".join(f"{amount(bill.uses[use])} {word}" for use, word in uses if bill.uses[use])
+    yield f"The training cost {money(bill.total, bill.currency)}: {parts}."
+    if bill.preemptions and bill.losses:
+        count = f"{bill.preemptions} preemption{'s' * (bill.preemptions > 1)}"
+        work, waits = amount(bill.uses[LOST]), amount(bill.waits)
+        yield f"{count} cost {money(bill.losses, bill.currency)}: {work} of lost work and {waits} of waiting."
+    if bill.spot:
+        saved, other = bill.without_spot - bill.total, money(bill.without_spot, bill.currency)
+        share = f" ({percent(abs(saved) / bill.without_spot)})" if bill.without_spot else ""
+        difference = f"{'saved' if saved >= 0 else 'cost another'} {amount(abs(saved))}{share}"
+        yield (
+            f"{money(bill.spot, bill.currency)} of it is for spot nodes. On demand and without preemptions, the "
+            f"training would have cost {other}: after all losses, spot nodes {difference}."
+        )
+    interval = bill.checkpointing
+    if interval and interval.saved >= MIN_SHARE * bill.total:
+        times = "once" if interval.losses == 1 else f"{interval.losses} times"
+        yield (
+            f"{times.capitalize()}, the work was restored from the object store, and {interval.repeated} steps were "
+            f"repeated. At this rate, a durable checkpoint every {duration(interval.best_seconds)} "
+            f"(train.checkpoint_seconds) instead of every {duration(interval.seconds)} would have saved about "
+            f"{money(interval.saved, bill.currency)}."
+        )
+
+
+def money(value: float, currency: str) -> str:
+    """Format an amount with its currency: `12.30 USD`, `0.0041 USD`."""
+    return f"{amount(value)} {currency}"
+
+
+def amount(value: float) -> str:
+    """Format an amount with two digits, or with two significant digits below 0.1."""
+    if value == 0 or abs(value) >= 0.1:
+        return f"{value:,.2f}"
+    return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"

@@ -1,0 +1,67 @@
+"""The cost of a run as a whole: the times of its nodes, and the requests of their templates."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from argolocal.view.summary import outputs, timestamp
+from rekindle.training.cost import pods
+from rekindle.training.cost.bill import amount, money
+from rekindle.training.cost.prices import Prices
+
+TRAINING_COSTS = "training_costs"  # output of the step `report`: task → cost of the training, from its ledger
+MAX_STEPS = 4  # number of steps that the words name
+
+
+def template_cost(prices: Prices, template: pods.Manifest, seconds: float, spot: bool | None = None) -> float:
+    """Return the cost of a template that runs for some seconds: of its pod, or of the pods of the object it applies.
+
+    `spot`: on spot nodes or not (None: as the pods select). Raises ConfigError if a pod has no price.
+    """
+    if pod := pods.of_template(template):
+        return prices.price(pod, seconds, spot)
+    return sum(item.count * prices.price(item.pod, seconds, spot) for item in pods.applied(template))
+
+
+def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Prices) -> dict[str, float]:
+    """Return the cost of each task with pods; of a training only if `report` has recorded it.
+
+    The time of a node includes the time that its pod waits for a node of the cluster. Servers run on after the run, so
+    the pods of a Deployment are left out.
+    """
+    templates = {item["name"]: item for item in manifest["spec"].get("templates") or []}
+    costs: dict[str, float] = {}
+    for node in list((status.get("nodes") or {}).values()):
+        template = templates.get(node.get("templateName", ""))
+        if node.get("type") != "Pod" or not template or not node.get("startedAt"):
+            continue
+        task = node["name"].partition(".")[2].partition("(")[0] or node["name"]
+        end = timestamp(node["finishedAt"]) if node.get("finishedAt") else time.time()
+        if pods.of_template(template):
+            seconds = max(0.0, end - timestamp(node["startedAt"]))
+            costs[task] = costs.get(task, 0.0) + template_cost(prices, template, seconds)
+        costs |= json.loads(outputs(node).get(TRAINING_COSTS) or "{}")
+    return costs
+
+
+def run_costs(
+    status: Mapping[str, Any],
+    manifest: pods.Manifest,
+    prices: Prices | None,
+    trainings: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the cost of a run: `words`, `currency`, `total`, and `steps` by task; {} without prices.
+
+    `trainings`: costs of trainings from their ledgers (default: as `report` has recorded them).
+    """
+    if not prices:
+        return {}
+    costs = step_costs(status, manifest, prices) | dict(trainings or {})
+    total = sum(costs.values())
+    ranked = sorted(costs.items(), key=lambda item: -item[1])
+    parts = [f"{task} {amount(cost)}" for task, cost in ranked[:MAX_STEPS]]
+    if rest := ranked[MAX_STEPS:]:
+        parts.append(f"{len(rest)} other step{'s' * (len(rest) > 1)} {amount(sum(cost for _, cost in rest))}")
+    words = f"{money(total, prices.currency)} ({', '.join(parts)})" if parts else money(total, prices.currency)
+    return {"words": words, "currency": prices.currency, "total": total, "steps": costs}

@@ -1,0 +1,82 @@
+"""The prices of a run and the pods of its trainings, from the run's manifest."""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from rekindle.keys import CHECKPOINTS, key
+from rekindle.sections import Section
+from rekindle.training.cost import pods
+from rekindle.training.cost.pods import Manifest, Pod
+from rekindle.training.cost.prices import ANNOTATION, Prices
+
+LAUNCHER, COORDINATOR = "rekindle.training.launch.launcher", "rekindle.training.membership.server"
+TRIAL = "steps.search.trial"
+
+
+class Tariff(Section):
+    """The prices of one training, and its pods."""
+
+    prices: Prices
+    workers: dict[str, Pod] = Field(min_length=1, description="pods of the workers by role; the last is the default")
+    coordinator: Pod | None = None
+
+    def worker(self, name: str) -> Pod:
+        """Return the pod of a worker by its name, such as demo-x7k2p-train-worker-1."""
+        roles = (role for role in self.workers if role and f"-{role.lower()}-" in name)
+        return self.workers[next(roles, [*self.workers][-1])]
+
+    def price(self, name: str, seconds: float, spot: bool | None = None) -> float:
+        """Return the cost of a worker; the workers of a pod with several GPUs share its cost."""
+        pod = self.worker(name)
+        return self.prices.price(pod, seconds / max(1.0, pod.gpus), spot)
+
+
+def recorded_manifest(workflow: Manifest) -> Manifest:
+    """Return the manifest that a run has recorded as a parameter, else the workflow itself."""
+    parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
+    texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
+    try:
+        return unpack(texts[0]) if texts and texts[0] else workflow
+    except (ValueError, zlib.error):  # a manifest that Rekindle did not render may have a parameter with this name
+        return workflow
+
+
+def unpack(text: str) -> Manifest:
+    """Decode the workflow parameter `manifest`."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def prices_of(manifest: Manifest) -> Prices | None:
+    """Return the prices in a recorded manifest. Raises ConfigError."""
+    text = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
+    return Prices.parse(json.loads(text), ANNOTATION) if text else None
+
+
+def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> dict[str, Tariff]:
+    """Return the tariff of each training in `tasks`; without prices or pods, the training is left out."""
+    templates = manifest["spec"].get("templates") or []
+    replicas = [item for template in templates for item in pods.applied(template)] if prices else []
+    result: dict[str, Tariff] = {}
+    for task in tasks:
+        flag = f"--checkpoints={key(task, CHECKPOINTS)}"
+        members = [item for item in replicas if flag in item.words]
+        workers = {item.role: item.pod for item in members if LAUNCHER in item.words}
+        leaders = [item.pod for item in members if COORDINATOR in item.words]
+        if prices and workers:
+            result[task] = Tariff(prices=prices, workers=workers, coordinator=leaders[0] if leaders else None)
+    return result
+
+
+def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
+    """Return the tariff of the trials of a sweep; each trial trains alone in a pod."""
+    for template in manifest["spec"].get("templates") or []:
+        words: Mapping[str, Any] = template.get("container") or {}
+        pod = pods.of_template(template)
+        if prices and pod and TRIAL in [*(words.get("command") or []), *(words.get("args") or [])]:
+            return Tariff(prices=prices, workers={"": pod})
+    return None

@@ -1,0 +1,124 @@
+"""Compares the pods of a run with a cluster: nodes, ResourceQuotas of the namespace, quotas of Kueue.
+
+Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue (v1beta2; v1beta1 has the same fields).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from argolocal.language.quantity import quantity
+from rekindle.cluster.api import Cluster, Object, Resource
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.queue import VERSIONS
+from rekindle.training.cost.pods import GIB
+from rekindle.view.plan.resources import PodRequest, totals
+
+NODES = Resource("v1", "nodes", namespaced=False)
+QUOTAS = Resource("v1", "resourcequotas")
+
+
+def misfits(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> list[str]:
+    """Return sentences on pods that do not fit into the cluster, and on failed comparisons. `pods`: by task."""
+    lines: list[str] = []
+    for compare in (_nodes, _quotas, _queues):
+        try:
+            lines += compare(cluster, pods, peak)
+        except ApiError as error:
+            lines.append(f"not compared with the {compare.__name__.strip('_')} of the cluster: {error}")
+    return list(dict.fromkeys(lines))
+
+
+def _nodes(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+    nodes = [node for node in cluster.list_objects(NODES) if not node.get("spec", {}).get("unschedulable")]
+    for task, requests in pods.items():
+        for pod in requests:
+            labelled = [node for node in nodes if _has_labels(node, pod.pod.labels)]
+            if not labelled:
+                labels = ", ".join(f"{name}={value}" for name, value in pod.pod.labels.items())
+                yield f"{task}: no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one"
+            elif not any(not _excess(pod.resources, _allocatable(node)) for node in labelled):
+                largest = max(labelled, key=lambda node: _allocatable(node).get("cpu", 0.0))
+                excess = ", ".join(_excess(pod.resources, _allocatable(largest)))
+                yield f"{task}: a pod does not fit into any node ({excess} of {largest['metadata']['name']})"
+    capacity: dict[str, float] = {}
+    for node in nodes:
+        for name, value in _allocatable(node).items():
+            capacity[name] = capacity.get(name, 0.0) + value
+    if excess := _excess(peak, capacity):
+        yield f"the peak of the run exceeds all nodes together: {', '.join(excess)}"
+
+
+def _quotas(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+    for quota in cluster.list_objects(QUOTAS):
+        hard, used = (_numbers((quota.get("status") or {}).get(name) or {}) for name in ("hard", "used"))
+        hard = hard or _numbers(quota["spec"].get("hard") or {})
+        free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
+        if excess := _excess(peak, {name: free[name] for name in peak if name in free}):
+            name = quota["metadata"]["name"]
+            yield f"the peak of the run exceeds the rest of the ResourceQuota {name}: {', '.join(excess)}"
+
+
+def _queues(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+    for task, requests in pods.items():
+        for name in sorted({pod.queue for pod in requests if pod.queue}):
+            needed = totals(pod for pod in requests if pod.queue == name)
+            queue = _kueue(cluster, "localqueues", name)
+            if not queue:
+                yield f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
+                continue
+            cluster_queue = _kueue(cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False)
+            if cluster_queue and (excess := _excess(needed, _nominal(cluster_queue, needed))):
+                yield f"{task} exceeds the quota of {cluster_queue['metadata']['name']}: {', '.join(excess)}"
+
+
+def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) -> Object | None:
+    for version in VERSIONS:
+        if found := cluster.find(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced), name):
+            return found
+    return None
+
+
+def _nominal(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+    """Return the quota of a ClusterQueue over all flavors, for the needed resources that it limits."""
+    result: dict[str, float] = {}
+    for group in queue["spec"].get("resourceGroups") or []:
+        for flavor in group.get("flavors") or []:
+            for resource in flavor.get("resources") or []:
+                if resource["name"] in needed:
+                    borrowed = _number(resource.get("borrowingLimit") or 0)
+                    total = result.get(resource["name"], 0.0) + _number(resource.get("nominalQuota") or 0) + borrowed
+                    result[resource["name"]] = total
+    return result
+
+
+def _excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
+    """Return each resource whose need exceeds the available amount; a resource that a node lacks is unavailable."""
+    return [
+        f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
+        for name, value in needed.items()
+        if value > available.get(name, 0.0) + 1e-6 and (name in available or "/" in name)
+    ]
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value / GIB:.3g}Gi" if name in ("memory", "ephemeral-storage") else f"{value:.3g}"
+
+
+def _allocatable(node: Object) -> dict[str, float]:
+    return _numbers((node.get("status") or {}).get("allocatable") or {})
+
+
+def _numbers(texts: Mapping[str, Any]) -> dict[str, float]:
+    return {name: _number(text) for name, text in texts.items()}
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(quantity(text))
+    except ValueError:
+        return 0.0
+
+
+def _has_labels(node: Object, selector: Mapping[str, str]) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    return all(labels.get(name) == value for name, value in selector.items())

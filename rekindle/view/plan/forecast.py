@@ -1,0 +1,240 @@
+"""Combines the parts of a forecast: tasks, reasons, times, resources and releases of the next run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from argolocal.manifest import read as manifests
+from argolocal.manifest.resolve import find_in, store_templates
+from argolocal.manifest.shape import shape_errors
+from rekindle import project
+from rekindle.cache import plan as cache_plan
+from rekindle.cache.plan import CacheResult
+from rekindle.cluster.api import TEMPLATES, Cluster, Resource
+from rekindle.errors import RekindleError
+from rekindle.keys import CACHED
+from rekindle.local.cluster import LocalCluster
+from rekindle.training.cost.prices import Prices
+from rekindle.view import reuse
+from rekindle.view.plan import capacity, history, releases, resources, timing
+from rekindle.view.plan.reasons import Reason, Reasons
+from rekindle.view.plan.releases import PlannedRelease
+from rekindle.view.plan.resources import PodRequest, ResourceSeconds
+from rekindle.view.plan.tasks import CONDITIONAL, EXIT, RUNS, Task, Tree
+from rekindle.view.plan.timing import Estimate, Total
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+NO_CACHE = Reason("the cache is not used")
+REFERENCED_KINDS = {  # kinds of objects that a manifest may refer to
+    "WorkflowTemplate": TEMPLATES,
+    "ClusterWorkflowTemplate": Resource("argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False),
+    "ConfigMap": Resource("v1", "configmaps"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The forecast of one task."""
+
+    task: str
+    path: str
+    status: str
+    reason: Reason
+    time: Estimate
+    items: int | None  # number of loop items; None if it is known only at run time
+    pods: list[PodRequest]
+    requests: dict[str, float]
+    used: ResourceSeconds
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The forecast of a run. `unconditional`: the total without tasks that depend on conditions."""
+
+    name: str
+    rows: list[Row]
+    total: Total
+    unconditional: Total
+    runs: list[str]  # names of the former runs that the times come from
+    peak: dict[str, float]
+    releases: list[PlannedRelease]
+    currency: str = ""  # of the costs; empty without prices
+    misfits: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def unknown(self) -> list[str]:
+        """The tasks that will run, and whose time is unknown."""
+        return [row.task for row in self.rows if row.status == RUNS and row.time.seconds is None]
+
+    @property
+    def used(self) -> ResourceSeconds:
+        return sum((row.used for row in self.rows), ResourceSeconds())
+
+    def runs_anything(self) -> bool:
+        """Return True if a task would run or may run, except in the exit handler, which every run has."""
+        return any(row.status in (RUNS, CONDITIONAL) for row in self.rows if not row.task.startswith(EXIT))
+
+
+class Sources:
+    """The sources of a forecast: the home of this machine, or a cluster; the object store, if it can be read."""
+
+    def __init__(self, home: Path, cluster: Cluster | None) -> None:
+        self.home, self.cluster, self.notes = home, cluster, list[str]()
+        self.store: Store | None = None
+        try:
+            self.store = reuse.readable_store(home, on_cluster=cluster is not None)
+        except RekindleError as error:
+            self.notes.append(f"the object store cannot be read: {error}")
+        if cluster and not self.store and not self.notes:
+            self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
+
+    def formers(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
+        if not self.cluster:
+            return list(history.on_this_machine(self.home, workflow, prefix))
+        try:
+            return list(history.on_cluster(self.cluster, workflow, prefix))
+        except RekindleError as error:
+            self.notes.append(f"former runs cannot be read: {error}")
+            return []
+
+    def find_template(self, others: Iterable[Mapping[str, Any]]) -> Any:
+        find = find_in(others)
+
+        def find_anywhere(kind: str, name: str) -> Any:
+            if found := find(kind, name):
+                return found
+            if not self.cluster:
+                return LocalCluster(self.home).find(kind, name)
+            return self.cluster.find(REFERENCED_KINDS[kind], name) if kind in REFERENCED_KINDS else None
+
+        return find_anywhere
+
+    def look_up(self, manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> list[CacheResult]:
+        if not self.store or any(shape_errors(manifest)) or not cache_plan.has_reuse(manifest):
+            return []
+        on_cluster = self.cluster is not None
+        if not on_cluster:
+            reuse.set_bucket()
+        bucket = None if on_cluster else lambda name: cast("Store", reuse.readable_store(self.home, bucket=name))
+        try:
+            return cache_plan.look_up(
+                manifest, parameters, self.store, on_cluster=on_cluster, bucket=bucket, read_only=True
+            )
+        except RekindleError as error:
+            self.notes.append(f"the cache cannot be read: {error}")
+            return []
+
+    def champion(self, model: str) -> releases.Champion:
+        return releases.champion_on(self.cluster, model) if self.cluster else releases.champion_here(self.home, model)
+
+
+def forecast(
+    sources: Sources,
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str],
+    others: Iterable[Mapping[str, Any]] = (),
+    use_cache: bool = True,
+) -> Forecast:
+    """Forecast the run of a manifest with `parameters`. Raises ConfigError if the manifest is invalid."""
+    find = sources.find_template(others)
+    workflow = manifests.workflow(manifest, parameters, find, for_this_machine=not sources.cluster)
+    workflow = store_templates(workflow, find, lambda spec, path: None)
+    results = sources.look_up(manifest, parameters) if use_cache and CACHED not in parameters else []
+    by_task = {result.task: result for result in results}
+    tree = Tree(workflow, cache_plan.parameter(manifest, results) if results else "")
+    prefix = _prefix(manifest)
+    is_needed = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
+    formers = sources.formers(workflow, prefix) if is_needed else []
+    estimates = timing.Estimates(tree, formers, sources.store, not sources.cluster)
+    reasons = Reasons(tree, by_task, sources.store, prefix, bool(sources.cluster))
+    times = {task.path: estimates.of(task) for task in tree.leaves()}
+    extra = timing.overhead(tree, formers)
+    total, certain = (timing.total(tree, times, extra, conditional) for conditional in (True, False))
+    prices = Prices.load(project.root())
+    runtimes = resources.training_runtimes(tree.templates.values())
+    rows = [
+        _row(
+            task,
+            resources.pods_of(task, runtimes),
+            times[task.path],
+            reasons.of(parent, task) if use_cache or task.status != RUNS else NO_CACHE,
+            prices,
+        )
+        for parent, task in _with_parents(tree)
+    ]
+    requests = {row.path: row.requests for row in rows if row.status in (RUNS, CONDITIONAL)}
+    peak = resources.peak(requests, timing.spans_of_pods(tree, times))
+    pods = {row.task: row.pods for row in rows if row.status in (RUNS, CONDITIONAL)}
+    misfits = capacity.misfits(sources.cluster, pods, peak) if sources.cluster else []
+    names = [former.name for former in formers]
+    planned = releases.planned(tree, sources.champion)
+    name = prefix.rstrip("-")
+    currency = prices.currency if prices else ""
+    return Forecast(name, rows, total, certain, names, peak, planned, currency, misfits, sources.notes)
+
+
+def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
+    pending = [(tree.root, tree.root), *([(tree.exit, tree.exit)] if tree.exit else [])]
+    result = []
+    while pending:
+        parent, task = pending.pop(0)
+        pending = [(task, child) for child in task.children.values()] + pending
+        result += [] if task.children else [(parent, task)]
+    return result
+
+
+def _row(task: Task, pods: list[PodRequest], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
+    pods = pods if task.status in (RUNS, CONDITIONAL) else []
+    used = resources.resource_seconds(pods, time.seconds or 0.0, prices)
+    return Row(
+        task.path or "main", task.path, task.status, reason, time, task.items, pods, resources.totals(pods), used
+    )
+
+
+def _prefix(manifest: Mapping[str, Any]) -> str:
+    """Return the start of the names of a manifest's runs."""
+    metadata = manifest.get("metadata") or {}
+    if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and metadata.get("name"):
+        return f"{metadata['name']}-"
+    return str(metadata.get("name") or metadata.get("generateName") or "workflow-")
+
+
+def as_json(plan: Forecast) -> dict[str, Any]:
+    """Return the object that `-o json` prints."""
+
+    def totals(total: Total) -> dict[str, Any]:
+        return {"seconds": round(total.seconds, 3), "low": round(total.low, 3), "high": round(total.high, 3)}
+
+    tasks = [
+        {
+            "task": row.task,
+            "status": row.status,
+            "reason": row.reason.text,
+            "compared_with": row.reason.earlier or None,
+            "differences": [asdict(difference) for difference in row.reason.differences],
+            "time": asdict(row.time),
+            "items": row.items,
+            "pods": [asdict(pod) for pod in row.pods],
+            "requests": row.requests,
+            **asdict(row.used),
+        }
+        for row in plan.rows
+    ]
+    return {
+        "name": plan.name,
+        "runs_anything": plan.runs_anything(),
+        "tasks": tasks,
+        "total": totals(plan.total) | {"critical_path": plan.total.critical, "unknown": plan.unknown},
+        "without_conditional_tasks": totals(plan.unconditional) | {"critical_path": plan.unconditional.critical},
+        "former_runs": plan.runs,
+        "currency": plan.currency or None,
+        "peak": plan.peak,
+        **asdict(plan.used),
+        "releases": [asdict(release) for release in plan.releases],
+        "does_not_fit": plan.misfits,
+        "notes": plan.notes,
+    }

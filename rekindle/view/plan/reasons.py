@@ -1,0 +1,126 @@
+"""Says for each task why it will run instead of being reused."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rekindle.cache import entries, plan
+from rekindle.cache.difference import MISSING, Difference, differences
+from rekindle.cache.plan import CacheResult
+from rekindle.errors import RekindleError, StorageError
+from rekindle.view.plan.tasks import RUNS, Task, Tree
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+MAX_READ = 2000  # maximum number of cache entries to read for a comparison
+SHORT = 24  # characters of a value in a line of text
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A sentence that says why a task runs, and the differences from `earlier`, an earlier result (RUN/TASK)."""
+
+    text: str
+    earlier: str = ""
+    differences: list[Difference] = field(default_factory=list)
+
+
+class Reasons:
+    """Explains tasks of `tree`. `prefix`: start of the names of runs of this pipeline, whose results are preferred."""
+
+    def __init__(
+        self, tree: Tree, results: Mapping[str, CacheResult], store: "Store | None", prefix: str, on_cluster: bool
+    ) -> None:
+        self.tree, self.results, self.store = tree, results, store
+        self.prefix, self.on_cluster = prefix, on_cluster
+
+    def of(self, parent: Task, task: Task) -> Reason:
+        """Return why a task runs, or why it does not run or may not run."""
+        if task.status != RUNS:
+            return Reason(task.reason)
+        if task.template.get("memoize"):
+            return Reason("its result may be memoized by Argo, which is known when it starts")
+        if not self.tree.row(task):
+            return Reason("never cached")
+        result = self.results.get(task.name)
+        if not result or not self.store:
+            return Reason("the cache cannot be read")
+        earlier, found = None, []
+        try:
+            facts = result.facts or (plan.known_facts(result.call, self.on_cluster) if result.call else None)
+            if facts and (earlier := self._earlier(facts["step"], task.name)):
+                found = differences(self.store, earlier.facts, facts)
+        except RekindleError:
+            found = []
+        if not result.facts and (upstream := self._upstream(parent, task)):
+            found.append(Difference("upstream", upstream))
+        if not found and result.facts and earlier:
+            return Reason(f"the result of {earlier.at} is not valid now", earlier.at)
+        if not found and not result.facts:
+            return Reason(result.reason)
+        if not earlier and not any(difference.kind == "upstream" for difference in found):
+            return Reason("no earlier result")
+        return Reason(describe(found[0]), earlier.at if earlier else "", found)
+
+    def _upstream(self, parent: Task, task: Task) -> str:
+        """Return the task that runs and whose output `task` needs."""
+        seen, pending = set(), list(parent.needs.get(task.name, ()))
+        running = []
+        while pending:
+            name = pending.pop(0)
+            if name not in seen:
+                seen.add(name)
+                pending += parent.needs.get(name, ())
+                running += [name] if parent.children[name].status == RUNS else []
+        reusable = [name for name in running if self.tree.row(parent.children[name])]
+        return next(iter(reusable or running), "")
+
+    def _earlier(self, step: str, task: str) -> entries.Entry | None:
+        """Return the newest entry of a step: of this task in a run of this pipeline, of this pipeline, or of any."""
+        rank = lambda e: (e.workflow.startswith(self.prefix), e.task == task, e.made)  # noqa: E731
+        return max((e for e in self._entries.get(step, ())), key=rank, default=None)
+
+    @cached_property
+    def _entries(self) -> dict[str, list[entries.Entry]]:
+        """The newest entries, by step."""
+        result: dict[str, list[entries.Entry]] = {}
+        for entry in self._read():
+            result.setdefault(str(entry.facts.get("step")), []).append(entry)
+        return result
+
+    def _read(self) -> Iterator[entries.Entry]:
+        if not self.store:
+            return
+        try:
+            items = sorted(self.store.list(entries.FOLDER), key=lambda item: -item.modified)
+            for item in items[:MAX_READ]:
+                if entry := entries.read(self.store, item.key.removeprefix(entries.FOLDER)):
+                    yield entry
+        except StorageError:
+            return
+
+
+def describe(difference: Difference) -> str:
+    """Describe a difference in a few words, with short values."""
+    if difference.kind == "upstream":
+        return f"{difference.name} runs"
+    name = "image" if difference.kind == "image" else f"{difference.kind} {difference.name}"
+    if difference.before == MISSING:
+        return f"{name} is new ({_short(difference.now)})"
+    if difference.now == MISSING:
+        return f"{name} was removed"
+    before, now = (" ".join(value.split()) for value in (difference.before, difference.now))
+    pairs = enumerate(zip(before, now, strict=False))
+    common = next((index for index, (a, b) in pairs if a != b), 0) if max(len(before), len(now)) > SHORT else 0
+    return f"{name}: {_short(before, common)} → {_short(now, common)}"
+
+
+def _short(value: str, common: int = 0) -> str:
+    """Shorten a value whose first `common` characters equal the start of the compared value."""
+    if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removeprefix("sha256:")):
+        return value.removeprefix("sha256:")[:8]
+    start = max(0, common - SHORT // 2)
+    text = f"…{value[start:]}" if start else value
+    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"

@@ -1,0 +1,97 @@
+"""Names the models that a run may release, and the champions that they would replace, without starting a service."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle.cluster.api import SERVICES, Cluster
+from rekindle.errors import RekindleError
+from rekindle.view.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
+
+RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a version of a model
+CHAMPION_QUERY = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = 'champion'"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The served version of a model and its address; empty strings if they do not exist."""
+
+    version: str = ""
+    endpoint: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """A release that the run may make. If the champion is not known, `note` is the reason."""
+
+    task: str
+    model: str
+    condition: str
+    champion: Champion | None
+    note: str = ""
+
+    def __str__(self) -> str:
+        condition = self.condition or "in every run"
+        if not self.champion:
+            return f"{self.model}: {condition}; its champion is not known: {self.note}"
+        if not self.champion.version:
+            return f"{self.model}: {condition}; it would be the first version"
+        place = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
+        return f"{self.model}: {condition}; it would replace version {self.champion.version}{place}"
+
+
+def planned(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
+    """Return the releases of a run. `find` returns the champion of a model, or raises RekindleError."""
+    rows = []
+    for task in tree.leaves():
+        model = _model(task) if task.status not in (CACHED_RESULT, SKIPPED) else ""
+        if not model:
+            continue
+        try:
+            rows.append(PlannedRelease(task.path, model, task.reason, find(model)))
+        except (RekindleError, OSError, sqlite3.Error) as error:
+            rows.append(PlannedRelease(task.path, model, task.reason, None, str(error)))
+    return rows
+
+
+def _model(task: Task) -> str:
+    """Return the name of the model that a task registers, or ""."""
+    outputs = {p["name"] for p in (task.template.get("outputs") or {}).get("parameters") or []}
+    arguments = {p["name"]: p.get("value") for p in (task.call.get("arguments") or {}).get("parameters") or []}
+    return str(arguments.get("name", "")) if outputs >= RELEASE_OUTPUTS else ""
+
+
+def champion_here(home: Path, model: str) -> Champion:
+    """Return the champion in this home, from the database of the embedded MLflow; or from MLFLOW_TRACKING_URI."""
+    service = home / "objects/Service" / f"{model}.json"
+    port = json.loads(service.read_text())["spec"]["ports"][0]["port"] if service.exists() else None
+    endpoint = f"http://127.0.0.1:{port}" if port else ""
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        return Champion(_tracked(model), endpoint)
+    database = home / "mlflow.db"
+    if not database.exists():
+        return Champion()
+    with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        row = connection.execute(CHAMPION_QUERY, [model]).fetchone()
+    return Champion(str(row[0]), endpoint) if row else Champion()
+
+
+def champion_on(cluster: Cluster, model: str) -> Champion:
+    """Return the champion of a cluster's models, if MLFLOW_TRACKING_URI is set. Raises RekindleError."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
+    version = _tracked(model)
+    service = cluster.find(SERVICES, model) if version else None
+    port = service["spec"]["ports"][0]["port"] if service else None
+    return Champion(version, f"http://{model}.{cluster.namespace}:{port}" if port else "")
+
+
+def _tracked(model: str) -> str:
+    from rekindle import tracking
+
+    release = tracking.champion(model)
+    return release.version if release else ""

@@ -1,0 +1,93 @@
+"""The forecast of a run as text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from argolocal.common.wording import duration, visible
+from argolocal.view import runs
+from rekindle.training.cost.pods import GIB
+from rekindle.view.plan import resources
+from rekindle.view.plan.forecast import Forecast, Row
+from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
+
+MAX_REASON = 120  # characters of a reason; `-o json` has all of it
+MAX_NAMES = 8  # tasks that a line of totals names
+MIN_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
+
+
+def text(plan: Forecast) -> str:
+    """Return the table of tasks, the totals, and the possible releases."""
+    rows = [_cells(row) for row in plan.rows if row.status != SKIPPED]
+    return visible("\n".join([runs.table(rows), "", *_totals(plan)]))
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    memory = row.requests.get("memory", 0.0) / GIB
+    return {
+        "task": row.task,
+        "plan": row.status,
+        "time": _time(row),
+        "runs": row.time.runs or "",
+        "pods": f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else "",
+        "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
+        "memory": f"{memory:.3g}Gi" if memory else "",
+        "gpu": f"{number:.3g}" if (number := resources.gpus(row.requests)) else "",
+        **({"cost": f"{row.used.cost:.3g}"} if row.used.cost is not None else {}),
+        "why": "; ".join(filter(None, [_short(row.reason.text), row.time.note])),
+    }
+
+
+def _time(row: Row) -> str:
+    time = row.time
+    if row.status == CACHED_RESULT:
+        return ""
+    if time.seconds is None:
+        return "unknown"
+    return _spread(time.seconds, time.low, time.high)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
+
+
+def _some(names: list[str]) -> list[str]:
+    return names if len(names) <= MAX_NAMES else [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
+
+
+def _spread(seconds: float, low: float, high: float) -> str:
+    text = duration(seconds)
+    ends = duration(low), duration(high)
+    return text if ends[0] == ends[1] else f"{text} ({ends[0]} – {ends[1]})"
+
+
+def _totals(plan: Forecast) -> Iterator[str]:
+    counts = {status: sum(row.status == status for row in plan.rows) for status in (RUNS, CACHED_RESULT, CONDITIONAL)}
+    yield "tasks      " + ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    at_least = "at least " if plan.unknown else ""
+    certain, total = plan.unconditional, plan.total
+    if not counts[RUNS] + counts[CONDITIONAL]:
+        yield "time       0 s: every task is cached"
+    elif plan.runs:
+        yield f"time       {at_least}{_spread(certain.seconds, certain.low, certain.high)}"
+        if counts[CONDITIONAL]:
+            whole = _spread(total.seconds, total.low, total.high)
+            yield f"           {at_least}{whole}, if all conditional tasks run"
+        yield f"           from {len(plan.runs)} former run{'s' * (len(plan.runs) > 1)}, newest {plan.runs[0]}"
+        spans, least = certain.spans, MIN_SHARE * certain.seconds
+        longer = [task for task in certain.critical if spans[task].end - spans[task].start >= least]
+        yield f"critical   {' → '.join(_some(longer or certain.critical))}"
+    else:
+        yield "time       unknown: former runs of this pipeline do not exist"
+    if plan.unknown:
+        yield f"unknown    time of {', '.join(_some(plan.unknown))}"
+    used, cost = plan.used, plan.used.cost
+    yield (
+        f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
+        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpus(plan.peak):.3g} GPU"
+    )
+    yield f"total      {used.cpu_seconds:.0f} CPU-seconds, {used.gib_seconds:.0f} GiB-seconds, " + (
+        f"{used.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}")
+    )
+    yield from (f"release    {release}" for release in plan.releases)
+    yield from (f"no fit     {line}" for line in plan.misfits)
+    yield from (f"note       {line}" for line in plan.notes)

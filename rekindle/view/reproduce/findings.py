@@ -1,0 +1,160 @@
+"""Differences between a release and this machine that are known before the training starts."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.processes import python
+from rekindle.blocks.manifest import provenance
+from rekindle.cache import code
+from rekindle.cache.key import content_or_empty
+from rekindle.errors import ConfigError
+from rekindle.release.origin import Origin
+from rekindle.training.spec import TrainConfig
+from rekindle.view.reproduce.checkout import find_commit
+
+MAX_SHOWN = 8  # number of packages or modules in one finding
+NOT_COMPARED = ("config", "data")  # entries of a fingerprint that the training itself determines
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference. `fatal`: the weights cannot be equal; otherwise they may differ."""
+
+    subject: str
+    text: str
+    fatal: bool = False
+
+    def __str__(self) -> str:
+        return f"{'error' if self.fatal else 'warning':9}{self.subject}: {self.text}"
+
+
+class Commit:
+    """The commit to check out: that of the release, unless the user gives another revision."""
+
+    def __init__(self, origin: Origin, revision: str) -> None:
+        self.recorded, self.is_dirty = origin.commit.removesuffix("-dirty"), origin.commit.endswith("-dirty")
+        self.sha = find_commit(revision or self.recorded)
+        if not self.sha:
+            reason = f"was made from commit {self.recorded}, which is not in the repository of this folder"
+            reason = reason if self.recorded else "was made outside of a git repository"
+            reason = f"revision {revision} does not exist" if revision else f"{origin.name} {origin.version} {reason}"
+            raise ConfigError(
+                f"{reason}: run the command in a clone that has the commit (`git fetch --all`), or give another "
+                "revision with --commit."
+            )
+
+    def findings(self) -> Iterator[Finding]:
+        if self.sha != self.recorded:
+            recorded = self.recorded or "unknown"
+            yield Finding("commit", f"{self.sha} is used; the commit of the release is {recorded}")
+
+
+def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Finding]:
+    """Compare the code of the release with the files of the commit, and with the installed packages of Rekindle."""
+    recorded, present = origin.run["code"], code.digests(origin.run["modules"], [str(folder)])
+    names = sorted(name for name in recorded.keys() | present.keys() if recorded.get(name) != present.get(name))
+    engine = [name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")]
+    project_modules = [name for name in names if name not in engine]
+    if project_modules:
+        yield Finding("code", f"{_shorten(project_modules)} differ in commit {commit.sha[:12]} from the release", True)
+    elif commit.is_dirty and commit.sha == commit.recorded:
+        text = "the release was made with uncommitted changes, but its steps and workload are those of the commit"
+        yield Finding("commit", text)
+    if engine:
+        yield Finding("code", f"Rekindle itself differs from the release, in {_shorten(engine)}")
+
+
+def environment_findings(origin: Origin) -> Iterator[Finding]:
+    """Compare Python, the packages, the lock file and the image."""
+    if (recorded := origin.run["python"]) != (present := platform.python_version()):
+        yield Finding("python", f"the release was made with Python {recorded}, this is {present}")
+    lock, recorded_lock = provenance.lock_hash(), origin.provenance.get("lock_hash", "")
+    if lock != recorded_lock:
+        file = provenance.lock_file()
+        here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
+        yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
+    recorded_packages, present_packages = (_versions(names) for names in (origin.run["packages"], code.packages()))
+    names = sorted(recorded_packages.keys() | present_packages.keys())
+    changes = [
+        f"{name} {recorded_packages.get(name, '(missing)')} → {present_packages.get(name, '(missing)')}"
+        for name in names
+        if recorded_packages.get(name) != present_packages.get(name)
+    ]
+    if changes:
+        advice = "install the lock file of the commit to have the same packages"
+        yield Finding("packages", f"{_shorten(changes)} (release → here): {advice}")
+    image, digest = (origin.provenance.get(name, "host") for name in ("image", "image_digest"))
+    if image != "host":
+        text = f"the release was made in {image} ({digest}); here its steps run on the packages of this environment"
+        yield Finding("image", text)
+
+
+def machine_findings(origin: Origin) -> Iterator[Finding]:
+    """Compare torch, the device and the processor, if the model was trained by Rekindle."""
+    recorded: dict[str, Any] = origin.model.get("fingerprint", {})
+    train = origin.model.get("train", {})
+    if not recorded:
+        return
+    settings = {name: value for name, value in train.items() if name in TrainConfig.model_fields}
+    spec = json.dumps([origin.model["workload"], origin.model["model"], settings, origin.model.get("family", "")])
+    command = python("-m", "rekindle.view.reproduce.machine", spec)
+    process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if process.returncode:
+        yield Finding("machine", f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}", True)
+        return
+    present = json.loads(process.stdout.splitlines()[-1])
+    for name, value in recorded.items():
+        if name not in NOT_COMPARED and present.get(name) != value:
+            yield Finding(name, f"the release was trained with {value}, here it is {present.get(name)}", True)
+
+
+class Data:
+    """The raw data of the release: where it is now, and if its content is that of the release.
+
+    A path may have moved with the project: the same path below the project of the commit is tried, too.
+    """
+
+    def __init__(self, origin: Origin, source: str, folder: Path) -> None:
+        self.recorded, self.wanted = str(origin.config["data"]["source"]), origin.provenance.get("source_digest", "")
+        self.given, self.folder = source, folder
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """The digest of each place where the data may be; "" if it does not exist or cannot be verified."""
+        places = [self.given or self.recorded]
+        if not self.given and "://" not in self.recorded:
+            parts = Path(self.recorded).parts[1:]
+            places += [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
+        return {place: digest for place in places if (digest := content_or_empty(place)) or place == places[0]}
+
+    @cached_property
+    def source(self) -> str:
+        """The place of the data to use: the first with the content of the release, else the first that exists."""
+        existing = [place for place, digest in self.digests.items() if digest]
+        equal = (place for place in existing if self.digests[place] == self.wanted)
+        return next(equal, existing[0] if existing else self.given or self.recorded)
+
+    def findings(self) -> Iterator[Finding]:
+        found = self.digests.get(self.source, "")
+        if not self.wanted:
+            yield Finding("data", f"the release does not have a digest of {self.recorded}, so it cannot be verified")
+        elif found != self.wanted:
+            state = f"its digest is {found}" if found else "it does not exist, or cannot be read"
+            remedy = "restore it, or give the place of the same data with --data"
+            yield Finding("data", f"{self.source}: {state}; the release has the digest {self.wanted}: {remedy}", True)
+
+
+def _versions(names: list[str]) -> dict[str, str]:
+    """Split the names of packages, such as torch-2.8.0.dist-info, into name and version."""
+    return {name: version for name, _, version in (package.rpartition("-") for package in names)}
+
+
+def _shorten(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more

@@ -1,0 +1,19 @@
+"""Print the facts of this machine that the bits of a training depend on; a process of its own, since it imports torch.
+
+python -m rekindle.view.reproduce.machine '["steps.digits", {}, {}, ""]'     workload, model, train, family
+"""
+
+import json
+import sys
+
+from rekindle.training.numerics import fingerprint, pick_device
+from rekindle.training.spec import TrainingSpec
+
+
+def main() -> None:
+    spec = TrainingSpec.local(*json.loads(sys.argv[1]))
+    print(json.dumps(fingerprint(spec, pick_device(spec))))
+
+
+if __name__ == "__main__":
+    main()

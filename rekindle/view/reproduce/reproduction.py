@@ -1,0 +1,191 @@
+"""Trains the model of a release again: check, render, run, compare."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from rekindle import tracking
+from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED
+from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.local.cluster import LocalCluster
+from rekindle.release.origin import Origin, read
+from rekindle.storage import Store
+from rekindle.view.outcome import NOT_RELEASED
+from rekindle.view.reproduce import findings as checks
+from rekindle.view.reproduce.checkout import check_out
+from rekindle.view.reproduce.comparison import Comparison, compare
+from rekindle.view.reproduce.findings import Finding
+from rekindle.view.reproduce.workspace import Workspace, workspace
+
+MAX_DIFF_LINES = 60
+SUCCESSES = (0, NOT_RELEASED)  # exit codes of a run that trained a model
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command. `version`: empty for the champion."""
+
+    model: str
+    version: str = ""
+    commit: str = ""
+    data: str = ""
+    anyway: bool = False
+    check: bool = False
+
+
+@dataclass
+class Result:
+    """The outcome. `comparison` is None if nothing was trained."""
+
+    origin: Origin
+    commit: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    comparison: Comparison | None = None
+
+    @property
+    def fatal(self) -> bool:
+        return any(finding.fatal for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        facts = {"model": self.origin.name, "version": self.origin.version, "commit": self.commit}
+        facts |= {"findings": [finding.__dict__ for finding in self.findings]}
+        sha256 = self.comparison and self.comparison.sha256
+        facts |= {"release_sha256": self.origin.sha256, "model_sha256": sha256}
+        difference = self.comparison and (self.comparison.difference or None)
+        return facts | {"equal": self.comparison and self.comparison.equal, "difference": difference}
+
+
+def reproduce(home: Path, request: Request, note: Callable[[str], None]) -> Result:
+    """Train the model of a release again, and compare the weights; report findings to `note` before the training.
+
+    The release is in the services of `home`, or in those of the environment. Stops after the findings if one is fatal,
+    unless `request.anyway`. Raises ConfigError, RekindleError.
+    """
+    local = LocalCluster(home)
+    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    store = Store.from_env()
+    origin = read(store, request.model, request.version)
+    commit = checks.Commit(origin, request.commit)
+    with workspace() as space:
+        result = Result(origin, commit.sha)
+        folder = check_out(commit.sha, space.checkout)
+        data = checks.Data(origin, request.data, folder)
+        note(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.source}")
+
+        def report(found: Iterator[Finding]) -> None:
+            for finding in found:
+                result.findings.append(finding)
+                note(str(finding))
+
+        report(commit.findings())
+        report(checks.code_findings(origin, commit, folder))
+        report(data.findings())
+        report(checks.environment_findings(origin))
+        report(checks.machine_findings(origin))
+        inputs = Inputs(origin, store, data.source)
+        report(inputs.findings())
+        manifest = render(space, folder, origin)
+        report(manifest_findings(origin, manifest))
+        if request.check or (result.fatal and not request.anyway):
+            return result
+        inputs.provide(space)
+        run = train(space, folder, origin, data.source, local.home)
+        result.comparison = compare(origin, space.store(), run)
+    return result
+
+
+class Inputs:
+    """The releases and objects that the run reads, in addition to files."""
+
+    def __init__(self, origin: Origin, store: Store, source: str) -> None:
+        self.origin, self.store, self.source = origin, store, source
+        self.start = str(origin.model.get("start", ""))
+        self.releases: dict[str, tracking.Release] = {}
+        if self.start:
+            self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
+        champion = origin.run["champion"]
+        release = tracking.find_version(origin.name, champion) if champion else None
+        if release and release.sha256 == origin.sha256:  # the release is a refreshed champion
+            self.releases[origin.name] = release
+
+    def findings(self) -> Iterator[Finding]:
+        for release in self.releases.values():
+            if not self.store.head(f"{release.uri.rstrip('/')}/release.json"):
+                yield Finding("input", f"the run starts from {self.store.uri(release.uri)}, which does not exist", True)
+
+    def provide(self, space: Workspace) -> None:
+        """Copy the inputs to the object store of the workspace."""
+        if self.source.startswith("s3://"):
+            parts = urlsplit(self.source)
+            space.copy(Store(parts.netloc, self.store.endpoint), parts.path.lstrip("/"))
+        for name, release in self.releases.items():
+            space.add_champion(self.store, release, name)
+
+
+def render(space: Workspace, folder: Path, origin: Origin, *sets: str) -> Manifest:
+    """Render the release's config in the project of the commit. Raises ConfigError."""
+    file = space.folder / "config.yaml"
+    file.write_text(yaml.safe_dump(origin.config, sort_keys=False))
+    process = space.rekindle(folder, "render", str(file), *(f"--set={setting}" for setting in sets))
+    if process.returncode:
+        raise ConfigError("the config of the release cannot be rendered by the project of the commit.")
+    return yaml.safe_load(process.stdout)
+
+
+def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
+    """Compare the rendered manifest with that of the release."""
+    if manifest_sha256(manifest) == origin.provenance["manifest_hash"]:
+        return
+    texts = [to_yaml(_without_provenance(each)).splitlines() for each in (origin.run["manifest"], manifest)]
+    lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
+    more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"] if len(lines) > MAX_DIFF_LINES else []
+    diff = "\n".join([*lines[:MAX_DIFF_LINES], *more])
+    yield Finding("manifest", f"the commit renders another manifest than that of the release:\n{diff}")
+
+
+def _without_provenance(manifest: Manifest) -> Manifest:
+    spec = json.loads(json.dumps(manifest["spec"]))
+    for parameter in spec["arguments"]["parameters"]:
+        if parameter["name"] in PROVENANCE:
+            parameter["value"] = ""
+    return {"spec": spec}
+
+
+def train(space: Workspace, folder: Path, origin: Origin, source: str, user_home: Path) -> str:
+    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails."""
+    sets = [f"serve.port={_free_port()}", "notify.format=off"]
+    sets += [f"data.source={source}"] if source != origin.config["data"]["source"] else []
+    manifest = render(space, folder, origin, *sets)
+    space.use_images(origin.config, manifest, user_home)
+    file = space.folder / "manifest.json"
+    file.write_text(json.dumps(manifest))
+    flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
+    process = space.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
+    if process.returncode not in SUCCESSES:
+        raise RekindleError(f"the run ended with exit code {process.returncode}, so the weights were not compared.")
+    return json.loads(process.stdout)["workflow"]
+
+
+def run_parameters(origin: Origin) -> dict[str, str]:
+    """Return the workflow parameters of the run that made the release; a model of a backfill is never released.
+
+    A moving window ends at the scheduled time, or at the time when the run was created.
+    """
+    values = {name: value for name, value in origin.parameters.items() if name not in PROVENANCE}
+    if f"{{{{workflow.parameters.{SCHEDULED}}}}}" in json.dumps(origin.run["manifest"]["spec"]["templates"]):
+        values[SCHEDULED] = values.get(SCHEDULED) or origin.run["created"]
+    return values | {BACKFILL: "true"}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

@@ -1,0 +1,123 @@
+"""A temporary folder with a home, services and environment of its own, so that nothing of the user's is touched.
+
+A separate process waits for the end of this one, also after `kill -9`, and then removes the folder; the services of the
+folder's home end with their records.
+"""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from argolocal.common import homes
+from argolocal.common.linux import die_with_parent
+from argolocal.common.processes import python
+from argolocal.pods.containers import containers_of
+from rekindle import tracking
+from rekindle.cache.folder import CACHE
+from rekindle.errors import RekindleError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.services.services import BUCKET, Services
+from rekindle.storage import Store
+
+PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")  # variables with the user's services, project and config overrides
+NAMES = ("NOTIFY_URL", "PYTHONPATH")
+KEPT = (CACHE,)
+# removed twice, because processes that end at the same time may still write
+REMOVE = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
+ENGINE = ("rekindle", "argolocal")  # packages that the project's repository may contain
+
+
+class Workspace:
+    """The folder, and what runs in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "home"
+        self.checkout = folder / "checkout"
+        self.services = Services(self.home, self._clean_environment())
+
+    def _clean_environment(self) -> dict[str, str]:
+        """Return the environment without the addresses and settings of the user."""
+        return {n: v for n, v in os.environ.items() if n in KEPT or not (n.startswith(PREFIXES) or n in NAMES)}
+
+    @property
+    def engine(self) -> dict[str, str]:
+        """PYTHONPATH, if the commit contains Rekindle itself: then that code runs, not the installed one."""
+        has_engine = all((self.checkout / name / "__init__.py").is_file() for name in ENGINE)
+        return {"PYTHONPATH": str(self.checkout)} if has_engine else {}
+
+    def rekindle(
+        self, folder: Path, *arguments: str, output: Any = subprocess.PIPE
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command of Rekindle in the project `folder`; its stderr is ours. It ends if this process is killed."""
+        environment = self._clean_environment() | self.engine | {"REKINDLE_HOME": str(self.home)}
+        parent = os.getpid()
+        return subprocess.run(
+            python("-m", "rekindle", *arguments), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+            stdout=output, text=True, preexec_fn=lambda: die_with_parent(parent),
+        )  # fmt: skip
+
+    def use_images(self, config: Mapping[str, Any], manifest: Mapping[str, Any], user_home: Path) -> None:
+        """Let the images of the run contain the code of the commit, with the interpreters that the user has set."""
+        homes.make(self.home)
+        file = user_home / "images.yaml"
+        table = (yaml.safe_load(file.read_text()) or {}) if file.exists() else {}
+        templates = manifest["spec"].get("templates") or []
+        images = {container["image"] for template in templates for _, container in containers_of(template)}
+        cluster = config["cluster"]  # the images of jobs and servers
+        images |= {pod["image"] for pod in (cluster, *cluster["pods"].values()) if pod.get("image")}
+        for image in images if self.engine else ():
+            table.setdefault(image, {}).setdefault("env", {}).update(self.engine)
+        (self.home / "images.yaml").write_text(yaml.safe_dump(table))
+
+    def store(self, bucket: str = BUCKET) -> Store:
+        """Return a bucket of the folder's own object store; it is created unless it exists."""
+        store = Store(bucket, self.services.url("s3"), *self.services.credentials().values())
+        store.client.create_bucket(Bucket=bucket)
+        return store
+
+    def copy(self, source: Store, prefix: str) -> None:
+        """Copy the objects below a prefix to the bucket of the same name in the folder's own object store."""
+        target = self.store(source.bucket)
+        for entry in source.list(prefix):
+            target.put(entry.key, source.get(entry.key))
+
+    def add_champion(self, source: Store, release: tracking.Release, name: str) -> None:
+        """Make a copy of a release the champion in the folder's own MLflow."""
+        prefix = f"{release.uri.rstrip('/')}/"
+        for entry in source.list(prefix):
+            self.store().put(entry.key, source.get(entry.key))
+        os.environ.update({"MLFLOW_TRACKING_URI": self.services.url("mlflow"), **self.services.login()})
+        self.services.ready()
+        run_id = tracking.start_run("releases", f"{name}-{release.version}")
+        copied = tracking.register(name, prefix, self.store().uri(prefix), release.sha256, run_id, {})
+        tracking.promote(name, copied.version, "none")
+
+    def stop(self) -> None:
+        """Stop the services, and the servers of a pipeline that released a model."""
+        cluster = LocalCluster(self.home, {})
+        cluster.services = self.services
+        with suppress(RekindleError):
+            cluster.down()
+
+
+@contextmanager
+def workspace() -> Iterator[Workspace]:
+    """Yield a workspace, and remove it at the end, or after this process was killed."""
+    folder = Path(tempfile.mkdtemp(prefix="rekindle-reproduce-"))
+    remover = subprocess.Popen(
+        ["sh", "-c", REMOVE, "sh", str(folder)], stdin=subprocess.PIPE, start_new_session=True, cwd="/",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    space = Workspace(folder)
+    try:
+        yield space
+    finally:
+        space.stop()
+        assert remover.stdin
+        remover.stdin.close()

@@ -1,0 +1,90 @@
+"""Compare the data of a moving window with earlier runs: newest row, number of rows, code and config."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from rekindle import DataError, Prepared, tracking
+from rekindle.step import to_text
+from rekindle.tracking import RunData
+
+MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last training's rows
+NEWEST_TAG = "data.newest"  # tag with the time of the newest row
+WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
+SCHEDULED_TAG = "rekindle.scheduled"  # tag with the scheduled time
+SAME_TAG = "data.same_as"  # tag with the run whose data, code and config a run without a training has
+CODE_TAG = "rekindle.code"  # tag with the identity of the code; only scheduled runs have it, but no run of a past week
+HASHES = ("config_hash", "manifest_hash", "git_sha")  # parameters that are recorded as tags
+
+
+def warn_of_stale_data(
+    prepared: Prepared, data: Any, time: datetime, runs: list[RunData], is_past: bool = False
+) -> list[str]:
+    """Return a warning if the window has moved since the last training, but the data lacks newer rows or has far fewer
+    rows. Raises DataError if the share of rows is below data.minimum_share, unless the run `is_past`."""
+    if not data.moves:
+        return []
+    earlier = {
+        until: run
+        for run in reversed(runs)
+        if WINDOW_END_TAG in run.tags
+        and SAME_TAG not in run.tags
+        and (until := datetime.fromisoformat(run.tags[WINDOW_END_TAG])) < time
+        and (moved := data.at(until)) != data
+        and _unmoved_params(data, moved).items() <= run.params.items()
+    }
+    if not earlier:
+        return []
+    until, last = max(earlier.items(), key=lambda pair: pair[0])
+    rows, last_rows = prepared.rows, int(last.metrics["rows"])
+    counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
+    ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
+    if rows < data.minimum_share * last_rows and not is_past:
+        raise DataError(
+            f"{data.source} has fewer rows than data.minimum_share ({data.minimum_share:g}) of the last training "
+            f"requires: {counts}{ends} Add the missing rows, or lower data.minimum_share."
+        )
+    if is_still(prepared.newest, last):
+        return [f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}: {counts}"]
+    return [counts + ends] if rows < MIN_ROWS_RATIO * last_rows else []
+
+
+def is_still(newest: str, last: RunData) -> bool:
+    """Return whether the newest row of a source, of the time `newest`, was already in the run `last`."""
+    last_newest = last.tags.get(NEWEST_TAG)
+    return bool(newest and last_newest) and datetime.fromisoformat(newest) <= datetime.fromisoformat(last_newest or "")
+
+
+def origin(manifest: str, code: str) -> dict[str, str]:
+    """Return the tags with the origin of a run: its `code`, and the hashes in the parameters of its manifest (JSON)."""
+    parameters = json.loads(manifest)["spec"]["arguments"]["parameters"]
+    values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
+    return {f"rekindle.{name}": values.get(name, "") for name in HASHES} | {CODE_TAG: code}
+
+
+def last_scheduled(experiment: str, workload: str, except_run: str, time: datetime) -> RunData | None:
+    """Return the last successful run that was scheduled before `time`; the runs of past weeks do not count."""
+    has_succeeded = f"tags.`{CODE_TAG}` != '' AND attributes.status = 'FINISHED'"
+    runs = tracking.last_prepared(experiment, workload, except_run, has_succeeded)
+    times = [(datetime.fromisoformat(run.tags[SCHEDULED_TAG]), -number) for number, run in enumerate(runs)]
+    earlier = [pair for pair in times if pair[0] < time]
+    return runs[-max(earlier)[1]] if earlier else None
+
+
+def changes(origin: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
+    """Return the differences from the run `last`: keys of the config, the code or the manifest."""
+    different = [name for name, value in origin.items() if value != last.tags.get(name)]
+    values = {name: to_text(value)[: tracking.MAX_PARAM_LENGTH] for name, value in tracking.flatten(config).items()}
+    keys = sorted(name for name, value in values.items() if value != last.params.get(name))
+    found = (keys or ["the config"]) if "rekindle.config_hash" in different else []
+    if CODE_TAG in different:
+        commits = [tags.get("rekindle.git_sha", "")[:12] for tags in (last.tags, origin)]
+        found.append(f"the code ({commits[0]} → {commits[1]})" if all(commits) and len({*commits}) == 2 else "the code")
+    return found or (["the manifest"] if "rekindle.manifest_hash" in different else [])
+
+
+def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
+    """Return the text settings of `data` that are equal in `moved`, as parameters of an MLflow run."""
+    other = moved.model_dump(mode="json")
+    same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
+    return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}

@@ -1,0 +1,101 @@
+"""The tasks after a dataset of a moving window need new data, in the project's pipelines and in a user's own."""
+
+from typing import Any
+
+import pytest
+from hera.workflows import script
+
+from argolocal.validate import lint
+from rekindle import blocks
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from tests.commands import ROOT
+
+FRAUD = ROOT / "configs/demo.yaml"
+
+
+def config(*sets: str) -> Any:
+    return load_config(FRAUD, ["families=[transformer]", "data.window=8w", *sets], environment={}).config
+
+
+def dag(workflow: Any, name: str = "main") -> dict[str, dict[str, Any]]:
+    manifest = workflow if isinstance(workflow, dict) else workflow.to_dict()
+    template = next(template for template in manifest["spec"]["templates"] if template["name"] == name)
+    return {task["name"]: task for task in template["dag"]["tasks"]}
+
+
+def inputs(task: dict[str, Any]) -> dict[str, str]:
+    return {item["name"]: item.get("value") for item in task["arguments"]["parameters"]}
+
+
+def runs_without_new_data(tasks: dict[str, dict[str, Any]]) -> set[str]:
+    """Return the tasks that run if `new-data` is skipped: a task without `depends` runs, as do their successors."""
+    running: set[str] = set()
+    for name, task in tasks.items():  # Hera keeps the order of creation
+        terms = (task.get("depends") or "").replace("(", "").replace(")", "").split(" && ")
+        if terms == [""] or all(term in running for term in terms):
+            running.add(name)
+    return running - {"new-data"}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "preparation"),
+    [("training", {"train-secret"}), ("nightly", {"train-small-secret", "train-wide-secret"}), ("sweep", set[str]())],
+)
+def test_nothing_after_the_dataset_runs_without_new_data(pipeline: str, preparation: set[str]) -> None:
+    more = ["sweep={rungs: 1, space: {train: {learning_rate: [0.1, 0.2]}}}"] if pipeline == "sweep" else []
+    if pipeline == "nightly":
+        with blocks.pipeline(settings := config()) as workflow:  # as pipelines/nightly.py, for transactions
+            data = blocks.prepare()
+            models = [blocks.train(data, task=f"train-{name}") for name in ("small", "wide")]
+            with blocks.group("decide", mutex=settings.name):
+                for model, name in zip(models, ("small", "wide"), strict=True):
+                    blocks.ship(blocks.evaluate(model, task=f"evaluate-{name}"), name=f"ship-{name}")
+    else:
+        workflow = render_manifest(config(f"pipeline=pipelines.{pipeline}", *more))
+    assert [str(f) for f in lint(workflow if isinstance(workflow, dict) else workflow.to_dict()) if f.fatal] == []
+    tasks = dag(workflow)
+    assert inputs(tasks["prepare"])["skip"] == "true"
+    assert "tasks.prepare.outputs.parameters.unchanged" in tasks["new-data"]["when"]
+    assert runs_without_new_data(tasks) == {"prepare", *preparation}
+
+
+def test_without_a_moving_window_a_pipeline_has_no_such_task() -> None:
+    workflow = render_manifest(load_config(FRAUD, environment={}).config)
+    assert "new-data" not in dag(workflow) and "skip" not in inputs(dag(workflow)["prepare"])
+
+
+def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
+    @script(image="python:3.12")
+    def note(text: str) -> None: ...
+
+    with blocks.pipeline(config()) as workflow:
+        first = blocks.step("steps.champion", name="demo")
+        data = blocks.prepare()
+        note(name="by-output", arguments={"text": data.outputs.digest})
+        either: Any = note(name="either", arguments={"text": "x"})
+        either.depends = f"{data.name} || {first.name}"
+        by_hand: Any = note(name="by-hand", arguments={"text": "y"})
+        _ = data >> by_hand
+        note(name="first", arguments={"text": first.outputs.model_uri})
+    tasks = dag(workflow)
+    assert {name: task.get("depends") for name, task in tasks.items()} == {
+        "champion": None,
+        "prepare": None,
+        "by-output": "new-data.Succeeded",
+        "either": "(prepare || champion) && new-data.Succeeded",
+        "by-hand": "new-data.Succeeded",
+        "first": "champion",
+        "new-data": "prepare",
+    }
+
+
+def test_several_datasets_and_a_dataset_in_a_group_are_always_trained_on() -> None:
+    with blocks.pipeline(config()) as several:
+        for name in ("a", "b"):
+            blocks.train(blocks.prepare(task=f"prepare-{name}"), task=f"train-{name}")
+    with blocks.pipeline(config()) as grouped, blocks.group("inner"):
+        blocks.train(blocks.prepare())
+    for workflow, name, prepare in ((several, "main", "prepare-a"), (grouped, "inner", "prepare")):
+        tasks = dag(workflow, name)
+        assert "new-data" not in tasks and "skip" not in inputs(tasks[prepare])

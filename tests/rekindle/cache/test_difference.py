@@ -1,0 +1,76 @@
+"""The difference of two results names the changed file, package, image, input or data, with both values."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from rekindle.cache import code, difference, entries
+from rekindle.cache.difference import MISSING, Difference, differences
+from rekindle.cache.entries import Entry
+from rekindle.cache.key import Facts
+from rekindle.storage import Store
+
+MODULE = "steps.prepare"
+
+
+def facts(**changes: Any) -> Facts:
+    own: Facts = {"step": MODULE, "code": code.identity([MODULE]), "inputs": {"n": "1", "train": '{"epochs": 2}'}}
+    return own | {"artifacts": {"data": "ab"}, "reads": {"file.csv": "cd"}} | changes
+
+
+def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
+    """Write the list of files of an earlier version of the code."""
+    s3.put(f"{difference.FOLDER}{identity}", json.dumps(code.parts([MODULE]) | changes).encode())
+
+
+def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> None:
+    difference.record_code(s3, facts())
+    difference.record_code(s3, facts())  # a second result of the same code
+    assert json.loads(s3.get(f"{difference.FOLDER}{facts()['code']}")) == code.parts([MODULE])
+    files, packages = code.parts([MODULE])["files"], code.packages()
+    record_code_before(s3, "old", files=files | {MODULE: "ff", "gone": "aa"}, packages=["numpy-0.1", *packages])
+    found = differences(s3, facts(code="old"), facts())
+    assert found[:2] == [
+        Difference("code", MODULE, "ff", files[MODULE]),
+        Difference("code", "gone", "aa", MISSING),
+    ]
+    record_code_before(s3, "older", python="3.0")
+    (python,) = differences(s3, facts(code="older"), facts())
+    assert (python.name, python.before) == ("Python", "3.0")
+
+
+def test_code_whose_files_were_not_recorded_differs_as_a_whole(s3: Store) -> None:
+    assert differences(s3, facts(code="unknown"), facts())[0].name == "all files"
+
+
+def test_a_pinned_image_is_compared_by_its_digest(s3: Store) -> None:
+    digests = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
+    found = differences(s3, facts(code=digests[0]), facts(code=digests[1]))
+    assert found == [Difference("image", "digest", *digests)]
+    pinned = facts(code=digests[0])
+    difference.record_code(s3, pinned)  # nothing to record: the image has the code
+    assert not list(s3.list(f"{difference.FOLDER}sha256"))
+
+
+def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
+    before = facts(inputs={"n": "1", "train": '{"epochs": 1, "old": 3}'}, artifacts={"data": "00"})
+    assert differences(s3, before, facts()) == [
+        Difference("input", "train.epochs", "1", "2"),
+        Difference("input", "train.old", "3", MISSING),
+        Difference("data", "data", "00", "ab"),
+    ]
+    partial = {name: value for name, value in facts().items() if name not in ("artifacts", "reads")}
+    assert {found.kind for found in differences(s3, before, partial)} == {"input"}
+    assert differences(s3, facts(), facts()) == []
+
+
+def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
+    entry = Entry("k1", "w/prepare", {}, {}, facts(), 1.0)
+    entries.record(s3, entry)
+    entries.record(s3, replace(entry, key="k2", facts={"step": "steps.x"}))  # as an earlier version wrote it
+    difference.record_code(s3, facts())
+    record_code_before(s3, "unused")
+    difference.remove_unused_code(s3)
+    keys = {item.key for item in s3.list(difference.FOLDER)}
+    assert f"{difference.FOLDER}{facts()['code']}" in keys and f"{difference.FOLDER}unused" not in keys
+    entries.remove(s3, [entry, replace(entry, key="k2")])

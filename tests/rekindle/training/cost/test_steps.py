@@ -1,0 +1,90 @@
+"""The cost of a whole run: from the times of its nodes, its trainings, and the prices in its manifest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle import project
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from rekindle.training.cost import tariff
+from rekindle.training.cost.prices import FILE, Prices
+from rekindle.training.cost.steps import run_costs, template_cost
+
+GPU_SPOT = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
+EXAMPLE = Prices.load(project.REFERENCE / "template")
+assert EXAMPLE
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A manifest that was rendered with the example prices."""
+    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    monkeypatch.chdir(tmp_path)
+    return render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", GPU_SPOT).config)
+
+
+def pod_node(name: str, template: str, start: int, end: int, **outputs: str) -> dict[str, Any]:
+    times = {"startedAt": f"2026-01-01T00:00:{start:02d}Z", "finishedAt": f"2026-01-01T00:00:{end:02d}Z"}
+    parameters = [{"name": key, "value": value} for key, value in outputs.items()]
+    node = {"name": name, "type": "Pod", "templateName": template, "outputs": {"parameters": parameters}}
+    return {name: node | times}
+
+
+def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[str, Any]):
+    nodes = pod_node("w.prepare(0)", "prepare", 0, 10) | pod_node("w.prepare(1)", "prepare", 20, 40)
+    nodes |= pod_node("w.train", "train", 40, 50) | pod_node("w.ship.release", "release", 50, 56)
+    nodes |= pod_node("w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5}))
+    nodes |= {"w.champion": {"name": "w.champion", "type": "Skipped", "templateName": "champion"}}
+    recorded = tariff.recorded_manifest(manifest)
+    prices = tariff.prices_of(recorded)
+    assert prices == EXAMPLE and prices
+    costs = run_costs({"nodes": nodes}, recorded, prices)
+    assert costs["steps"] == {
+        "prepare": pytest.approx(30 * (2 * 0.0218 + 8 * 0.0029) / 3600),
+        "ship.release": pytest.approx(6 * (0.0218 + 2 * 0.0029) / 3600),
+        "onExit.report": pytest.approx((0.25 * 0.0218 + 0.0029) / 3600),
+        "train": 1.5,
+    }
+    assert costs["total"] == pytest.approx(sum(costs["steps"].values()))
+    assert costs["words"].startswith("1.50 USD (train 1.50, prepare 0.00056, ship.release 0.000046, ")
+    assert run_costs({"nodes": nodes}, recorded, prices, {"train": 2.0})["steps"]["train"] == 2
+    assert run_costs({"nodes": nodes}, recorded, None) == {}
+
+
+def test_a_template_costs_all_pods_of_its_job_on_spot_nodes_or_on_demand(manifest: dict[str, Any]):
+    (train,) = [template for template in manifest["spec"]["templates"] if template["name"] == "train"]
+    leader = 0.25 * 0.0218 + 0.5 * 0.0029
+    assert EXAMPLE
+    spot, regular = (template_cost(EXAMPLE, train, 3600, spot) for spot in (None, False))
+    assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
+    assert regular == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordinator(backend: str):
+    sets = [*GPU_SPOT, f"cluster.backend={backend}", "cluster.harvest=true"]
+    manifest = render_manifest(load_config("configs/cluster.yaml", sets).config)
+    found = tariff.tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
+    role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
+    assert list(found.workers) == [role, ""]
+    assert found.worker("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
+    assert found.worker(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
+    assert found.coordinator and found.coordinator.gib == 0.5
+    assert tariff.tariffs(manifest, None, ["train"]) == {}
+
+
+def test_the_trials_of_a_sweep_are_charged_like_workers():
+    config = load_config("configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]).config
+    found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
+    assert found and found.prices.classify(found.worker("rank0")) == "l4"
+    assert found.prices.is_spot(found.worker("rank0"))
+
+
+@pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])
+def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text: str):
+    workflow = {"metadata": {}, "spec": {"arguments": {"parameters": [{"name": "manifest", "value": text}]}}}
+    assert tariff.recorded_manifest(workflow) is workflow
+    assert tariff.prices_of(workflow) is None

@@ -1,0 +1,271 @@
+"""Times and resources of a plan follow from former runs, their ledgers and the manifest."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.manifest import read
+from argolocal.state.journal import RunFiles
+from rekindle import project, tracking
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from rekindle.cluster.api import Cluster
+from rekindle.errors import StorageError
+from rekindle.local.services.services import Services
+from rekindle.local.services.stored_files import StoredFiles
+from rekindle.storage import Store
+from rekindle.view.plan import releases
+from rekindle.view.plan.forecast import Forecast, Row, Sources, as_json, forecast
+from rekindle.view.plan.text import text
+from tests.commands import ROOT
+from tests.rekindle.cluster.server import ApiServer
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PLAIN = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: plain-}
+spec:
+  entrypoint: main
+  arguments: {parameters: [{name: mode, value: fast}]}
+  templates:
+  - name: main
+    steps:
+    - - {name: fetch, template: work, arguments: {parameters: [{name: x, value: a}]}}
+    - - {name: each, template: work, arguments: {parameters: [{name: x, value: "{{item}}"}]}, withItems: [1, 2, 3]}
+      - {name: slow, template: work, arguments: {parameters: [{name: x, value: b}]},
+         when: "{{workflow.parameters.mode}} == slow"}
+      - name: late
+        template: work
+        arguments: {parameters: [{name: x, value: c}]}
+        when: "{{steps.fetch.outputs.result}} == yes"
+    - - {name: server, template: server}
+  - name: work
+    inputs: {parameters: [{name: x}]}
+    container:
+      image: python:3.11
+      command: [python, -c, "print('{{inputs.parameters.x}}')"]
+      resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {nvidia.com/gpu: 2}}
+  - name: server
+    resource:
+      action: create
+      manifest: |
+        apiVersion: jobset.x-k8s.io/v1alpha2
+        kind: JobSet
+        metadata: {generateName: set-, labels: {kueue.x-k8s.io/queue-name: research}}
+        spec:
+          replicatedJobs:
+          - name: workers
+            replicas: 2
+            template: {spec: {parallelism: 3, template: {spec: {containers: [
+              {name: main, resources: {requests: {cpu: 2, memory: 4Gi}}}]}}}}
+"""
+
+
+def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]]) -> None:
+    """Write the journal of a successful run whose nodes (by path) have a start and an end, in seconds."""
+    workflow = read.workflow(manifest, {})
+    workflow["metadata"]["name"] = name
+    files = RunFiles(home, name)
+    files.create(workflow)
+
+    def time(seconds: float) -> str:
+        return (START + timedelta(seconds=seconds)).isoformat()
+
+    def node(path: str, start: float, end: float) -> dict[str, Any]:
+        full_name = f"{name}{path}" if path.startswith("[") else f"{name}.{path}"
+        kind = "TaskGroup" if path.endswith("each") else "Pod"
+        return {"id": full_name, "name": full_name, "displayName": path, "type": kind, "phase": "Succeeded",
+                "startedAt": time(start), "finishedAt": time(end)}  # fmt: skip
+
+    all_nodes = {n["id"]: n for n in (node(path, *times) for path, times in nodes.items())}
+    end = max(times[1] for times in nodes.values())
+    files.snapshot({"phase": "Succeeded", "startedAt": time(0), "finishedAt": time(end), "nodes": all_nodes})
+    files.close()
+
+
+def record_training(store: Store, run: str, seconds: float, steps: int, samples: int) -> None:
+    """Write the ledger of a training that makes `steps` in `seconds`, evenly."""
+    worker = f"{run}-train-worker-0"
+    events = [
+        {"t": 1, "event": "run", "device": "cpu", "workers": 1, "virtual_workers": 4, "steps": steps,
+         "samples": samples},
+        {"t": 1, "event": "join", "worker": "w", "name": worker, "step": 0},
+        {"t": 2, "event": "generation", "generation": 1, "members": ["w"], "step": 0},
+        {"t": 2, "event": "step", "step": 0},
+        {"t": 2 + seconds, "event": "step", "step": steps},
+        {"t": 2 + seconds, "event": "complete", "sha256": "ab", "step": steps},
+    ]  # fmt: skip
+    lines = "".join(f"{json.dumps(event)}\n" for event in events)
+    store.put(f"{run}/train/checkpoints/ledger/0000000000001-abcdef-00000.jsonl", lines.encode())
+
+
+def digits(*sets: str) -> dict[str, Any]:
+    settings = ["train.workers=1", "train.validation=0", *sets]
+    return render_manifest(load_config(ROOT / "configs/digits.yaml", settings, environment={}).config)
+
+
+def rows(plan: Forecast) -> dict[str, Row]:
+    return {row.task: row for row in plan.rows}
+
+
+def plain(change: str = "") -> dict[str, Any]:
+    (manifest,) = read.documents(PLAIN.replace("value: fast", f"value: {change or 'fast'}"))
+    return manifest
+
+
+def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Path, s3: Store) -> None:
+    # 960 samples in steps of 64: 12 epochs are 180 steps, which take 90 of 100 seconds
+    for number in range(3):
+        name = f"digits-{number}"
+        record_run(tmp_path, digits(), name, {"prepare": (0, 10 + number), "train": (10 + number, 110 + number)})
+        record_training(s3, name, seconds=90.0, steps=180, samples=960)
+    sources = Sources(tmp_path, None)  # the environment names the object store
+
+    def plan(*sets: str) -> dict[str, Row]:
+        return rows(forecast(sources, digits(*sets), {}))
+
+    same = plan()["train"].time
+    assert (same.seconds, same.runs, same.note) == (pytest.approx(100), 3, "")
+    assert plan("train.epochs=24")["train"].time.seconds == pytest.approx(10 + 180)
+    assert plan("train.steps=90")["train"].time.seconds == pytest.approx(10 + 45)
+    # the samples of an epoch are the same, in half as many steps that take twice as long
+    assert plan("train.batch_size=32")["train"].time.seconds == pytest.approx(100)
+    times = plan("train.seed=5")["prepare"].time
+    assert (times.seconds, times.low, times.high) == (11, 10, 12)
+    total = forecast(sources, digits("train.epochs=24"), {}).unconditional
+    assert total.critical[:2] == ["prepare", "train"] and total.seconds == pytest.approx(11 + 190)
+    assert forecast(sources, digits(), {}).unknown[0] != "prepare"
+
+
+def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
+    record_run(tmp_path, digits(), "digits-none", {"train": (0, 60)})
+    plan = forecast(Sources(tmp_path, None), digits("train.epochs=24"), {})
+    assert rows(plan)["train"].time.seconds == pytest.approx(120)
+    assert rows(plan)["train"].time.note == "scaled without a ledger"
+
+
+def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Path) -> None:
+    times = {"[0].fetch": (0, 5), "[1].each": (5, 12), "[1].late": (5, 30), "[2].server": (30, 40)}
+    record_run(tmp_path, plain(), "plain-a", times)
+    plan = forecast(Sources(tmp_path, None), plain(), {})
+    by_name = rows(plan)
+    assert {name: row.status for name, row in by_name.items()} == {
+        "[0].fetch": "runs", "[1].each": "runs", "[1].slow": "skipped", "[1].late": "conditional", "[2].server": "runs",
+    }  # fmt: skip
+    assert by_name["[1].late"].reason.text == "depends on result of [0].fetch"
+    assert by_name["[1].slow"].reason.text == "its condition is false: fast == slow"
+    assert by_name["[1].each"].requests == {"pods": 3, "cpu": 1.5, "memory": 3 * 2**30, "nvidia.com/gpu": 6}
+    assert by_name["[2].server"].requests["cpu"] == 12 and by_name["[2].server"].pods[-1].queue == "research"
+    assert by_name["[1].each"].used.gpu_seconds == 6 * 7
+    assert (plan.unconditional.seconds, plan.total.seconds) == (5 + 7 + 10, 5 + 25 + 10)
+    assert plan.peak["nvidia.com/gpu"] == 8, "the loop and the conditional step run at the same time"
+    assert rows(forecast(Sources(tmp_path, None), plain("slow"), {}))["[1].slow"].time.seconds is None
+    shown = text(plan)
+    assert "2 min" not in shown and "[1].slow" not in shown and "if all conditional tasks run" in shown
+    assert as_json(plan)["former_runs"] == ["plain-a"]
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(tmp_path: Path, backend: str) -> None:
+    plan = forecast(Sources(tmp_path, None), digits("train.workers=3", f"cluster.backend={backend}"), {})
+    counts = [pod.count for pod in rows(plan)["train"].pods if not pod.is_executor]
+    assert sorted(counts) == [1, 3]
+    assert sum(row.requests.get("cpu", 0) for row in plan.rows if row.task.startswith("train")) < 4
+
+
+def test_a_run_of_another_pipeline_says_nothing_about_the_time(tmp_path: Path) -> None:
+    record_run(tmp_path, plain(), "plainly-a", {"[0].fetch": (0, 5)})
+    plan = forecast(Sources(tmp_path, None), plain(), {})
+    assert plan.runs == [] and "time       unknown" in text(plan)
+
+
+def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer, cluster: Cluster) -> None:
+    node = {
+        "metadata": {"name": "small", "labels": {}},
+        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "1"}},
+    }
+    server.fixed["/api/v1/nodes"] = {"items": [node], "metadata": {}}
+    quota = {"metadata": {"name": "team"}, "spec": {}, "status": {"hard": {"requests.cpu": "10"}, "used": {}}}
+    server.put("/api/v1/namespaces/models/resourcequotas", quota)
+    kueue = "/apis/kueue.x-k8s.io/v1beta2"
+    local = {"metadata": {"name": "research"}, "spec": {"clusterQueue": "shared"}}
+    server.put(f"{kueue}/namespaces/models/localqueues", local)
+    flavor = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": "8"}]}
+    groups = {"resourceGroups": [{"flavors": [flavor]}]}
+    server.fixed[f"{kueue}/clusterqueues/shared"] = {"metadata": {"name": "shared"}, "spec": groups}
+    end = {"phase": "Succeeded", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+    fetch = end | {"id": "n", "name": "plain-x[0].fetch", "type": "Pod"}
+    workflow = read.workflow(plain(), {}) | {"status": end | {"nodes": {"n": fetch}}}
+    workflow["metadata"]["name"] = "plain-x"
+    server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+
+    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.runs == ["plain-x"]
+    assert "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)" in plan.misfits
+    assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.misfits
+    assert any("the rest of the ResourceQuota team: 12 cpu of 10" in line for line in plan.misfits)
+    assert any("exceeds all nodes together" in line for line in plan.misfits)
+    assert not [request for request in server.requests if request[0] != "GET"]
+
+
+def test_archived_runs_count_if_the_argo_server_is_known(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = {"phase": "Succeeded", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:30Z"}
+    archived = read.workflow(plain(), {})
+    archived["metadata"]["name"] = "plain-old"
+    nodes = {"n": end | {"id": "n", "name": "plain-old[0].fetch", "type": "Pod"}}
+    server.fixed["/api/v1/workflows/models"] = {"items": [archived]}
+    server.fixed["/api/v1/workflows/models/plain-old"] = archived | {"status": end | {"nodes": nodes}}
+    assert forecast(Sources(Path("none"), cluster), plain(), {}).runs == []
+    monkeypatch.setenv("ARGO_SERVER", f"http://127.0.0.1:{server.port}")
+    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    assert plan.runs == ["plain-old"] and rows(plan)["[0].fetch"].time.seconds == 30
+
+
+def test_what_may_not_be_read_on_a_cluster_is_said(server: ApiServer, cluster: Cluster) -> None:
+    server.refuse("GET", "/nodes", 403, {"message": "nodes is forbidden", "code": 403}, times=9)
+    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    assert any(line.startswith("not compared with the nodes of the cluster") for line in plan.misfits)
+
+
+def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
+    services: Services, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = tracking.start_run("planned", "planned-run")
+    version = tracking.register("planned", "releases/planned/1", "s3://bucket/1", "ab", run_id, {}).version
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert releases.champion_here(services.home, "planned").version == ""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    tracking.promote("planned", version, "planned-server")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert releases.champion_here(services.home, "planned") == releases.Champion(version, "")
+    assert releases.champion_here(Path("none"), "planned") == releases.Champion()
+
+
+def test_the_files_of_the_embedded_store_have_the_objects_that_the_store_lists(services: Services, s3: Store) -> None:
+    s3.put("plan/a/b", b"123")
+    s3.put("plan/a/c", b"4")
+    files = StoredFiles(services.home / "s3", s3.bucket)
+    listed, read_items = list(s3.list("plan/")), list(files.list("plan/"))
+    assert [(e.key, e.size, e.etag) for e in read_items] == [(e.key, e.size, e.etag) for e in listed]
+    assert files.get("plan/a/b") == b"123" and files.head("plan/a/x") is None
+    with pytest.raises(StorageError, match="plan/a/x does not exist"):
+        files.get("plan/a/x")
+
+
+def test_prices_of_the_project_give_the_cost_of_each_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = "on_demand: {cpu_hour: 3600, gib_hour: 0, gpu_hour: 7200}"
+    (tmp_path / "prices.yaml").write_text(f"currency: EUR\ndefault: any\nclasses:\n  any: {{{rate}}}\n")
+    record_run(tmp_path / "home", plain(), "plain-a", {"[0].fetch": (0, 5), "[1].each": (5, 12)})
+    assert rows(forecast(Sources(tmp_path / "home", None), plain(), {}))["[0].fetch"].used.cost is None
+    monkeypatch.setenv(project.PATH, str(tmp_path))
+    plan = forecast(Sources(tmp_path / "home", None), plain(), {})
+    assert rows(plan)["[0].fetch"].used.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
+    assert plan.used.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
+    assert "EUR" in text(plan) and "COST" in text(plan)

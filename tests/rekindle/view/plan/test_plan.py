@@ -1,0 +1,114 @@
+"""A plan of a user's pipeline names what will run and why, and neither starts nor writes anything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rekindle.cache.test_runs import FIRST, PIPELINE, SECOND
+from tests.rekindle.cli.test_cli import REKINDLE
+
+AUDITED = """
+import os, sys
+
+def report(event, arguments):
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+    starts = event in ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "os.system", "socket.connect")
+    is_bytecode = bool(arguments) and (isinstance(arguments[0], int) or "__pycache__" in str(arguments[0]))
+    if (writes or changes) and not is_bytecode or starts:
+        sys.stderr.write(f"AUDIT {event} {arguments[:2]}\\n")
+
+sys.addaudithook(report)
+from rekindle.cli import main
+sys.exit(main())
+"""
+
+
+class Project:
+    """A user's project and home, without any service in its environment except an address that MLflow needs."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self.folder, self.home = folder, folder / "home"
+        for path, text in {"pipelines/pair.py": PIPELINE, "steps/first.py": FIRST, "steps/second.py": SECOND}.items():
+            self.write(path, text)
+        config = {"name": "pair", "pipeline": "pipelines.pair", "workload": "steps.digits", "data": {}, "model": {}}
+        self.write("pair.yaml", json.dumps(config))
+        self.environment = {**os.environ, "REKINDLE_HOME": str(self.home), "MLFLOW_TRACKING_URI": endpoint}
+        for name in ("S3_ENDPOINT_URL", "S3_BUCKET", "REKINDLE_PATH"):
+            self.environment.pop(name, None)
+
+    def write(self, path: str, text: str) -> None:
+        (self.folder / path).parent.mkdir(exist_ok=True)
+        (self.folder / path).write_text(text)
+
+    def call(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def run(self, *options: str) -> None:
+        done = self.call(REKINDLE, "run", "pair.yaml", "-o", "json", *options)
+        assert done.returncode == 0, done.stderr
+
+    def plan(self, *options: str, code: int = 10) -> dict[str, Any]:
+        """Return the plan, and its tasks by name."""
+        done = self.call(REKINDLE, "plan", "pair.yaml", "-o", "json", *options)
+        assert done.returncode == code, done.stderr
+        plan = json.loads(done.stdout)
+        return plan | {task["task"]: task for task in plan["tasks"]}
+
+    def tree(self) -> dict[str, tuple[int, int]]:
+        """Return size and time of change of all files in the home."""
+        return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(self.home.rglob("*"))}
+
+
+@pytest.fixture
+def project(tmp_path: Path, s3_environment: dict[str, str]) -> Project:
+    return Project(tmp_path, s3_environment["S3_ENDPOINT_URL"])
+
+
+def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Project) -> None:
+    new = project.plan()
+    assert (new["first"]["status"], new["first"]["reason"]) == ("runs", "no earlier result")
+    assert new["inner.second"]["reason"] == "never cached" and new["inner.second"]["time"]["seconds"] is None
+    assert set(new["total"]["unknown"]) >= {"first", "inner.second"}
+    assert not project.home.exists()
+
+    try:
+        project.run("--set", "train.seed=5")
+    finally:
+        project.call(REKINDLE, "down")
+    before = project.tree()
+    same = project.plan("--set", "train.seed=5")
+    assert same["first"]["status"] == "cached" and same["first"]["reason"].endswith("/first")
+    assert same["first"]["requests"] == {} and same["first"]["time"]["seconds"] == 0
+    assert same["inner.second"]["time"]["runs"] == 1 and same["inner.second"]["requests"]["pods"] == 1
+    assert same["total"]["seconds"] > 0 and same["total"]["unknown"] == []
+
+    other = project.plan("--set", "train.seed=6")["first"]
+    assert other["reason"] == "input number: 5 → 6" and other["compared_with"].endswith("/first")
+    assert other["differences"] == [{"kind": "input", "name": "number", "before": "5", "now": "6"}]
+    assert project.plan("--set", "train.seed=5", "--no-cache")["first"]["reason"] == "the cache is not used"
+
+    project.write("steps/first.py", FIRST + "# changed\n")
+    changed = project.plan("--set", "train.seed=6")["first"]
+    assert changed["reason"].startswith("code steps.first: ")
+    assert [d["name"] for d in changed["differences"]] == ["steps.first", "number"]
+    assert project.tree() == before, "a plan writes nothing into the home"
+
+
+def test_a_plan_starts_no_process_but_git_and_opens_no_connection(project: Project) -> None:
+    try:
+        project.run()
+    finally:
+        project.call(REKINDLE, "down")
+    done = project.call(sys.executable, "-c", AUDITED, "plan", "pair.yaml")
+    assert done.returncode == 10, done.stderr
+    events = [line for line in done.stderr.splitlines() if line.startswith("AUDIT")]
+    unexpected = [line for line in events if "'git'" not in line and "/dev/null" not in line]
+    assert not unexpected, "\n".join(unexpected)

@@ -1,0 +1,156 @@
+"""Differences between a release and this machine are reported before anything is trained."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.blocks.manifest import provenance
+from rekindle.cache import code, key
+from rekindle.errors import ConfigError
+from rekindle.release.origin import Origin
+from rekindle.view.reproduce.checkout import check_out, find_commit
+from rekindle.view.reproduce.findings import (
+    Commit,
+    Data,
+    code_findings,
+    environment_findings,
+    machine_findings,
+)
+from rekindle.view.reproduce.reproduction import run_parameters
+
+STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose project is in the folder `shop`; the working directory is the project."""
+    folder = tmp_path / "repository"
+    files = {"shop/pipelines/a.py": "", "shop/steps/shop.py": STEP, "shop/data/sales.csv": "1,2\n", "uv.lock": "v1"}
+    files[".gitattributes"] = "*.csv export-ignore\n"
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "first")
+    monkeypatch.chdir(folder / "shop")
+    monkeypatch.delenv("REKINDLE_PATH", raising=False)
+    return folder
+
+
+@pytest.fixture
+def make_origin(repository: Path) -> Callable[..., Origin]:
+    """Return the function that describes a release of the repository, as it is now."""
+
+    def make(**changes: Any) -> Origin:
+        folder = repository / "shop"
+        source = str(changes.pop("source", folder / "data/sales.csv"))
+        facts = {"git_sha": git(repository, "rev-parse", "HEAD").strip(), "lock_hash": provenance.lock_hash(folder)}
+        facts |= {"source_digest": key.content(source)} | changes.pop("provenance", {})
+        run = {"python": platform.python_version(), "packages": code.packages(), "modules": ["steps.shop"]}
+        run |= {"code": code.digests(["steps.shop"], [str(folder)]), "created": "2026-11-02T03:00:00Z"}
+        run |= {"parameters": {"config": json.dumps({"data": {"source": source}})}} | changes.pop("run", {})
+        return Origin("shop", "3", "releases/shop/1/", "ab", facts, {}, changes.pop("model", {}), run, {})
+
+    return make
+
+
+def test_a_commit_is_checked_out_without_a_trace_in_the_repository(repository: Path, tmp_path: Path) -> None:
+    before = sorted(str(path) for path in repository.rglob("*"))
+    folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
+    assert folder == tmp_path / "checkout/shop" and (folder / "data/sales.csv").read_text() == "1,2\n"
+    assert sorted(str(path) for path in repository.rglob("*")) == before
+    assert git(repository, "worktree", "list").count("\n") == 1 and not git(repository, "status", "--short")
+
+
+def test_an_unchanged_project_has_no_findings(make_origin: Callable[..., Origin], tmp_path: Path) -> None:
+    origin = make_origin()
+    commit = Commit(origin, "")
+    folder = check_out(commit.sha, tmp_path / "checkout")
+    found = [*commit.findings(), *code_findings(origin, commit, folder), *environment_findings(origin)]
+    assert [*found, *Data(origin, "", folder).findings()] == []
+
+
+@pytest.mark.parametrize(("sha", "text"), [("0" * 40, "is not in the repository"), ("", "outside of a git repository")])
+def test_a_missing_commit_is_refused(make_origin: Callable[..., Origin], sha: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Commit(make_origin(provenance={"git_sha": sha}), "")
+    assert Commit(make_origin(provenance={"git_sha": sha}), "HEAD").sha
+
+
+@pytest.mark.parametrize(("changed", "fatal"), [("steps/shop.py", True), ("pipelines/a.py", False)])
+def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
+    repository: Path, make_origin: Callable[..., Origin], tmp_path: Path, changed: str, fatal: bool
+) -> None:
+    (repository / "shop" / changed).write_text("LIMIT = 4\n")
+    origin = make_origin(provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"})
+    commit = Commit(origin, "")
+    [finding] = code_findings(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
+    assert finding.fatal is fatal
+    assert ("steps.shop" if fatal else "uncommitted changes") in finding.text
+
+
+def test_another_environment_is_reported(repository: Path, make_origin: Callable[..., Origin]) -> None:
+    image = {"image": "registry/shop:1", "image_digest": "sha256:1"}
+    packages = [name for name in code.packages() if not name.startswith("torch-")]
+    origin = make_origin(provenance=image, run={"python": "3.9.1", "packages": [*packages, "torch-1.0.0"]})
+    (repository / "uv.lock").write_text("v2")
+    found = {finding.subject: finding.text for finding in environment_findings(origin)}
+    assert found.keys() == {"python", "lock", "packages", "image"}
+    assert "3.9.1" in found["python"] and "torch 1.0.0 → " in found["packages"] and "registry/shop:1" in found["image"]
+
+
+def test_changed_data_is_an_error_with_both_digests(
+    repository: Path, make_origin: Callable[..., Origin], tmp_path: Path
+) -> None:
+    raw = tmp_path / "raw.csv"
+    raw.write_text("1,2\n3,4\n")
+    origin = make_origin(source=raw)
+    wanted = origin.provenance["source_digest"]
+    raw.write_text("1,2\n3,5\n")
+    [finding] = Data(origin, "", tmp_path).findings()
+    assert finding.fatal and wanted in finding.text and key.content(str(raw)) in finding.text
+    raw.unlink()
+    [finding] = Data(origin, "", tmp_path).findings()
+    assert finding.fatal and "does not exist" in finding.text and wanted in finding.text
+    moved = tmp_path / "moved.csv"
+    moved.write_text("1,2\n3,4\n")
+    data = Data(origin, str(moved), tmp_path)
+    assert not [*data.findings()] and data.source == str(moved)
+
+
+def test_data_in_the_repository_is_that_of_the_commit(
+    repository: Path, make_origin: Callable[..., Origin], tmp_path: Path
+) -> None:
+    origin = make_origin()
+    (repository / "shop/data/sales.csv").write_text("changed")
+    folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
+    data = Data(origin, "", folder)
+    assert not [*data.findings()] and data.source == str(folder / "data/sales.csv")
+
+
+def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> None:
+    facts = {"torch": "1.0.0", "instruction set": "riscv64 DEFAULT", "device": "cpu", "threads": 1, "data": "d"}
+    model = {"workload": "steps.shop", "model": {}, "train": {"threads": 1}, "fingerprint": facts}
+    found = list(machine_findings(make_origin(model=model)))
+    assert {finding.subject for finding in found} == {"torch", "instruction set"} and all(each.fatal for each in found)
+
+
+@pytest.mark.parametrize("reads_time", [True, False])
+def test_a_moving_window_ends_when_the_run_was_created(make_origin: Callable[..., Origin], reads_time: bool) -> None:
+    tag = "{{workflow.parameters.scheduled-time}}"
+    manifest = {"spec": {"templates": [{"arguments": tag if reads_time else ""}]}}
+    parameters = {"config": "{}", "cached": "{}", "scheduled-time": "", "rows": "7"}
+    values = run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
+    created = "2026-11-02T03:00:00Z" if reads_time else ""
+    assert values == {"scheduled-time": created, "rows": "7", "backfill": "true"}

@@ -1,0 +1,153 @@
+"""A scheduled run whose source stands still trains nothing, unless its code or config changed."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from rekindle import DataError, tracking
+from rekindle.blocks.manifest.provenance import pack
+from rekindle.step import load
+
+BILLS = '''
+"""Counts the rows that its config names."""
+
+from datetime import timedelta
+
+from rekindle import DataConfig, Metric, Prepared, Section
+
+
+class Data(DataConfig):
+    window: str
+    until: str = ""
+
+    def at(self, time):
+        return self.model_copy(update={"until": time.isoformat()})
+
+
+class Model(Section):
+    pass
+
+
+metrics = (Metric("rmse", max),)
+
+
+def prepare(data, out):
+    rows = [row.split() for row in open(data.source) if row.split()[0] < data.until]
+    (out / "rows").write_text(str(rows))
+    return Prepared(rows=sum(int(count) for _, count in rows), newest=f"{rows[-1][0]}T00:00:00+00:00")
+
+
+def dataset(path, split): ...
+def model(section, facts): ...
+def loss(model, batch): ...
+def examples(path): ...
+def predictor(release): ...
+'''
+prepare: Any = load("steps.prepare")
+
+
+class Weeks:
+    """The scheduled runs of one pipeline, each with its own MLflow run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"bills_{uuid4().hex[:6]}"  # each test imports its own module
+        self.module, self.source = folder / f"{self.name}.py", folder / "bills.txt"
+        self.module.write_text(BILLS)
+
+    def run(self, day: str, status: str = "FINISHED", more: Any = None, **config: Any) -> Any:
+        data = {"source": str(self.source), "window": "4w"} | config.pop("data", {})
+        config = {"data": data, "train": {"seed": 1}} | config
+        values = {"config_hash": json.dumps(config), "manifest_hash": "1", "git_sha": "abc"}
+        parameters = [{"name": name, "value": value} for name, value in values.items()]
+        workflow = f"{self.name}-{day}-{uuid4().hex[:4]}"
+        inputs = {"workload": self.name, "data": data, "workflow": workflow, "experiment": self.name}
+        inputs |= {"config": config, "manifest": pack(json.dumps({"spec": {"arguments": {"parameters": parameters}}}))}
+        outputs = prepare.run(prepare.Inputs(**inputs | {"scheduled": day, "skip": True} | (more or {})))
+        tracking.finish(outputs.run_id, status)
+        return outputs
+
+
+@pytest.fixture
+def weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow_server: str) -> Weeks:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = Weeks(tmp_path)
+    result.source.write_text("2024-04-01 600\n2024-04-09 400\n")
+    return result
+
+
+def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) -> None:
+    first = weeks.run("2024-04-15")
+    assert first.unchanged == ""
+    for day in ("2024-04-22", "2024-04-29"):
+        week = weeks.run(day)
+        assert "does not contain rows after 2024-04-09T00:00:00+00:00" in week.unchanged
+        assert week.unchanged.endswith(": this run trains nothing.")
+        tags = tracking.tags_of(week.run_id)
+        assert (tags["verdict"], tags["reason"]) == ("same", week.unchanged)
+        assert "the run for 2024-04-15 had 1,000." in week.warnings[0], "compared with the last training"
+    with weeks.source.open("a") as rows:
+        rows.write("2024-05-02 300\n")
+    newer = weeks.run("2024-05-06")
+    assert newer.unchanged == "" and "verdict" not in tracking.tags_of(newer.run_id)
+
+
+def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -> None:
+    weeks.run("2024-04-15")
+    changed = weeks.run("2024-04-22", train={"seed": 2})
+    assert changed.unchanged == "" and "train.seed changed: this run trains." in changed.warnings[-1]
+    assert weeks.run("2024-04-29", train={"seed": 2}).unchanged, "the changed config was that of the last run"
+    weeks.module.write_text(BILLS.replace("Counts", "Sums"))
+    from rekindle.cache import code
+
+    code._digest.cache_clear()  # each run is a process of its own
+    code._sha256.cache_clear()
+    assert "the code changed" in weeks.run("2024-05-06", train={"seed": 2}).warnings[-1]
+
+
+def test_only_successful_scheduled_runs_for_earlier_times_count(weeks: Weeks) -> None:
+    assert weeks.run("2024-04-15", more={"scheduled": ""}).unchanged == "", "started by hand"
+    assert weeks.run("2024-04-15", status="FAILED").unchanged == ""
+    assert weeks.run("2024-04-22", more={"backfill": "true"}).unchanged == ""
+    assert weeks.run("2024-04-29", status="RUNNING").unchanged == "", "no run was successful"
+    assert weeks.run("2024-05-06").unchanged == "", "the run for 04-29 was killed"
+    assert weeks.run("2024-05-06").unchanged == "", "another run for this time"
+    assert weeks.run("2024-05-13").unchanged
+    assert weeks.run("2024-05-20", more={"backfill": "true"}).unchanged == "", "a past week is always trained"
+    assert weeks.run("2024-05-20", more={"scheduled": "", "created": "2024-05-20"}).unchanged == "", "by hand"
+    assert weeks.run("2024-05-20", more={"skip": False}).unchanged == "", "this pipeline always trains"
+
+
+def test_a_window_below_the_minimum_share_is_an_error_but_not_in_a_past_week(weeks: Weeks) -> None:
+    data = {"minimum_share": 0.7}
+    weeks.run("2024-04-15", data=data)
+    weeks.source.write_text("2024-04-09 750\n")
+    assert weeks.run("2024-04-22", data=data).unchanged
+    weeks.source.write_text("2024-04-09 650\n")
+    message = r"data.minimum_share \(0.7\) .* this run has 650 rows; the run for 2024-04-15 had 1,000"
+    with pytest.raises(DataError, match=message):
+        weeks.run("2024-04-29", data=data)
+    assert weeks.run("2024-04-29", data=data, more={"backfill": "true"}).rows == 650
+    assert weeks.run("2024-05-06").rows == 650, "without minimum_share"
+
+
+def test_a_scheduled_run_takes_no_dataset_from_the_cache() -> None:
+    inputs = prepare.Inputs(workload="x", data={"source": "y"}, workflow="z", scheduled="2024-04-15", skip=True)
+    assert "compares its data" in prepare.REUSE.unless(inputs)
+    for other in ({"scheduled": ""}, {"skip": False}, {"backfill": "true"}):
+        assert prepare.REUSE.unless(inputs.model_copy(update=other)) == ""
+
+
+def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> None:
+    from steps.monitoring import moving
+
+    for day in ("2024-05-06", "2024-04-15", "2024-04-29"):
+        weeks.run(day)
+    for day, expected in (("2024-05-06", "2024-04-29"), ("2024-04-20", "2024-04-15"), ("2024-04-15", None)):
+        time = datetime.fromisoformat(day).replace(tzinfo=UTC)
+        last = moving.last_scheduled(weeks.name, weeks.name, "", time)
+        assert (last.tags[moving.SCHEDULED_TAG][:10] if last else None) == expected
