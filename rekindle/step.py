@@ -8,6 +8,7 @@ field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Art
 """
 
 import argparse
+import base64
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import tempfile
 import traceback
 import types
 import typing
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -120,6 +122,19 @@ def to_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, SCALARS):
         return json.dumps(value)
     return str(value)
+
+
+def pack(text: str) -> str:
+    """Encode a text as a parameter without template tags, which Argo would replace (zlib in base64)."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def unpack(parameter: str) -> str:
+    """Decode a parameter that `pack` has encoded. Raises ValueError."""
+    try:
+        return zlib.decompress(base64.b64decode(parameter)).decode()
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:

@@ -5,11 +5,9 @@
 The workload's `prepare` defines how the data is processed.
 """
 
-import base64
 import json
 import re
 import sys
-import zlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +15,7 @@ import yaml
 from pydantic import Field
 
 from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOutputs
+from rekindle.step import unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
@@ -29,7 +28,7 @@ def must_compare(inputs: "Inputs") -> str:
 
 
 # the dataset does not depend on the workflow that prepared it
-ASIDE = ("workflow", "experiment", "config", "manifest", "backfill", "skip")
+ASIDE = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
 REUSE = Reuse(aside=ASIDE, reads=lambda inputs: [inputs.data["source"]], unless=must_compare)
 
 
@@ -46,6 +45,7 @@ class Inputs(StepInputs):
         "", description="scheduled time of the run, ISO 8601; a moving window ends at this time; empty: not scheduled"
     )
     manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
+    cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs are reused, by task")
     backfill: str = Field("", description="if not empty, this is the run of a past week, which always trains")
     skip: bool = Field(
         False, description="train nothing in a scheduled run whose source, code and config did not change"
@@ -60,6 +60,9 @@ class Outputs(StepOutputs):
     source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
     unchanged: str = Field(description="why this scheduled run trains nothing; empty: the run trains")
+    known_models: dict[str, Any] = Field(
+        description="the input `cached`; as a task, also the earlier trainings whose models are copied to this run"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -68,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
-    from steps.monitoring import moving
+    from steps.monitoring import moving_window
 
     workload = load(inputs.workload)
     if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
@@ -86,20 +89,21 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
-    stale = moving.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
+    stale = moving_window.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
     facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
     warnings = [*prepared.warnings, *shares, *stale, *changed]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    facts |= {moving.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
+    facts |= {moving_window.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
-    facts |= {moving.NEWEST_TAG: prepared.newest} if prepared.newest else {}
-    facts |= {moving.WINDOW_END_TAG: time.isoformat()} if data.moves else {}
+    facts |= {moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {}
+    facts |= {moving_window.WINDOW_END_TAG: time.isoformat()} if data.moves else {}
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
+    outputs |= {"known_models": inputs.cached}
     return Outputs(**outputs, source_digest=content_or_empty(data.source), unchanged=unchanged)
 
 
@@ -109,22 +113,26 @@ def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) ->
     The reason is "" if the run trains; the warning names the changes, if the source is unchanged.
     """
     from rekindle.cache import code
-    from steps.monitoring import moving
+    from steps.monitoring import moving_window
 
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
-    manifest = zlib.decompress(base64.b64decode(inputs.manifest)).decode()
+    manifest = unpack(inputs.manifest)
     modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload)), *MODULE.findall(manifest)}
-    origin = moving.origin(manifest, code.identity(modules))
-    last = moving.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
-    if not last or not moving.is_still(prepared.newest, last):
-        return origin, "", []
+    tags = moving_window.identity_tags(manifest, code.identity(modules))
+    last = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
+    if not last or not moving_window.has_no_newer_rows(prepared.newest, last):
+        return tags, "", []
     source = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
-    reference = f"{last.tags['rekindle.workflow']}, the run for {last.tags[moving.SCHEDULED_TAG]:.10}"
-    if changes := moving.changes(origin, inputs.config, last):
-        return origin, "", [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."]
+    reference = f"{last.tags['rekindle.workflow']}, the run for {last.tags[moving_window.SCHEDULED_TAG]:.10}"
+    if changes := moving_window.describe_changes(tags, inputs.config, last):
+        return tags, "", [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."]
     reason = f"{source}, and code and config have not changed since {reference}: this run trains nothing."
-    return origin | {"verdict": "same", "reason": reason, moving.SAME_TAG: last.tags["rekindle.workflow"]}, reason, []
+    return (
+        tags | {"verdict": "same", "reason": reason, moving_window.SAME_TAG: last.tags["rekindle.workflow"]},
+        reason,
+        [],
+    )
 
 
 def parse_time(text: str) -> datetime:
@@ -155,4 +163,4 @@ def record(run_id: str, config: dict[str, Any], manifest: str) -> None:
     tracking.log(run_id, params=config)
     tracking.log_artifact(run_id, "config.yaml", yaml.safe_dump(config, sort_keys=False).encode())
     if manifest:
-        tracking.log_artifact(run_id, "manifest.yaml", zlib.decompress(base64.b64decode(manifest)))
+        tracking.log_artifact(run_id, "manifest.yaml", unpack(manifest).encode())

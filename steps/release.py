@@ -95,10 +95,11 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
     """Return everything that `rekindle reproduce` needs to repeat the run."""
     from rekindle import project
     from rekindle.cache import code
-    from rekindle.release.origin import unpack
+    from rekindle.step import unpack
 
     parameters = {parameter["name"]: parameter.get("value", "") for parameter in inputs.parameters}
-    manifest = unpack(parameters.pop("manifest", ""))
+    packed_manifest = parameters.pop("manifest", "")
+    manifest = json.loads(unpack(packed_manifest)) if packed_manifest else {}
     folders = project.search_path()
     modules = code.modules_in(manifest, folders) if manifest else []
     environment = {"python": platform.python_version(), "packages": code.packages(), "modules": modules}

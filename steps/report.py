@@ -6,6 +6,7 @@ The step works after any failure, and can be repeated. It does nothing without a
 summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, JSON and a plot.
 """
 
+import json
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from pydantic import Field
 
 from rekindle.errors import RekindleError
 from rekindle.notify import reasons, status, verdicts
-from rekindle.step import StepInputs, StepOutputs
+from rekindle.step import StepInputs, StepOutputs, unpack
 
 if TYPE_CHECKING:
     from rekindle.training.cost.tariff import Tariff
@@ -81,11 +82,14 @@ def run(inputs: Inputs) -> Outputs:
 def trim_cache(limits: dict[str, Any]) -> None:
     """Remove the entries of the cache that exceed its limits. Errors of the object store do not fail the run."""
     from rekindle.cache import entries
+    from rekindle.cache.difference import remove_unused_code
     from rekindle.storage import Store
 
     try:
         store = Store.from_env().short_retries()
         removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
+        if removed:
+            remove_unused_code(store)
     except RekindleError as error:
         sys.stderr.write(f"the cache is not trimmed: {error}\n")
         return
@@ -137,7 +141,7 @@ def training_tariffs(manifest: str, tasks: Iterable[str]) -> "dict[str, Tariff]"
     from rekindle.training.cost import tariff
 
     try:
-        recorded = tariff.unpack(manifest) if manifest else {}
+        recorded = json.loads(unpack(manifest)) if manifest else {}
         return tariff.tariffs(recorded, tariff.prices_of(recorded), tasks) if recorded else {}
     except RekindleError as error:
         sys.stderr.write(f"the costs of the training are not recorded: {error}\n")

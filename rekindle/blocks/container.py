@@ -101,7 +101,8 @@ def as_worker(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Co
     """Give a step that trains the grace period, the notices and the queue of the workers of a job."""
     patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
     template.pod_spec_patch = json.dumps(patch)
-    template.env = [m.EnvVar.model_validate(variable) for variable in pods.leaving(pod)] + list(template.env or [])  # type: ignore[arg-type]
+    variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
+    template.env = variables + list(template.env or [])  # type: ignore[arg-type]
     template.labels = (template.labels or {}) | gang.fields("labels", cluster, cluster.queue_priority) or None
     template.annotations = (template.annotations or {}) | gang.fields("annotations", cluster) or None
     template.scheduler_name = gang.fields("pods", cluster).get("schedulerName")

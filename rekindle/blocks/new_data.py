@@ -7,11 +7,11 @@ from hera.workflows import Suspend, Task
 
 from rekindle.blocks.wiring import Block
 
-TASK = "new-data"
+TASK_NAME = "new-data"
 
 
 def require_new_data(pipeline: Any, data: Block) -> None:
-    """Omit all tasks that depend on `data` if its source, the code and the config equal the last run's.
+    """Omit all tasks that depend on `data` if its source, the code and the config have not changed since the last run.
 
     Argo also runs the successors of a skipped task, but not the successors of an omitted task: so the direct successors
     of `data` require the success of one more task, which starts no pod.
@@ -22,9 +22,9 @@ def require_new_data(pipeline: Any, data: Block) -> None:
         return  # `data` is in a group, whose successors do not depend on its tasks
     arguments: dict[str, Any] = data.arguments  # pyright: ignore[reportAssignmentType]
     arguments["skip"] = "true"
-    template = Suspend(name=pipeline.template_name(TASK), duration="0")
+    template = Suspend(name=pipeline.template_name(TASK_NAME), duration="0")
     condition = {"when": data.outputs.unchanged == ""}
-    name = pipeline.add(pipeline.name("", TASK), template, {}, condition, [data.name]).name
+    name = pipeline.add(pipeline.name("", TASK_NAME), template, {}, condition, [data.name]).name
     for task in successors:
         depends = task.depends or " && ".join(task.dependencies or [])
         task.dependencies = None

@@ -55,8 +55,8 @@ def image_digest(image: str) -> list[Manifest]:
     return [{"name": "REKINDLE_IMAGE", "value": image}] if "@" in image else []
 
 
-def leaving(pod: "PodConfig") -> list[Manifest]:
-    """Return the variables that tell a worker how it leaves: its grace period, and the cloud's notices."""
+def shutdown_variables(pod: "PodConfig") -> list[Manifest]:
+    """Return the environment variables for the end of a worker: grace period, and source of the cloud's notices."""
     variables = {"REKINDLE_GRACE": str(pod.grace_seconds), "REKINDLE_NOTICE": pod.notice}
     return [{"name": name, "value": value} for name, value in variables.items() if value]
 

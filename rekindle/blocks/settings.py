@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_serializer, model_validator
 
 from rekindle.blocks.presets import find, merge_mappings, presets
 from rekindle.sections import Section
@@ -144,6 +144,12 @@ class ClusterConfig(Section):
         168, ge=1, description="time limit of a workflow, including the time waiting for nodes and queues"
     )
     keep_days: int = Field(14, ge=1, description="days until a finished workflow is removed from the cluster")
+
+    @field_serializer("pods", "presets")
+    def _dump_set_fields(self, pods: dict[str, PodConfig]) -> dict[str, Any]:
+        """Dump only the fields that are set, so that a recorded config can be rendered again: any other is a default
+        that depends on the kind of pod."""
+        return {name: pod.model_dump(mode="json", exclude_unset=True) for name, pod in pods.items()}
 
     def pod(self, name: str) -> PodConfig:
         """Return the settings of one kind of pod: cluster.pods overrides its presets, which override the defaults."""

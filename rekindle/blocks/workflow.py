@@ -170,8 +170,7 @@ class Pipeline(References):
     def reuse(self, task: str) -> dict[str, Any]:
         """Return the task options that skip `task` if its outputs are cached."""
         self.cacheable.append(task)
-        # Argo shows this condition in the message of a skipped task
-        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}
+        return skip_if(cached(task))
 
     def close(self) -> None:
         """Finish the workflow: do the work that needs the complete list of tasks."""
@@ -237,6 +236,11 @@ class Pipeline(References):
             self.templates["delete"] = delete(self.template_name("delete"), retries(self.config.cluster.retries))
         objects = {"kind": kind, "object": name}
         return self.add(self.name("", task), self.templates["delete"], objects, options, after)
+
+
+def skip_if(origin: str) -> dict[str, Any]:
+    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its outputs, is not empty."""
+    return {"when": f"'{{{{={origin}}}}}' == ''"}  # Argo shows this condition in the message of a skipped task
 
 
 CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)

@@ -35,15 +35,15 @@ def identity(modules: Iterable[str]) -> str:
 
 @cache
 def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
-    return hashlib.sha256(json.dumps(_parts(modules, folders)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_identity_facts(modules, folders)).encode()).hexdigest()
 
 
-def parts(modules: Iterable[str]) -> dict[str, Any]:
+def identity_facts(modules: Iterable[str]) -> dict[str, Any]:
     """Return the values that `identity` is a hash of, outside of a pod with a pinned image."""
-    return _parts(tuple(sorted(set(modules))), tuple(project.search_path()))
+    return _identity_facts(tuple(sorted(set(modules))), tuple(project.search_path()))
 
 
-def _parts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
+def _identity_facts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
     return {"python": sys.version, "packages": packages(), "files": digests(modules, folders)}
 
 

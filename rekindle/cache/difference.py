@@ -1,4 +1,4 @@
-"""Compares the facts of two cache keys, to name what has changed since an earlier result.
+"""Compares the facts of two cache keys, to name the changes since an earlier result.
 
 An entry's `code` is one hash of many files. The object `cache-code/HASH` lists the files, once for all its entries.
 """
@@ -31,10 +31,12 @@ class Difference:
 
 
 def record_code(store: "Store", facts: Facts) -> None:
-    """Write the parts of the code's identity, unless the identity is the digest of an image. Raises StorageError."""
+    """Write the facts of the code's identity, unless the identity is the digest of an image. Raises StorageError."""
     if not facts["code"].startswith("sha256:"):
         with suppress(Conflict):
-            store.put(f"{FOLDER}{facts['code']}", json.dumps(code.parts(modules_of(facts))).encode(), if_absent=True)
+            store.put(
+                f"{FOLDER}{facts['code']}", json.dumps(code.identity_facts(modules_of(facts))).encode(), if_absent=True
+            )
 
 
 def remove_unused_code(store: "Store") -> None:
@@ -44,13 +46,13 @@ def remove_unused_code(store: "Store") -> None:
 
 
 def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
-    """List what differs, in the order of relevance. Only inputs and data that `now` has are compared."""
+    """List the differences, in the order of relevance. Only inputs and data that `now` has are compared."""
     result = list(_code_differences(store, before, now)) if before.get("code") != now["code"] else []
     for kind in ("inputs", "reads", "artifacts"):
         facts = now.get(kind, {})
         previous = {name: value for name, value in before.get(kind, {}).items() if name in facts}
         if kind == "inputs":
-            result += _mapping_differences("input", _flat(previous), _flat(facts))
+            result += _mapping_differences("input", _flatten(previous), _flatten(facts))
         else:
             result += _mapping_differences("data", previous, facts)
     return result
@@ -63,10 +65,12 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
         return
     try:
         recorded = json.loads(store.get(f"{FOLDER}{identities[0]}"))
-        current = code.parts(modules_of(now))
+        current = code.identity_facts(modules_of(now))
         files = list(_mapping_differences("code", recorded["files"], current["files"]))
-        packages = (dict(name.rpartition("-")[::2] for name in parts["packages"]) for parts in (recorded, current))
-        files += _mapping_differences("code", *({f"package {n}": v for n, v in parts.items()} for parts in packages))
+        packages = (dict(name.rpartition("-")[::2] for name in facts["packages"]) for facts in (recorded, current))
+        files += _mapping_differences(
+            "code", *({f"package {n}": v for n, v in versions.items()} for versions in packages)
+        )
         if recorded["python"] != current["python"]:
             files.append(Difference("code", "Python", recorded["python"], current["python"]))
     # an earlier version of Rekindle recorded only the hash
@@ -81,7 +85,7 @@ def _mapping_differences(kind: str, before: dict[str, Any], now: dict[str, Any])
             yield Difference(kind, name, str(before.get(name, MISSING)), str(now.get(name, MISSING)))
 
 
-def _flat(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
+def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
     """Flatten inputs whose text is a JSON object: `train.epochs` instead of `train`."""
     result: dict[str, str] = {}
     for name, text in inputs.items():
@@ -89,7 +93,7 @@ def _flat(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
         with suppress(ValueError, TypeError):
             value = json.loads(text) if isinstance(text, str) and text[:1] == "{" else text
         if isinstance(value, dict) and value:
-            result |= _flat(value, f"{prefix}{name}.")
+            result |= _flatten(value, f"{prefix}{name}.")
         else:
             result[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
     return result

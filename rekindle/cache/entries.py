@@ -8,7 +8,7 @@ while all its artifacts exist with their recorded sizes: an entry may be written
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -72,11 +72,9 @@ def record(store: "Store", entry: Entry) -> bool:
     return False
 
 
-def entries(store: "Store") -> Iterator[Entry]:
-    """Yield all entries, including invalid ones. Raises StorageError."""
-    for item in store.list(FOLDER):
-        if entry := read(store, item.key.removeprefix(FOLDER)):
-            yield entry
+def entries(store: "Store") -> list[Entry]:
+    """Return all entries, including invalid ones. Raises StorageError."""
+    return Index(store).read()
 
 
 def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
@@ -129,16 +127,18 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
         return None
 
 
-def trim(store: "Store", days: float, number: int, size: str) -> list[Entry]:
-    """Delete the oldest entries until none is older than `days`, and the others have at most `number` entries and
-    artifacts of `size` (such as 100Gi); return them. Artifacts are not deleted. Raises StorageError."""
+def trim(store: "Store", max_days: float, max_entries: int, max_size: str) -> list[Entry]:
+    """Delete the oldest entries that exceed a limit, and return them. Artifacts are not deleted. Raises StorageError.
+
+    `max_size`: total size of the artifacts of the remaining entries, such as 100Gi.
+    """
     index = Index(store)
     newest_first = sorted(index.read(), key=lambda entry: -entry.made)
     removed: list[Entry] = []
-    total_size, max_bytes, oldest_time = 0, quantity(size), time.time() - days * DAY_S
+    total_size, max_bytes, oldest_time = 0, quantity(max_size), time.time() - max_days * DAY_S
     for position, entry in enumerate(newest_first):
         total_size += sum(artifact["bytes"] for artifact in entry.artifacts.values())
-        if position >= number or total_size > max_bytes or entry.made < oldest_time:
+        if position >= max_entries or total_size > max_bytes or entry.made < oldest_time:
             removed = newest_first[position:]
             break
     if removed:
@@ -161,7 +161,7 @@ class Index:
         self.is_outdated = bool(self.unread) or self.copies.keys() != self.etags.keys()
 
     def read(self) -> list[Entry]:
-        """Return all entries, except those that another version of Rekindle wrote."""
+        """Return all entries, except entries that another version of Rekindle wrote."""
         if self.unread:
             with ThreadPoolExecutor(READ_THREADS) as pool:
                 for key, entry in zip(self.unread, pool.map(partial(read, self.store), self.unread), strict=True):
@@ -177,7 +177,7 @@ class Index:
         return self.copies[key][1]
 
     def write(self, except_keys: Collection[str] = ()) -> None:
-        """Store the copies, if others are stored."""
+        """Store the copies, if the stored copies differ."""
         if self.is_outdated or except_keys:
             keys = [key for key in self.etags if key in self.copies and key not in except_keys]
             copies = {key: (etag, entry and asdict(entry)) for key in keys for etag, entry in [self.copies[key]]}

@@ -73,7 +73,8 @@ def look_up(
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
-    outputs: dict[str, dict[str, None]] = {}  # cached task → tags of its outputs
+    # cached task → tags of its outputs
+    outputs = {name: _tags(row["task"], row) for name, row in cached.items() if isinstance(row, dict) and row["at"]}
     results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks))
@@ -93,8 +94,7 @@ def look_up(
         results.append(replace(result, call=call))
         if entry := result.entry:
             cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
-            prefix = f"tasks.{task['name']}.outputs.parameters."
-            outputs[cached_name(task["name"])] = {f"{prefix}{name}": None for name in entry.outputs}
+            outputs[cached_name(task["name"])] = _tags(task["name"], entry.outputs)
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
     if not read_only:
         lookup.close()
@@ -133,10 +133,16 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the tasks that may be cached, except tasks with a known result."""
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
-            if cached_name(task["name"]) in cached and task.get("template") in templates:
+            row = cached.get(cached_name(task["name"]))
+            if row and not (isinstance(row, dict) and row["at"]) and task.get("template") in templates:
                 yield task
+
+
+def _tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
+    return {f"tasks.{task}.outputs.parameters.{name}": None for name in outputs}
 
 
 def call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> Call:
@@ -174,14 +180,14 @@ def _find(
     if on_cluster and not identity:
         raise UnknownKey(f"the image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
     step = load(call.module)
-    texts, paths = _texts(step, call)
-    if unknown := _unknown(step, texts):
+    texts, paths = _input_texts(step, call)
+    if unknown := _unknown_inputs(step, texts):
         raise UnknownKey(f"the input {unknown[0]} is known only at run time")
     missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    step_facts = facts(call.module, _parse(step, texts, paths), artifacts, identity, not on_cluster, bucket)
+    step_facts = facts(call.module, _parse_inputs(step, texts, paths), artifacts, identity, not on_cluster, bucket)
     entry = lookup.find(cache_key := key(step_facts))
     reason = "" if entry else "no cached result for these inputs, code and data"
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
@@ -190,25 +196,25 @@ def _find(
 def known_facts(call: Call, on_cluster: bool) -> Facts:
     """Collect code and inputs of a step of which other facts are known only at run time. Raises ConfigError."""
     step = load(call.module)
-    texts, paths = _texts(step, call)
-    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown(step, texts)
-    known = own_facts(call.module, _parse(step, texts, paths), identity)
+    texts, paths = _input_texts(step, call)
+    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown_inputs(step, texts)
+    known = own_facts(call.module, _parse_inputs(step, texts, paths), identity)
     return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
 
 
-def _texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
+def _input_texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
     """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
     fields = step.Inputs.model_fields
     artifacts = [name for name, info in fields.items() if is_artifact(info)]
     return {name: text for name, text in call.flags.items() if name in fields and name not in artifacts}, artifacts
 
 
-def _unknown(step: Step, texts: Mapping[str, str]) -> list[str]:
+def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that are known only at run time, and that the result depends on."""
     return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.aside]
 
 
-def _parse(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
+def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
     fields = step.Inputs.model_fields
     usable = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
     return parse(step.Inputs, usable | {name: f"/{name}" for name in artifacts})

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,15 @@ from rekindle import step
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, digest, facts, key
+from rekindle.cache.known import REUSED_FROM, copy_known_models
 from rekindle.errors import StorageError, say
+from rekindle.keys import KNOWN
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, write_outputs
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-RUN_ID = "run_id"  # the only output that is never reused: each run has its own MLflow run
-REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs were reused
+RUN_ID = "run_id"  # like KNOWN never reused: each run has its own MLflow run
 
 
 def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
@@ -36,14 +38,16 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         and (entry := entries.result_or_none(entries.find, store, key(step_facts)))
     ):
         try:
-            return _reuse(store, entry, inputs, targets, task)
+            _reuse(store, entry, inputs, targets, task)
+            return _find_models(store, inputs, entry.outputs, targets, options)
         except (StorageError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}
-    texts = {name: to_text(value) for name, value in outputs if name not in artifacts and name != RUN_ID}
+    texts = {name: to_text(value) for name, value in outputs if name not in artifacts and name not in (RUN_ID, KNOWN)}
     write_outputs(outputs, targets)
+    _find_models(store, inputs, texts, targets, options)
     if step_facts:
         entry = entries.Entry(
             key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
@@ -63,6 +67,15 @@ def _artifacts(values: StepInputs | StepOutputs) -> dict[str, Path]:
     return {name: getattr(values, name) for name, field in fields if is_artifact(field)}
 
 
+def _find_models(
+    store: "Store", inputs: Any, outputs: Mapping[str, str], targets: Mapping[str, Path], options: argparse.Namespace
+) -> None:
+    """Copy the models of the run's trainings that are known with the `outputs` of this step, unless nothing trains."""
+    if KNOWN in targets and options.reuse == "yes" and inputs.manifest and not outputs.get("unchanged"):
+        known = copy_known_models(store, inputs.manifest, inputs.cached, options.entry, outputs)
+        targets[KNOWN].write_text(to_text(known))
+
+
 def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str) -> None:
     """Write the outputs of `entry` to `targets`."""
     for name, target in targets.items():
@@ -72,6 +85,8 @@ def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str,
         target.parent.mkdir(parents=True, exist_ok=True)
         if name == RUN_ID:
             target.write_text(f"{inputs.experiment}/{inputs.workflow}")
+        elif name == KNOWN:
+            target.write_text(to_text(inputs.cached))
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])
     store.put(f"{task}/{REUSED_FROM}", entry.at.encode())

@@ -153,9 +153,9 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     """
     from rekindle.view.plan import forecast, text
 
-    manifest, others = source.manifests(lambda valid_config: valid_config.data.check_source())
+    manifest, other_objects = source.manifests(lambda valid_config: valid_config.data.check_source())
     sources = forecast.Sources(homes.path() if cluster else homes.current(), cluster)
-    result = forecast.forecast(sources, manifest, pairs_of(source.parameters), others, not no_cache)
+    result = forecast.forecast(sources, manifest, pairs_of(source.parameters), other_objects, not no_cache)
     click.echo(json.dumps(forecast.as_json(result), indent=2) if as_json else text.text(result))
     return WOULD_RUN if result.runs_anything() else 0
 

@@ -4,9 +4,7 @@
 `curve.json` has the exact losses of the training. Both are next to the release's files, and are not part of its hash.
 """
 
-import base64
 import json
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +76,3 @@ def read_curve(store: Store, prefix: str) -> Curve:
         return dict(json.loads(store.get(prefix + CURVE)))
     except NotFound:
         return {}
-
-
-def unpack(manifest: str) -> dict[str, Any]:
-    """Decode the workflow parameter `manifest`; {} if it is empty."""
-    return json.loads(zlib.decompress(base64.b64decode(manifest))) if manifest else {}

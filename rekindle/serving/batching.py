@@ -18,7 +18,7 @@ class WaitingRequest:
     """A request in the queue."""
 
     body: bytes
-    replay: bool  # True: the request is not counted
+    is_replay: bool  # True: the request is not counted
     answer: asyncio.Future[Answer]
     arrival_time: float
 
@@ -47,12 +47,12 @@ class Batches:
     change_event: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
     error: RekindleError | None = None  # the error that ended the model process; later requests get it, too
 
-    async def answer(self, body: bytes, replay: bool = False) -> Answer:
+    async def answer(self, body: bytes, is_replay: bool = False) -> Answer:
         """Return the answer to a request. Raises RekindleError if the model process ended."""
         if self.error:
             raise self.error
         loop = asyncio.get_running_loop()
-        request = WaitingRequest(body, replay, loop.create_future(), loop.time())
+        request = WaitingRequest(body, is_replay, loop.create_future(), loop.time())
         self.queue.append(request)
         self.change_event.set()
         return await request.answer
@@ -79,7 +79,7 @@ class Batches:
             try:
                 async with feed.send_lock:
                     requests = await self._next(feed)
-                    replays = {index for index, request in enumerate(requests) if request.replay}
+                    replays = {index for index, request in enumerate(requests) if request.is_replay}
                     bodies = [request.body for request in requests]
                     await loop.run_in_executor(process.threads, process.send, bodies, replays)
                     await feed.receive_lock.acquire()

@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 10_000  # maximum number of connections; each takes about 10 K
 # descriptors for the object store while loading, for files, and for connections that are rejected or closing
 RESERVED_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
-PATIENCE_SHARE = 0.1  # share of the time for a request that a new client may take until its first bytes
+FIRST_BYTES_SHARE = 0.1  # share of the time for a request that a new client may take until its first bytes
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
 REFUSAL_BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
 REFUSAL_RESPONSE = (
@@ -179,16 +179,16 @@ class Connections:
         """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
         oldest = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), MAX_CANDIDATES)]
         oldest.sort(key=lambda pair: pair[1])
-        # a new client is about to send its request: rather than its connection, drop a request that arrives slowly
-        deadline = asyncio.get_running_loop().time() - PATIENCE_SHARE * self.request_seconds
-        late = [connection for connection, since in oldest if since < deadline]
-        if self.refuse_first(late, newcomer, urgent) or self.drop_body("too many connections"):
+        # a new client is about to send its request, so a request that arrives slowly is dropped first
+        deadline = asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
+        late_connections = [connection for connection, since in oldest if since < deadline]
+        if self.refuse_one(late_connections, newcomer, urgent) or self.drop_body("too many connections"):
             return
-        recent = [connection for connection, since in oldest if since >= deadline]
-        if not self.refuse_first(recent, newcomer, urgent) and urgent and self.unread:
+        recent_connections = [connection for connection, since in oldest if since >= deadline]
+        if not self.refuse_one(recent_connections, newcomer, urgent) and urgent and self.unread:
             next(iter(self.unread)).transport.abort()
 
-    def refuse_first(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
+    def refuse_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
         """Close the first of these connections that may be closed. Return False if none may be closed."""
         for connection in candidates:
             if connection is not newcomer and (urgent or not connection.has_bytes()):

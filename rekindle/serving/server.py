@@ -287,18 +287,18 @@ class ModelServer:
         return response
 
     async def answer_predict(self, request: Request) -> Response:
-        model, replay = self.named_model(request), REPLAY in request.headers
+        model, is_replay = self.named_model(request), REPLAY in request.headers
         body = await self.bodies.read(request)
         if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
-            result = await model.batches.answer(body, replay)
+            result = await model.batches.answer(body, is_replay)
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
-        if replay:
+        if is_replay:
             self.metrics.replayed.labels(model.version).inc(result.instances)
         elif result.instances:
             self.metrics.instances.observe(result.instances)

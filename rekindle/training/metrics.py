@@ -24,13 +24,13 @@ class Curve:
     A worker that joins later, or continues from a checkpoint, has only the losses since then.
     """
 
-    def __init__(self, total: int) -> None:
-        self.every, self.total = max(1, total // MAX_POINTS), total
+    def __init__(self, total_steps: int) -> None:
+        self.interval, self.total_steps = max(1, total_steps // MAX_POINTS), total_steps
         self.losses: dict[int, float] = {}
 
     def record(self, step: int, loss: float) -> None:
         """Record update `step`, counted from 1."""
-        if step % self.every == 0 or step in (1, self.total):
+        if step % self.interval == 0 or step in (1, self.total_steps):
             self.losses[step] = loss
 
     def dump(self) -> bytes:

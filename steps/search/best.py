@@ -24,7 +24,9 @@ class Outputs(StepOutputs):
     settings: dict[str, Any] = Field(description="settings of the best trial")
     steps: int = Field(description="total number of training steps of all trials")
     hours: float = Field(description="total worker-hours of all trials")
-    untried: list[str] = Field(description="what was not tried because of the budget (empty: all was tried)")
+    untried: list[str] = Field(
+        description="parts of the search space that were not tried because of the budget (empty: everything was tried)"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -40,11 +42,11 @@ def run(inputs: Inputs) -> Outputs:
     last, trial = inputs.sweep.rungs - 1, study.winner()
     model = inputs.workdir / "model"
     store.download(f"{study.output(trial.number, last)}/", model)
-    for line in [*report.table(study), *report.untried(study)]:
+    for line in [*report.table(study), *report.describe_untried(study)]:
         say(line)
     value, steps = trial.values[last], sum(other.steps for other in trials)
     assert value is not None
-    hours, untried = study.hours(), report.untried(study)
+    hours, untried = study.hours(), report.describe_untried(study)
     if inputs.run_id:
         picture = inputs.workdir / "search.png"
         report.picture(study, picture)

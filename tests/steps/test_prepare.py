@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rekindle import tracking
-from rekindle.blocks.manifest.provenance import pack
+from rekindle.step import pack
 from tests.steps.fraud.written import Written
 
 

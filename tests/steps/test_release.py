@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 from rekindle import tracking
-from rekindle.blocks.manifest.provenance import pack
 from rekindle.errors import ConfigError, DataError, StorageError
 from rekindle.release import origin
+from rekindle.step import pack
 from rekindle.storage import NotFound, Store
 from steps import release
 

@@ -65,10 +65,12 @@ def test_the_end_of_a_run_trims_the_cache(s3: Store, mlflow_server: str, monkeyp
         s3.put(f"{at}/dataset/part", b"123")
         artifacts = {"dataset": {"sha256": "abc", "files": 1, "bytes": 3}}
         entries.record(s3, entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number))
+    s3.put("cache-code/unused", b"{}")  # the files of code that no entry refers to
     limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
     inputs = report.Inputs(workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits})
     report.run(inputs)
     assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
+    assert "cache-code/unused" not in {item.key for item in s3.list("cache-code/")}
     monkeypatch.setenv("S3_BUCKET", "missing")
     report.run(inputs)  # a run ends even if its object store does not work
     monkeypatch.setenv("S3_BUCKET", s3.bucket)

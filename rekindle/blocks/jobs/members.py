@@ -2,7 +2,16 @@
 
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
-from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, image_digest, leaving, pod_spec
+from rekindle.blocks.pod import (
+    MOUNTS,
+    OF_WORKFLOW,
+    POD_IP,
+    Manifest,
+    container,
+    image_digest,
+    pod_spec,
+    shutdown_variables,
+)
 from rekindle.blocks.pod import metadata as pod_metadata
 from rekindle.blocks.pod import volumes as pod_volumes
 from rekindle.blocks.settings import ClusterConfig, PodConfig
@@ -74,7 +83,7 @@ def worker(
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             _secret_variable(name),
             *({"name": key, "value": value} for key, value in variables.items() if value),
-            *leaving(pod),
+            *shutdown_variables(pod),
         ],
         volumeMounts=[*MOUNTS, SHARED_MOUNT],
     )

@@ -1,10 +1,8 @@
 """The workflow parameters that record the origin of a manifest."""
 
-import base64
 import hashlib
 import os
 import subprocess
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -82,8 +80,3 @@ def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return process.stdout if process.returncode == 0 else ""
-
-
-def pack(text: str) -> str:
-    """Encode a text as a parameter without template tags, which Argo would replace; steps/prepare.py decodes it."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
-from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, lock_hash, pack
+from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, lock_hash
 from rekindle.blocks.pod import labels
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.step import pack
 from rekindle.training.cost.pods import of_manifest
 from rekindle.training.cost.prices import ANNOTATION, Prices
 

@@ -15,13 +15,13 @@ from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Int
 
 COORDINATOR, QUEUED = "coordinator", "queued"
 USES = (TRAINED, WAITED, LOST, COORDINATOR, QUEUED)
-PREEMPTIONS = ("lost", "drain")  # kinds of incidents that spot nodes cause
-MIN_SHARE = 0.01  # share of the cost that another checkpoint interval must save to be mentioned
+PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
+MIN_SAVED_SHARE = 0.01  # share of the cost that another checkpoint interval must save to be reported
 
 
 @dataclass(frozen=True)
-class Checkpointing:
-    """The mean time between durable checkpoints, the best one, and the amount that the best one would have saved.
+class CheckpointInterval:
+    """The mean time between durable checkpoints, the best time, and the amount that the best time would have saved.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: with the cost C of
     a checkpoint and the mean time M between losses, checkpoints every W seconds cost the share C/W + W/2M of the
@@ -32,7 +32,7 @@ class Checkpointing:
     repeated: int  # number of repeated steps
     seconds: float
     best_seconds: float
-    saved: float
+    saved: float  # part of the cost
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Bill:
     preemptions: int = 0
     waits: float = 0.0  # cost of waiting after preemptions, which is part of the use `waited`
     without_spot: float = 0.0  # cost of the same training on demand, without preemptions
-    checkpointing: Checkpointing | None = None
+    checkpoint_interval: CheckpointInterval | None = None
 
     @property
     def total(self) -> float:
@@ -57,7 +57,7 @@ class Bill:
         """Cost of the preemptions: of lost work, and of waiting for the next group."""
         return self.uses[LOST] + self.waits
 
-    def figures(self) -> dict[str, float]:
+    def amounts(self) -> dict[str, float]:
         """Return all amounts by name."""
         saved = {"without_spot": self.without_spot, "saved": self.without_spot - self.total} if self.spot else {}
         losses = {"losses": self.losses} if self.preemptions else {}
@@ -65,34 +65,36 @@ class Bill:
 
     def as_json(self) -> dict[str, Any]:
         """Return the amounts and the currency; `checkpoints` only if work was restored from a durable checkpoint."""
-        interval = self.checkpointing
+        interval = self.checkpoint_interval
         more = {"checkpoints": {name: round(value, 9) for name, value in vars(interval).items()}} if interval else {}
-        return {"currency": self.currency} | {name: round(value, 9) for name, value in self.figures().items()} | more
+        return {"currency": self.currency} | {name: round(value, 9) for name, value in self.amounts().items()} | more
 
 
 def charge(summary: Summary, tariff: Tariff) -> Bill:
     """Return the cost of a training. Raises ConfigError if a pod has no price."""
     bill = Bill(tariff.prices.currency, preemptions=summary.preemptions)
-    pauses = alive([Interval(item.t, _end(item), WAITED) for item in summary.incidents if item.kind in PREEMPTIONS])
+    pauses = alive(
+        [Interval(item.t, _recovery_time(item), WAITED) for item in summary.incidents if item.kind in PREEMPTION_KINDS]
+    )
     for name, intervals in summary.intervals.items():
         is_spot = tariff.prices.is_spot(tariff.worker(name))
         for interval in intervals:
             seconds = interval.end - interval.start
-            _add(bill, interval.kind, tariff.price(name, seconds), is_spot)
-            avoidable = {WAITED: _overlap(interval, pauses), LOST: seconds}.get(interval.kind, 0.0)
+            _add_cost(bill, interval.kind, tariff.price(name, seconds), is_spot)
+            avoidable = {WAITED: _overlap_s(interval, pauses), LOST: seconds}.get(interval.kind, 0.0)
             bill.waits += tariff.price(name, avoidable) if interval.kind == WAITED else 0.0
             bill.without_spot += tariff.price(name, seconds - avoidable, spot=False)
     if tariff.coordinator and summary.counts.get("coordinator"):
         busy = sum(end - start for start, end in alive([i for worker in summary.intervals.values() for i in worker]))
         for use, seconds in ((COORDINATOR, busy), (QUEUED, max(0.0, summary.ended - summary.began - busy))):
             cost = tariff.prices.price(tariff.coordinator, seconds)
-            _add(bill, use, cost, tariff.prices.is_spot(tariff.coordinator))
+            _add_cost(bill, use, cost, tariff.prices.is_spot(tariff.coordinator))
             bill.without_spot += tariff.prices.price(tariff.coordinator, seconds, spot=False)
-    bill.checkpointing = _checkpointing(summary, bill.uses[TRAINED] + bill.uses[LOST])
+    bill.checkpoint_interval = _compare_interval(summary, bill.uses[TRAINED] + bill.uses[LOST])
     return bill
 
 
-def _add(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
+def _add_cost(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
     bill.uses[use] += cost
     if is_spot:
         bill.spot += cost
@@ -100,17 +102,17 @@ def _add(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
         bill.on_demand += cost
 
 
-def _end(incident: Incident) -> float:
+def _recovery_time(incident: Incident) -> float:
     """Return when the work that a preemption interrupted had continued completely."""
     return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
 
 
-def _overlap(interval: Interval, pauses: list[tuple[float, float]]) -> float:
+def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
     return sum(max(0.0, min(interval.end, end) - max(interval.start, start)) for start, end in pauses)
 
 
-def _checkpointing(summary: Summary, cost: float) -> Checkpointing | None:
-    """Compare the checkpoint interval with the best one; `cost`: cost of all time in groups."""
+def _compare_interval(summary: Summary, cost: float) -> CheckpointInterval | None:
+    """Compare the checkpoint interval with the best interval; `cost`: cost of all time in groups."""
     restored = {
         item.resumed: item for item in summary.incidents if item.tier == "durable" and item.kind != "coordinator"
     }
@@ -118,11 +120,12 @@ def _checkpointing(summary: Summary, cost: float) -> Checkpointing | None:
     seconds = summary.training_seconds
     if not (restored and costs and seconds):
         return None
-    each, mean_time, usual = sum(costs) / len(costs), seconds / len(restored), seconds / len(summary.checkpoints)
-    best = math.sqrt(2 * each * mean_time)
-    overheads = [each / interval + interval / (2 * mean_time) for interval in (usual, best)]
+    checkpoint_s, loss_interval_s = sum(costs) / len(costs), seconds / len(restored)
+    interval_s = seconds / len(summary.checkpoints)
+    best_s = math.sqrt(2 * checkpoint_s * loss_interval_s)
+    overheads = [checkpoint_s / value + value / (2 * loss_interval_s) for value in (interval_s, best_s)]
     repeated = sum(item.repeated for item in restored.values())
-    return Checkpointing(len(restored), repeated, usual, best, cost * (overheads[0] - overheads[1]))
+    return CheckpointInterval(len(restored), repeated, interval_s, best_s, cost * (overheads[0] - overheads[1]))
 
 
 def report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
@@ -149,8 +152,8 @@ def describe(bill: Bill) -> Iterator[str]:
             f"{money(bill.spot, bill.currency)} of it is for spot nodes. On demand and without preemptions, the "
             f"training would have cost {other}: after all losses, spot nodes {difference}."
         )
-    interval = bill.checkpointing
-    if interval and interval.saved >= MIN_SHARE * bill.total:
+    interval = bill.checkpoint_interval
+    if interval and interval.saved >= MIN_SAVED_SHARE * bill.total:
         times = "once" if interval.losses == 1 else f"{interval.losses} times"
         yield (
             f"{times.capitalize()}, the work was restored from the object store, and {interval.repeated} steps were "

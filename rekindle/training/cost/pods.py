@@ -1,8 +1,9 @@
 """The pods of a manifest: their requests, and the nodes that they select."""
 
+import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -10,7 +11,10 @@ import yaml
 from argolocal.language.quantity import quantity
 
 GIB = 1 << 30
-COUNTS = ("replicas", "parallelism")  # fields of a job or Deployment that multiply its pods
+COUNT_FIELDS = ("replicas", "parallelism")  # fields of a job or Deployment that multiply its pods
+TRAIN_JOB, TRAINING_RUNTIME = "TrainJob", "TrainingRuntime"  # kinds of Kubeflow Trainer
+NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods a TrainJob's numNodes counts
+QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 Manifest = Mapping[str, Any]
 
 
@@ -33,15 +37,23 @@ class Pod:
         """Return the CPU-seconds, GiB-seconds and GPU-seconds of this pod."""
         return self.cpus * seconds, self.gib * seconds, self.gpus * seconds
 
+    @property
+    def requests(self) -> dict[str, float]:
+        """Requests by resource name, in pods, cores, bytes and devices."""
+        devices = {name: self.gpus / len(self.devices) for name in self.devices}
+        return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB, **devices}
+
 
 @dataclass(frozen=True)
 class Replicas:
-    """Equal pods of an object that a step applies; `role` is the key or name above them, such as Worker."""
+    """Equal pods of a template; `role` is the key or name above them in an applied object, such as Worker."""
 
     role: str
     count: int
     pod: Pod
-    words: tuple[str, ...]  # command and arguments of the containers
+    command: tuple[str, ...] = ()  # command and arguments of the containers
+    queue: str = ""  # LocalQueue of Kueue
+    is_executor: bool = False  # True for Argo's pod that applies an object
 
 
 def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
@@ -50,7 +62,7 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
     for container in spec.get("containers") or [] if containers is None else containers:
         resources = container.get("resources") or {}
         for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-            totals[name] = totals.get(name, 0.0) + _amount(amount)
+            totals[name] = totals.get(name, 0.0) + number(amount)
     devices = {name: count for name, count in totals.items() if "/" in name and count}
     tolerations = {item["key"]: str(item.get("value", "")) for item in spec.get("tolerations") or [] if item.get("key")}
     labels = {**_required_labels(spec), **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()}}
@@ -66,13 +78,70 @@ def of_template(template: Manifest) -> Pod | None:
     return of_spec(template, [*main, *(template.get("sidecars") or [])]) if main else None
 
 
-def applied(template: Manifest) -> list[Replicas]:
-    """Return the pods of the object that a template applies, such as a training job or a Deployment."""
-    text = (template.get("resource") or {}).get("manifest")
+def template_replicas(template: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
+    """Return all pods that a template creates: its own pod, or Argo's pod and the pods of the object that it applies.
+
+    `runtimes`: pods of the TrainingRuntimes, by name.
+    """
+    if own := of_template(template):
+        return [Replicas("", 1, own)]
+    if "resource" not in template:
+        return []
+    executor = of_spec(template, [{"resources": _executor_resources(template)}])
+    creates = template["resource"].get("action") in ("apply", "create")
+    return [Replicas("", 1, executor, is_executor=True), *(object_replicas(template, runtimes) if creates else ())]
+
+
+def object_replicas(template: Manifest, runtimes: Mapping[str, list[Replicas]] | None = None) -> list[Replicas]:
+    """Return the pods of the object that a template applies, such as a training job or a Deployment.
+
+    With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that creates them instead. Tags in numbers
+    count as 0.
+    """
+    result: list[Replicas] = []
+    for item in _objects(template):
+        kind = item.get("kind") if isinstance(item, Mapping) and runtimes is not None else None
+        if kind == TRAIN_JOB:
+            result += _train_job_replicas(item, runtimes or {})
+        elif kind != TRAINING_RUNTIME:
+            result += _replicas(item, "", 1)
+    queue = QUEUE.search(_object_text(template))
+    return [replace(item, queue=queue[1]) for item in result] if queue else result
+
+
+def training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
+    """Return the pods of the TrainingRuntimes that templates apply, by name of the TrainingRuntime."""
+    objects = [item for template in templates for item in _objects(template)]
+    runtimes = [item for item in objects if isinstance(item, Mapping) and item.get("kind") == TRAINING_RUNTIME]
+    return {item["metadata"]["name"]: [*_replicas(item, "", 1)] for item in runtimes}
+
+
+def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
+    """Return the pods of the TrainJob's runtime, with the job's number of nodes."""
+    spec = job.get("spec") or {}
+    nodes = (spec.get("trainer") or {}).get("numNodes") or 1
+    runtime = runtimes.get((spec.get("runtimeRef") or {}).get("name", ""), [])
+    return [replace(item, count=item.count * nodes) if item.role == NODE_JOB else item for item in runtime]
+
+
+def _objects(template: Manifest) -> list[Any]:
     try:
-        return [*_replicas(yaml.safe_load(text), "", 1)] if text else []
+        return [*yaml.safe_load_all(_object_text(template))]
     except yaml.YAMLError:  # tags outside of quotes: the text is YAML only when Argo has replaced them
         return []
+
+
+def _object_text(template: Manifest) -> str:
+    return str((template.get("resource") or {}).get("manifest") or "")
+
+
+def _executor_resources(template: Manifest) -> Manifest:
+    """Return the resources of Argo's pod for an object, which only a podSpecPatch can set."""
+    try:
+        containers = json.loads(template.get("podSpecPatch") or "{}").get("containers") or []
+    except (ValueError, AttributeError):  # a patch in YAML, or with tags
+        return {}
+    return next((c.get("resources") or {} for c in containers if c.get("name") == "main"), {})
 
 
 def of_manifest(manifest: Manifest) -> Iterator[Pod]:
@@ -80,7 +149,7 @@ def of_manifest(manifest: Manifest) -> Iterator[Pod]:
     for template in manifest["spec"].get("templates") or []:
         if pod := of_template(template):
             yield pod
-        yield from (replicas.pod for replicas in applied(template))
+        yield from (replicas.pod for replicas in object_replicas(template))
 
 
 def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
@@ -90,10 +159,10 @@ def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
     if not isinstance(value, Mapping):
         return
     if isinstance(containers := value.get("containers"), list):
-        words = tuple(str(word) for c in containers for key in ("command", "args") for word in c.get(key) or [])
-        yield Replicas(role, count, of_spec(value), words)
+        command = tuple(str(word) for c in containers for key in ("command", "args") for word in c.get(key) or [])
+        yield Replicas(role, count, of_spec(value), command)
         return
-    for name in COUNTS:
+    for name in COUNT_FIELDS:
         count *= value[name] if isinstance(value.get(name), int) else 1
     role = str(value["name"]) if "replicas" in value and "name" in value else role
     for key, item in value.items():
@@ -115,7 +184,8 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
     return dict(set.intersection(*alternatives)) if alternatives else {}
 
 
-def _amount(text: Any) -> float:
+def number(text: Any) -> float:
+    """Return a Kubernetes quantity as a number, or 0 if it is not a quantity."""
     try:
         return float(quantity(text))
     except ValueError:  # a template tag: the amount is known only when the pod starts

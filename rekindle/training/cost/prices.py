@@ -63,7 +63,9 @@ class NodeClass(Section):
 
     selector: Selector | None = Field(None, description="pods that run on nodes of this class")
     on_demand: Rate = Field(description="prices on demand")
-    spot: Rate | None = Field(None, description="prices of spot nodes (empty: this class has no spot nodes)")
+    spot: Rate | None = Field(
+        None, description="prices of spot nodes (empty: nodes of this class are never spot nodes)"
+    )
 
 
 class Prices(Section):
@@ -90,7 +92,9 @@ class Prices(Section):
     def parse(cls, values: Any, origin: str) -> Self:
         """Validate prices as plain data. Raises ConfigError with `origin` and the wrong key."""
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{origin} has no keys: `rekindle init` creates a project with an example of the file.")
+            raise ConfigError(
+                f"{origin} must be a mapping of keys: `rekindle init` creates a project with an example of the file."
+            )
         try:
             prices = parse_section(cls, values, "")
             prices._check()
@@ -113,10 +117,10 @@ class Prices(Section):
                 raise ConfigError(
                     f"{name} is empty, and would match every pod: give it labels, tolerations or resource."
                 )
-        used = {name: item.selector.conditions() for name, item in self.classes.items() if item.selector}
-        for name, conditions in used.items():
-            for other, more in used.items():
-                if name != other and conditions <= more:
+        conditions_by_class = {name: item.selector.conditions() for name, item in self.classes.items() if item.selector}
+        for name, conditions in conditions_by_class.items():
+            for other, other_conditions in conditions_by_class.items():
+                if name != other and conditions <= other_conditions:
                     raise ConfigError(
                         f"classes.{name}.selector matches every pod of class {other}, too: a pod must have one class. "
                         f"Add a condition to the selector of {name} that {other} does not fulfil."

@@ -11,17 +11,7 @@ from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
 
 TRAINING_COSTS = "training_costs"  # output of the step `report`: task → cost of the training, from its ledger
-MAX_STEPS = 4  # number of steps that the words name
-
-
-def template_cost(prices: Prices, template: pods.Manifest, seconds: float, spot: bool | None = None) -> float:
-    """Return the cost of a template that runs for some seconds: of its pod, or of the pods of the object it applies.
-
-    `spot`: on spot nodes or not (None: as the pods select). Raises ConfigError if a pod has no price.
-    """
-    if pod := pods.of_template(template):
-        return prices.price(pod, seconds, spot)
-    return sum(item.count * prices.price(item.pod, seconds, spot) for item in pods.applied(template))
+MAX_STEPS = 4  # number of steps that the text names
 
 
 def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Prices) -> dict[str, float]:
@@ -38,9 +28,9 @@ def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Price
             continue
         task = node["name"].partition(".")[2].partition("(")[0] or node["name"]
         end = timestamp(node["finishedAt"]) if node.get("finishedAt") else time.time()
-        if pods.of_template(template):
+        if pod := pods.of_template(template):
             seconds = max(0.0, end - timestamp(node["startedAt"]))
-            costs[task] = costs.get(task, 0.0) + template_cost(prices, template, seconds)
+            costs[task] = costs.get(task, 0.0) + prices.price(pod, seconds)
         costs |= json.loads(outputs(node).get(TRAINING_COSTS) or "{}")
     return costs
 

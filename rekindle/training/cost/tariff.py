@@ -1,8 +1,6 @@
 """The prices of a run and the pods of its trainings, from the run's manifest."""
 
-import base64
 import json
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,12 +8,13 @@ from pydantic import Field
 
 from rekindle.keys import CHECKPOINTS, key
 from rekindle.sections import Section
+from rekindle.step import unpack
 from rekindle.training.cost import pods
 from rekindle.training.cost.pods import Manifest, Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 LAUNCHER, COORDINATOR = "rekindle.training.launch.launcher", "rekindle.training.membership.server"
-TRIAL = "steps.search.trial"
+TRIAL_STEP = "steps.search.trial"
 
 
 class Tariff(Section):
@@ -41,14 +40,9 @@ def recorded_manifest(workflow: Manifest) -> Manifest:
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
     try:
-        return unpack(texts[0]) if texts and texts[0] else workflow
-    except (ValueError, zlib.error):  # a manifest that Rekindle did not render may have a parameter with this name
+        return json.loads(unpack(texts[0])) if texts and texts[0] else workflow
+    except ValueError:  # a manifest that Rekindle did not render may have a parameter with this name
         return workflow
-
-
-def unpack(text: str) -> Manifest:
-    """Decode the workflow parameter `manifest`."""
-    return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def prices_of(manifest: Manifest) -> Prices | None:
@@ -60,23 +54,23 @@ def prices_of(manifest: Manifest) -> Prices | None:
 def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> dict[str, Tariff]:
     """Return the tariff of each training in `tasks`; without prices or pods, the training is left out."""
     templates = manifest["spec"].get("templates") or []
-    replicas = [item for template in templates for item in pods.applied(template)] if prices else []
+    replicas = [item for template in templates for item in pods.object_replicas(template)] if prices else []
     result: dict[str, Tariff] = {}
     for task in tasks:
         flag = f"--checkpoints={key(task, CHECKPOINTS)}"
-        members = [item for item in replicas if flag in item.words]
-        workers = {item.role: item.pod for item in members if LAUNCHER in item.words}
-        leaders = [item.pod for item in members if COORDINATOR in item.words]
+        members = [item for item in replicas if flag in item.command]
+        workers = {item.role: item.pod for item in members if LAUNCHER in item.command}
+        coordinators = [item.pod for item in members if COORDINATOR in item.command]
         if prices and workers:
-            result[task] = Tariff(prices=prices, workers=workers, coordinator=leaders[0] if leaders else None)
+            result[task] = Tariff(prices=prices, workers=workers, coordinator=coordinators[0] if coordinators else None)
     return result
 
 
 def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
     """Return the tariff of the trials of a sweep; each trial trains alone in a pod."""
     for template in manifest["spec"].get("templates") or []:
-        words: Mapping[str, Any] = template.get("container") or {}
+        container: Mapping[str, Any] = template.get("container") or {}
         pod = pods.of_template(template)
-        if prices and pod and TRIAL in [*(words.get("command") or []), *(words.get("args") or [])]:
+        if prices and pod and TRIAL_STEP in [*(container.get("command") or []), *(container.get("args") or [])]:
             return Tariff(prices=prices, workers={"": pod})
     return None

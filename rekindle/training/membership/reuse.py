@@ -6,13 +6,11 @@ from contextlib import suppress
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, facts, key
-from rekindle.cache.runner import REUSED_FROM
+from rekindle.cache.known import FILES, copy_model
 from rekindle.errors import StorageError, say
-from rekindle.keys import CURVE, MODEL
+from rekindle.keys import MODEL
 from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
-
-FILES = ("model.safetensors", CURVE, "model.json")  # the last file marks the training as complete
 
 
 class ReusableModel:
@@ -33,9 +31,7 @@ class ReusableModel:
             store = Store.from_env().short_retries()
             entry = entries.find(store, key(self.facts)) if self.spec.reuse == "yes" else None
             if entry and entry.at != self.prefix:
-                for name in FILES:
-                    store.copy(f"{entry.at}/{MODEL}/{name}", f"{self.spec.out}/{name}")
-                store.put(f"{self.prefix}/{REUSED_FROM}", entry.at.encode())
+                copy_model(store, entry.at, self.prefix)
                 self.is_reused = True
                 say(f"cached: the same training as {entry.at}, which took {entry.seconds:.1f} s")
 

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving: which trial trains next. Pure functions of the config and the results.
+"""Asynchronous successive halving: the choice of the next trial to train. Pure functions of the config and the results.
 
 A trial continues as soon as it is among the best 1/η of the results of its rung that are known; no trial waits for its
 whole rung. Decision n knows the results of the decisions 0 to n - lag, so that it does not depend on the speed of any
@@ -25,7 +25,7 @@ class Trial:
     values: dict[int, float | None] = field(default_factory=dict)  # metric by rung; None: the trial failed
     steps: int = 0  # number of updates
     sha256: str = ""  # sha256 of the trial's weights
-    why: str = ""  # reason why the trial failed
+    failure: str = ""  # reason why the trial failed
 
     @property
     def rung(self) -> int:
@@ -45,17 +45,17 @@ class Job:
     rung: int
 
 
-def best(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
+def best_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
     """Return the best trials, best first; equal trials by number. Failed trials (None or not finite) are left out."""
     sign = 1 if better == "lower" else -1
     finite_values = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
     return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
 
 
-def known(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
-    """Return the numbers of jobs whose results the next decision may use: first the smallest number.
+def result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
+    """Return the numbers of jobs whose results the next decision may use, in ascending order.
 
-    If the decision is possible with the smallest number, it uses no further results. Empty: results are missing.
+    The decision uses the smallest number with which it is possible. Empty if results are missing.
     """
     is_sampling = sum(job.rung == 0 for job in jobs) < sweep.count
     available = 0
@@ -66,25 +66,28 @@ def known(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range
     return range(max(0, len(jobs) - sweep.decision_lag + 1), available + 1)
 
 
-def choose(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
-    """Return the next job: the continuation of a trial, else a new trial. `values`: the results that are known."""
+def next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
+    """Return the next job: the continuation of a trial, else a new trial. `values`: the known results."""
     for rung in reversed(range(sweep.rungs - 1)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung and job in values}
         continued = {job.trial for job in jobs if job.rung > rung}
-        for trial in best(results, len(results) // sweep.reduction, sweep.better):
+        for trial in best_trials(results, len(results) // sweep.reduction, sweep.better):
             if trial not in continued:
                 return Job(trial, rung + 1)
     started = sum(job.rung == 0 for job in jobs)
     return Job(started, 0) if started < sweep.count else None
 
 
-def finalist(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
-    """Return the job that trains the best trial to the end, if no trial was. `values`: the results of all jobs."""
+def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
+    """Return the job that trains the best trial to the end, unless a trial has trained to the end.
+
+    `values`: the results of all jobs.
+    """
     last = sweep.rungs - 1
     for rung in reversed(range(sweep.rungs)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung}
         continued = {job.trial for job in jobs if job.rung > rung}
-        for trial in best(results, len(results), sweep.better):
+        for trial in best_trials(results, len(results), sweep.better):
             if rung == last:
                 return None
             if trial not in continued:

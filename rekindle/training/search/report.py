@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.training.search.config import Choice
-from rekindle.training.search.halving import Trial, best
+from rekindle.training.search.halving import Trial, best_trials
 from rekindle.training.search.study import Study
 
 
@@ -16,15 +16,15 @@ def rows(study: Study) -> list[dict[str, Any]]:
     order: list[int] = []
     for rung in reversed(range(study.sweep.rungs)):
         values = {trial.number: trial.value for trial in study.trials() if trial.rung == rung}
-        order += best(values, len(values), study.sweep.better)
+        order += best_trials(values, len(values), study.sweep.better)
     order += [number for number in trials if number not in order]
     return [_row(trials[number], study.sweep.rungs, study.sweep.metric) for number in order]
 
 
 def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
     is_finished = trial.rung == rungs - 1
-    state = "failed" if trial.why else "trained" if is_finished else "paused" if trial.values else "waiting"
-    progress = {"rung": trial.rung + 1, "steps": trial.steps, "sha256": trial.sha256, "why": trial.why}
+    state = "failed" if trial.failure else "trained" if is_finished else "paused" if trial.values else "waiting"
+    progress = {"rung": trial.rung + 1, "steps": trial.steps, "sha256": trial.sha256, "why": trial.failure}
     return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **progress}
 
 
@@ -41,7 +41,7 @@ def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
             for line in [titles, *lines]]  # fmt: skip
 
 
-def untried(study: Study) -> list[str]:
+def describe_untried(study: Study) -> list[str]:
     """Describe what the sweep has not tried because of its budget; [] if the budget was sufficient."""
     if not (stop := study.stop):
         return []

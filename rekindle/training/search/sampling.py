@@ -51,12 +51,12 @@ def ask(
     return {path: _decode(space[path], value) for path, value in new.params.items()}, attrs
 
 
-def distribution(choice: Choice, whole: bool) -> Any:
+def distribution(choice: Choice, is_integer: bool) -> Any:
     """Return the Optuna distribution of a setting. Values of a list are JSON, since Optuna rejects list values."""
     if choice.choices:
         return CategoricalDistribution([json.dumps(value) for value in choice.choices])
     assert choice.low is not None and choice.high is not None
-    if whole:
+    if is_integer:
         return IntDistribution(int(choice.low), int(choice.high), choice.log, int(choice.step) or 1)
     return FloatDistribution(choice.low, choice.high, choice.log, choice.step or None)
 

@@ -27,26 +27,27 @@ if TYPE_CHECKING:
 
 FOLDER = "search"  # folder below the name of the workflow
 POLL_INTERVAL_S = 0.5
-LOOK_INTERVAL_S, TAKEOVER_S = 30.0, 300.0  # a replaced pod continues its own trial within minutes
+CHECK_INTERVAL_S = 30.0
+TAKEOVER_TIMEOUT_S = 300.0  # a replaced pod continues its own trial within minutes
 
 
-class Watch:
-    """Finds jobs whose recorded seconds have not changed for TAKEOVER_S, by the clock of this process."""
+class StallDetector:
+    """Finds jobs whose recorded seconds have not changed for TAKEOVER_TIMEOUT_S, by the clock of this process."""
 
     def __init__(self) -> None:
-        self.next_look = time.monotonic() + LOOK_INTERVAL_S
+        self.next_check = time.monotonic() + CHECK_INTERVAL_S
         self.changes: dict[Job, tuple[float, float]] = {}  # recorded seconds, and when they changed
 
-    def silent(self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]) -> Job | None:
-        """Return the first silent job; `read` returns the recorded seconds."""
-        if (now := time.monotonic()) < self.next_look:
+    def find_stalled_job(self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]) -> Job | None:
+        """Return the first stalled job; `read` returns the recorded seconds."""
+        if (now := time.monotonic()) < self.next_check:
             return None
-        self.next_look, seconds = now + LOOK_INTERVAL_S, read()
+        self.next_check, seconds = now + CHECK_INTERVAL_S, read()
         for job in running:
             used = seconds.get(job, 0.0)
             if self.changes.setdefault(job, (used, now))[0] != used:
                 self.changes[job] = (used, now)
-        return next((job for job in running if now - self.changes[job][1] > TAKEOVER_S), None)
+        return next((job for job in running if now - self.changes[job][1] > TAKEOVER_TIMEOUT_S), None)
 
 
 class Study:
@@ -86,12 +87,12 @@ class Study:
 
     def trials(self, jobs: int | None = None) -> list[Trial]:
         """Return all started trials, with the results of the first `jobs` jobs (default: all)."""
-        new = [record for record in self.records if "settings" in record]
-        trials = {new["trial"]: Trial(new["trial"], new["settings"], new["attrs"]) for new in new}
+        new_trials = [record for record in self.records if "settings" in record]
+        trials = {item["trial"]: Trial(item["trial"], item["settings"], item["attrs"]) for item in new_trials}
         for job in self.jobs[:jobs]:
             if result := self.results.get(job):
                 trial = trials[job.trial]
-                trial.values[job.rung], trial.why = result.get("value"), result.get("why", "")
+                trial.values[job.rung], trial.failure = result.get("value"), result.get("why", "")
                 trial.steps, trial.sha256 = result.get("steps", trial.steps), result.get("sha256", "")
         return [trials[number] for number in sorted(trials)]
 
@@ -99,9 +100,9 @@ class Study:
         """Return the next trial that `pod` trains, and to which rung; None if no trial is left.
 
         A job that the pod has not finished is returned again. Waits while results are missing, or takes over
-        the job of a silent pod.
+        the job of a stalled pod.
         """
-        watch = Watch()
+        detector = StallDetector()
         while True:
             trials = self.read()
             for record in self.records:
@@ -113,8 +114,8 @@ class Study:
             elif results < 0:
                 time.sleep(POLL_INTERVAL_S)
                 running = [job for job in self.jobs if job not in self.results]
-                if silent := watch.silent(running, self.seconds):
-                    return trials[silent.trial], silent.rung
+                if stalled := detector.find_stalled_job(running, self.seconds):
+                    return trials[stalled.trial], stalled.rung
             else:
                 return None
 
@@ -122,19 +123,19 @@ class Study:
         """Return the next job and the number of jobs whose results were used; -1: results are missing."""
         sweep, jobs = self.sweep, self.jobs
         values = {job: result.get("value") for job, result in self.results.items()}
-        numbers = halving.known(sweep, jobs, values)
+        numbers = halving.result_counts(sweep, jobs, values)
         if not self.stop:
             for number in numbers:
-                known = {job: values[job] for job in jobs[:number] if job in values}
-                if job := halving.choose(sweep, jobs, known):
-                    if not (reason := budget.exceeded(sweep, job, jobs, values, self._seconds())):
+                known_values = {job: values[job] for job in jobs[:number] if job in values}
+                if job := halving.next_job(sweep, jobs, known_values):
+                    if not (reason := budget.compute_excess(sweep, job, jobs, values, self._budget_seconds())):
                         return job, number
                     self._append({"stop": reason})
                     return None, -1
             if len(jobs) not in numbers:
                 return None, -1
         if all(job in values for job in jobs):
-            return halving.finalist(sweep, jobs, values), len(jobs)
+            return halving.final_job(sweep, jobs, values), len(jobs)
         # the pod that finishes its job last decides whether the best trial continues
         return None, len(jobs)
 
@@ -159,14 +160,14 @@ class Study:
         """Return the best trial that was trained to the end. Raises ConfigError if all trials have failed."""
         trials, last = {trial.number: trial for trial in self.trials()}, self.sweep.rungs - 1
         values = {trial.number: trial.values[last] for trial in trials.values() if last in trial.values}
-        if numbers := halving.best(values, 1, self.sweep.better):
+        if numbers := halving.best_trials(values, 1, self.sweep.better):
             return trials[numbers[0]]
-        reason = next((trial.why for trial in trials.values() if trial.why), "no trial is finished")
+        reason = next((trial.failure for trial in trials.values() if trial.failure), "no trial is finished")
         raise ConfigError(f"all {len(trials)} trials lack a {self.sweep.metric}: {reason}")
 
-    def fail(self, trial: int, rung: int, why: str) -> None:
+    def fail(self, trial: int, rung: int, reason: str) -> None:
         """Record that a trial has failed."""
-        self.store.put(f"{self.output(trial, rung)}/failed.json", json.dumps({"value": None, "why": why}).encode())
+        self.store.put(f"{self.output(trial, rung)}/failed.json", json.dumps({"value": None, "why": reason}).encode())
 
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
         """Record the seconds that a process has used for each job until now."""
@@ -188,7 +189,7 @@ class Study:
         """Return the worker-hours of all trials."""
         return sum(self.seconds().values()) / 3600
 
-    def _seconds(self) -> dict[Job, float]:
+    def _budget_seconds(self) -> dict[Job, float]:
         return self.seconds() if self.sweep.budget.hours else {}
 
     def result(self, job: Job) -> dict[str, Any] | None:

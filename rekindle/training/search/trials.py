@@ -27,7 +27,7 @@ OBJECTIVE = "objective"  # metric of a trial's MLflow run
 PARENT_TAG = "mlflow.parentRunId"
 RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
 MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
-TEMPORARY = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
+TEMPORARY_FAILURE = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
 
 
 def train(
@@ -43,7 +43,7 @@ def train(
 
     Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
     """
-    signal.signal(signal.SIGTERM, _leave)  # without a handler, PID 1 ignores SIGTERM
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)  # without a handler, PID 1 ignores SIGTERM
     notice.watch()
     process, seconds, crashes = f"{pod}-{uuid.uuid4().hex[:8]}", dict[Job, float](), Counter[Job]()
     while claim := study.claim(pod, default, whole):
@@ -62,7 +62,7 @@ def train(
         record()
         if code == 143:
             raise SystemExit(143)
-        if code == TEMPORARY:
+        if code == TEMPORARY_FAILURE:
             raise RekindleError(
                 f"trial {trial.number} lacks a service. A restarted pod continues from the trial's checkpoint."
             )
@@ -73,11 +73,11 @@ def train(
     say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
 
 
-def _leave(*_: Any) -> None:
+def _exit_on_sigterm(*_: Any) -> None:
     raise SystemExit(143)
 
 
-def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = "") -> TrainingSpec:
+def training_spec(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = "") -> TrainingSpec:
     """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
     sections: dict[str, dict[str, Any]] = {name: dict(common[name]) for name in ("train", "model")}
     for path, value in trial.settings.items():
@@ -105,7 +105,7 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
     study = Study(Store.from_env(), study.root, study.sweep)  # the parent uses the connections of its own store
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
     try:
-        work(specification(study, trial, rung, common, run_id))
+        work(training_spec(study, trial, rung, common, run_id))
     except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # errors that the settings of the trial cause
         say(f"trial {trial.number} failed: {error}")
         study.fail(trial.number, rung, str(error))
@@ -169,7 +169,7 @@ def _run_child(call: Callable[[], None], parent: int) -> None:
         code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
-        code = TEMPORARY if isinstance(error, StorageError) else 1
+        code = TEMPORARY_FAILURE if isinstance(error, StorageError) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -70,7 +70,7 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
 def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
-    rows, untried = report.rows(study), report.untried(study)
+    rows, untried = report.rows(study), report.describe_untried(study)
     result = {"trials": rows, "hours": study.hours(), "untried": untried}
     if not tariff:
         return result | {"table": [*report.table(study), *untried]}

@@ -6,19 +6,18 @@ Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue (v1beta2; v1be
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from argolocal.language.quantity import quantity
 from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.queue import VERSIONS
-from rekindle.training.cost.pods import GIB
-from rekindle.view.plan.resources import PodRequest, totals
+from rekindle.training.cost.pods import GIB, Replicas, number
+from rekindle.view.plan.resources import totals
 
 NODES = Resource("v1", "nodes", namespaced=False)
 QUOTAS = Resource("v1", "resourcequotas")
 
 
-def misfits(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> list[str]:
-    """Return sentences on pods that do not fit into the cluster, and on failed comparisons. `pods`: by task."""
+def find_shortages(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> list[str]:
+    """Return sentences about pods that do not fit into the cluster, and about failed comparisons. `pods`: by task."""
     lines: list[str] = []
     for compare in (_nodes, _quotas, _queues):
         try:
@@ -28,17 +27,17 @@ def misfits(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mappin
     return list(dict.fromkeys(lines))
 
 
-def _nodes(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+def _nodes(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
     nodes = [node for node in cluster.list_objects(NODES) if not node.get("spec", {}).get("unschedulable")]
-    for task, requests in pods.items():
-        for pod in requests:
-            labelled = [node for node in nodes if _has_labels(node, pod.pod.labels)]
-            if not labelled:
-                labels = ", ".join(f"{name}={value}" for name, value in pod.pod.labels.items())
+    for task, replicas in pods.items():
+        for pod in (item.pod for item in replicas):
+            matching_nodes = [node for node in nodes if _has_labels(node, pod.labels)]
+            if not matching_nodes:
+                labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
                 yield f"{task}: no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one"
-            elif not any(not _excess(pod.resources, _allocatable(node)) for node in labelled):
-                largest = max(labelled, key=lambda node: _allocatable(node).get("cpu", 0.0))
-                excess = ", ".join(_excess(pod.resources, _allocatable(largest)))
+            elif not any(not _excess(pod.requests, _allocatable(node)) for node in matching_nodes):
+                largest = max(matching_nodes, key=lambda node: _allocatable(node).get("cpu", 0.0))
+                excess = ", ".join(_excess(pod.requests, _allocatable(largest)))
                 yield f"{task}: a pod does not fit into any node ({excess} of {largest['metadata']['name']})"
     capacity: dict[str, float] = {}
     for node in nodes:
@@ -48,7 +47,7 @@ def _nodes(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping
         yield f"the peak of the run exceeds all nodes together: {', '.join(excess)}"
 
 
-def _quotas(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
+def _quotas(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
     for quota in cluster.list_objects(QUOTAS):
         hard, used = (_numbers((quota.get("status") or {}).get(name) or {}) for name in ("hard", "used"))
         hard = hard or _numbers(quota["spec"].get("hard") or {})
@@ -58,16 +57,16 @@ def _quotas(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mappin
             yield f"the peak of the run exceeds the rest of the ResourceQuota {name}: {', '.join(excess)}"
 
 
-def _queues(cluster: Cluster, pods: Mapping[str, list[PodRequest]], peak: Mapping[str, float]) -> Iterator[str]:
-    for task, requests in pods.items():
-        for name in sorted({pod.queue for pod in requests if pod.queue}):
-            needed = totals(pod for pod in requests if pod.queue == name)
+def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
+    for task, replicas in pods.items():
+        for name in sorted({item.queue for item in replicas if item.queue}):
+            needed = totals(item for item in replicas if item.queue == name)
             queue = _kueue(cluster, "localqueues", name)
             if not queue:
                 yield f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
                 continue
             cluster_queue = _kueue(cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False)
-            if cluster_queue and (excess := _excess(needed, _nominal(cluster_queue, needed))):
+            if cluster_queue and (excess := _excess(needed, _quota(cluster_queue, needed))):
                 yield f"{task} exceeds the quota of {cluster_queue['metadata']['name']}: {', '.join(excess)}"
 
 
@@ -78,15 +77,17 @@ def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) ->
     return None
 
 
-def _nominal(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+def _quota(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
     """Return the quota of a ClusterQueue over all flavors, for the needed resources that it limits."""
     result: dict[str, float] = {}
     for group in queue["spec"].get("resourceGroups") or []:
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:
                 if resource["name"] in needed:
-                    borrowed = _number(resource.get("borrowingLimit") or 0)
-                    total = result.get(resource["name"], 0.0) + _number(resource.get("nominalQuota") or 0) + borrowed
+                    borrowing_limit = number(resource.get("borrowingLimit") or 0)
+                    total = (
+                        result.get(resource["name"], 0.0) + number(resource.get("nominalQuota") or 0) + borrowing_limit
+                    )
                     result[resource["name"]] = total
     return result
 
@@ -109,14 +110,7 @@ def _allocatable(node: Object) -> dict[str, float]:
 
 
 def _numbers(texts: Mapping[str, Any]) -> dict[str, float]:
-    return {name: _number(text) for name, text in texts.items()}
-
-
-def _number(text: Any) -> float:
-    try:
-        return float(quantity(text))
-    except ValueError:
-        return 0.0
+    return {name: number(text) for name, text in texts.items()}
 
 
 def _has_labels(node: Object, selector: Mapping[str, str]) -> bool:

@@ -15,13 +15,14 @@ from rekindle.cluster.api import TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
+from rekindle.training.cost.pods import Replicas, training_runtimes
 from rekindle.training.cost.prices import Prices
 from rekindle.view import reuse
 from rekindle.view.plan import capacity, history, releases, resources, timing
 from rekindle.view.plan.reasons import Reason, Reasons
 from rekindle.view.plan.releases import PlannedRelease
-from rekindle.view.plan.resources import PodRequest, ResourceSeconds
-from rekindle.view.plan.tasks import CONDITIONAL, EXIT, RUNS, Task, Tree
+from rekindle.view.plan.resources import ResourceSeconds
+from rekindle.view.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
 from rekindle.view.plan.timing import Estimate, Total
 
 if TYPE_CHECKING:
@@ -45,38 +46,45 @@ class Row:
     reason: Reason
     time: Estimate
     items: int | None  # number of loop items; None if it is known only at run time
-    pods: list[PodRequest]
+    pods: list[Replicas]
     requests: dict[str, float]
-    used: ResourceSeconds
+    usage: ResourceSeconds
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of a run. `unconditional`: the total without tasks that depend on conditions."""
+    """The forecast of a run. `unconditional_total`: the total without conditional tasks."""
 
     name: str
     rows: list[Row]
     total: Total
-    unconditional: Total
+    unconditional_total: Total
     runs: list[str]  # names of the former runs that the times come from
     peak: dict[str, float]
     releases: list[PlannedRelease]
     currency: str = ""  # of the costs; empty without prices
-    misfits: list[str] = field(default_factory=list)
+    shortages: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def unknown(self) -> list[str]:
-        """The tasks that will run, and whose time is unknown."""
+    def unknown_tasks(self) -> list[str]:
+        """The tasks that will run for an unknown time."""
         return [row.task for row in self.rows if row.status == RUNS and row.time.seconds is None]
 
     @property
-    def used(self) -> ResourceSeconds:
-        return sum((row.used for row in self.rows), ResourceSeconds())
+    def usage(self) -> ResourceSeconds:
+        """The total of all tasks."""
+        return sum((row.usage for row in self.rows), ResourceSeconds())
+
+    @property
+    def unconditional_cost(self) -> float | None:
+        """Return the cost without tasks that depend on conditions; None without prices."""
+        costs = [row.usage.cost for row in self.rows if row.status == RUNS and row.usage.cost is not None]
+        return sum(costs) if costs else None
 
     def runs_anything(self) -> bool:
         """Return True if a task would run or may run, except in the exit handler, which every run has."""
-        return any(row.status in (RUNS, CONDITIONAL) for row in self.rows if not row.task.startswith(EXIT))
+        return any(row.status in (RUNS, CONDITIONAL) for row in self.rows if not row.task.startswith(EXIT_PATH))
 
 
 class Sources:
@@ -92,17 +100,17 @@ class Sources:
         if cluster and not self.store and not self.notes:
             self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
 
-    def formers(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
+    def former_runs(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
         if not self.cluster:
-            return list(history.on_this_machine(self.home, workflow, prefix))
+            return list(history.read_local_runs(self.home, workflow, prefix))
         try:
-            return list(history.on_cluster(self.cluster, workflow, prefix))
+            return list(history.read_cluster_runs(self.cluster, workflow, prefix))
         except RekindleError as error:
             self.notes.append(f"former runs cannot be read: {error}")
             return []
 
-    def find_template(self, others: Iterable[Mapping[str, Any]]) -> Any:
-        find = find_in(others)
+    def find_template(self, objects: Iterable[Mapping[str, Any]]) -> Any:
+        find = find_in(objects)
 
         def find_anywhere(kind: str, name: str) -> Any:
             if found := find(kind, name):
@@ -129,55 +137,61 @@ class Sources:
             return []
 
     def champion(self, model: str) -> releases.Champion:
-        return releases.champion_on(self.cluster, model) if self.cluster else releases.champion_here(self.home, model)
+        return (
+            releases.cluster_champion(self.cluster, model)
+            if self.cluster
+            else releases.local_champion(self.home, model)
+        )
 
 
 def forecast(
     sources: Sources,
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str],
-    others: Iterable[Mapping[str, Any]] = (),
+    other_objects: Iterable[Mapping[str, Any]] = (),
     use_cache: bool = True,
 ) -> Forecast:
     """Forecast the run of a manifest with `parameters`. Raises ConfigError if the manifest is invalid."""
-    find = sources.find_template(others)
+    find = sources.find_template(other_objects)
     workflow = manifests.workflow(manifest, parameters, find, for_this_machine=not sources.cluster)
     workflow = store_templates(workflow, find, lambda spec, path: None)
     results = sources.look_up(manifest, parameters) if use_cache and CACHED not in parameters else []
     by_task = {result.task: result for result in results}
     tree = Tree(workflow, cache_plan.parameter(manifest, results) if results else "")
     prefix = _prefix(manifest)
-    is_needed = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
-    formers = sources.formers(workflow, prefix) if is_needed else []
-    estimates = timing.Estimates(tree, formers, sources.store, not sources.cluster)
+    has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
+    former_runs = sources.former_runs(workflow, prefix) if has_running_tasks else []
+    estimates = timing.Estimates(tree, former_runs, sources.store, not sources.cluster)
     reasons = Reasons(tree, by_task, sources.store, prefix, bool(sources.cluster))
     times = {task.path: estimates.of(task) for task in tree.leaves()}
-    extra = timing.overhead(tree, formers)
-    total, certain = (timing.total(tree, times, extra, conditional) for conditional in (True, False))
+    overhead_s = timing.overhead(tree, former_runs)
+    total, unconditional_total = (timing.total(tree, times, overhead_s, conditional) for conditional in (True, False))
     prices = Prices.load(project.root())
-    runtimes = resources.training_runtimes(tree.templates.values())
+    runtimes = training_runtimes(tree.templates.values())
     rows = [
         _row(
             task,
-            resources.pods_of(task, runtimes),
+            resources.task_pods(task, runtimes),
             times[task.path],
-            reasons.of(parent, task) if use_cache or task.status != RUNS else NO_CACHE,
+            reasons.explain(parent, task) if use_cache or task.status != RUNS else NO_CACHE,
             prices,
         )
-        for parent, task in _with_parents(tree)
+        for parent, task in _leaves_with_parents(tree)
     ]
     requests = {row.path: row.requests for row in rows if row.status in (RUNS, CONDITIONAL)}
-    peak = resources.peak(requests, timing.spans_of_pods(tree, times))
+    peak = resources.peak(requests, timing.pod_spans(tree, times))
     pods = {row.task: row.pods for row in rows if row.status in (RUNS, CONDITIONAL)}
-    misfits = capacity.misfits(sources.cluster, pods, peak) if sources.cluster else []
-    names = [former.name for former in formers]
-    planned = releases.planned(tree, sources.champion)
+    shortages = capacity.find_shortages(sources.cluster, pods, peak) if sources.cluster else []
+    names = [former.name for former in former_runs]
+    planned_releases = releases.plan_releases(tree, sources.champion)
     name = prefix.rstrip("-")
     currency = prices.currency if prices else ""
-    return Forecast(name, rows, total, certain, names, peak, planned, currency, misfits, sources.notes)
+    return Forecast(
+        name, rows, total, unconditional_total, names, peak, planned_releases, currency, shortages, sources.notes
+    )
 
 
-def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
+def _leaves_with_parents(tree: Tree) -> list[tuple[Task, Task]]:
     pending = [(tree.root, tree.root), *([(tree.exit, tree.exit)] if tree.exit else [])]
     result = []
     while pending:
@@ -187,11 +201,14 @@ def _with_parents(tree: Tree) -> list[tuple[Task, Task]]:
     return result
 
 
-def _row(task: Task, pods: list[PodRequest], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
+def _row(task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
     pods = pods if task.status in (RUNS, CONDITIONAL) else []
-    used = resources.resource_seconds(pods, time.seconds or 0.0, prices)
+    # servers run on after the run; like the cost of a run, the forecast does not include them
+    charged_pods = [] if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")) else pods
+    charged_seconds = max((time.seconds or 0.0) - time.free_seconds, 0.0)
+    usage = resources.resource_seconds(charged_pods, charged_seconds, prices)
     return Row(
-        task.path or "main", task.path, task.status, reason, time, task.items, pods, resources.totals(pods), used
+        task.path or "main", task.path, task.status, reason, time, task.items, pods, resources.totals(pods), usage
     )
 
 
@@ -203,24 +220,30 @@ def _prefix(manifest: Mapping[str, Any]) -> str:
     return str(metadata.get("name") or metadata.get("generateName") or "workflow-")
 
 
+def _pods_as_json(replicas: Replicas) -> dict[str, Any]:
+    names = ("count", "pod", "queue", "is_executor")
+    return {name: value for name, value in asdict(replicas).items() if name in names}
+
+
 def as_json(plan: Forecast) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
 
-    def totals(total: Total) -> dict[str, Any]:
-        return {"seconds": round(total.seconds, 3), "low": round(total.low, 3), "high": round(total.high, 3)}
+    def total_as_json(total: Total) -> dict[str, Any]:
+        times = {"seconds": round(total.seconds, 3), "low": round(total.low, 3), "high": round(total.high, 3)}
+        return times | {"critical_path": total.critical_path}
 
     tasks = [
         {
             "task": row.task,
             "status": row.status,
             "reason": row.reason.text,
-            "compared_with": row.reason.earlier or None,
+            "compared_with": row.reason.earlier_result or None,
             "differences": [asdict(difference) for difference in row.reason.differences],
-            "time": asdict(row.time),
+            "time": asdict(row.time) | ({} if row.time.seconds is not None else {"low": None, "high": None}),
             "items": row.items,
-            "pods": [asdict(pod) for pod in row.pods],
+            "pods": [_pods_as_json(replicas) for replicas in row.pods],
             "requests": row.requests,
-            **asdict(row.used),
+            **asdict(row.usage),
         }
         for row in plan.rows
     ]
@@ -228,13 +251,13 @@ def as_json(plan: Forecast) -> dict[str, Any]:
         "name": plan.name,
         "runs_anything": plan.runs_anything(),
         "tasks": tasks,
-        "total": totals(plan.total) | {"critical_path": plan.total.critical, "unknown": plan.unknown},
-        "without_conditional_tasks": totals(plan.unconditional) | {"critical_path": plan.unconditional.critical},
+        "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
+        "without_conditional_tasks": total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost},
         "former_runs": plan.runs,
         "currency": plan.currency or None,
         "peak": plan.peak,
-        **asdict(plan.used),
+        **asdict(plan.usage),
         "releases": [asdict(release) for release in plan.releases],
-        "does_not_fit": plan.misfits,
+        "does_not_fit": plan.shortages,
         "notes": plan.notes,
     }

@@ -18,7 +18,7 @@ from rekindle.view.overview import label
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the attempts of a step, and of the items of a loop
-RUN_VALUES = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}  # differ in every run
+RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}  # differ in each run
 NAME_LABEL = "app.kubernetes.io/name"
 
 
@@ -41,13 +41,13 @@ class FormerRun:
     records: dict[str, Record]
 
 
-def on_this_machine(home: Path, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
+def read_local_runs(home: Path, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
     """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs."""
     names = runs.names(home) if (home / "runs").is_dir() else []
-    yield from _newest((_read(home, name) for name in names if name.startswith(prefix)), workflow)
+    yield from _newest_runs((_read(home, name) for name in names if name.startswith(prefix)), workflow)
 
 
-def on_cluster(cluster: Cluster, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
+def read_cluster_runs(cluster: Cluster, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
     """Yield the newest runs of the same pipeline in the namespace, with ARGO_SERVER also from Argo's archive.
 
     Raises RekindleError.
@@ -59,10 +59,12 @@ def on_cluster(cluster: Cluster, workflow: Mapping[str, Any], prefix: str) -> It
     archived = {item["metadata"]["name"]: item for item in server.list_runs(selector)} if server else {}
     created = {name: item["metadata"]["creationTimestamp"] for name, item in (archived | live).items()}
     names = sorted((name for name in created if name.startswith(prefix)), key=lambda name: created[name], reverse=True)
-    yield from _newest((_fetch(cluster, None if name in live else server, name) for name in names), workflow)
+    yield from _newest_runs((_fetch(cluster, None if name in live else server, name) for name in names), workflow)
 
 
-def _newest(candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any]) -> Iterator[FormerRun]:
+def _newest_runs(
+    candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any]
+) -> Iterator[FormerRun]:
     count, identity = 0, _identity(workflow)
     for candidate in candidates:
         if candidate and _identity(candidate[1]) == identity and (former := former_run(*candidate)).records:
@@ -99,6 +101,7 @@ def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> FormerRun:
+    """Return the durations and inputs of the tasks of a run."""
     records = {}
     for node in (status.get("nodes") or {}).values():
         is_task = node.get("phase") == "Succeeded" and node.get("type") in ("Pod", "Retry", "TaskGroup", "HTTP")
@@ -110,7 +113,7 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
         inputs = {
             p["name"]: str(p.get("value"))
             for p in (node.get("inputs") or {}).get("parameters") or []
-            if p["name"] not in RUN_VALUES
+            if p["name"] not in RUN_PARAMETERS
         }
         records[path] = Record(path, timestamp(node["finishedAt"]) - timestamp(node["startedAt"]), inputs)
     is_complete = status.get("phase") == "Succeeded" and status.get("finishedAt")

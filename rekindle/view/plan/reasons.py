@@ -1,4 +1,4 @@
-"""Says for each task why it will run instead of being reused."""
+"""Explains for each task why it runs, although results are cached."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ from rekindle.view.plan.tasks import RUNS, Task, Tree
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MAX_READ = 2000  # maximum number of cache entries to read for a comparison
-SHORT = 24  # characters of a value in a line of text
+MAX_ENTRIES = 2000  # maximum number of cache entries to read for a comparison
+MAX_VALUE_LENGTH = 24  # characters of a value in a line of text
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A sentence that says why a task runs, and the differences from `earlier`, an earlier result (RUN/TASK)."""
+    """A sentence that says why a task runs, and the differences from an earlier result (RUN/TASK)."""
 
     text: str
-    earlier: str = ""
+    earlier_result: str = ""
     differences: list[Difference] = field(default_factory=list)
 
 
 class Reasons:
-    """Explains tasks of `tree`. `prefix`: start of the names of runs of this pipeline, whose results are preferred."""
+    """Explains the tasks of `tree`. Results of runs whose names start with `prefix` are preferred."""
 
     def __init__(
         self, tree: Tree, results: Mapping[str, CacheResult], store: "Store | None", prefix: str, on_cluster: bool
@@ -36,13 +36,13 @@ class Reasons:
         self.tree, self.results, self.store = tree, results, store
         self.prefix, self.on_cluster = prefix, on_cluster
 
-    def of(self, parent: Task, task: Task) -> Reason:
+    def explain(self, parent: Task, task: Task) -> Reason:
         """Return why a task runs, or why it does not run or may not run."""
         if task.status != RUNS:
             return Reason(task.reason)
         if task.template.get("memoize"):
             return Reason("its result may be memoized by Argo, which is known when it starts")
-        if not self.tree.row(task):
+        if not self.tree.cache_row(task):
             return Reason("never cached")
         result = self.results.get(task.name)
         if not result or not self.store:
@@ -50,21 +50,21 @@ class Reasons:
         earlier, found = None, []
         try:
             facts = result.facts or (plan.known_facts(result.call, self.on_cluster) if result.call else None)
-            if facts and (earlier := self._earlier(facts["step"], task.name)):
+            if facts and (earlier := self._newest_entry(facts["step"], task.name)):
                 found = differences(self.store, earlier.facts, facts)
         except RekindleError:
             found = []
-        if not result.facts and (upstream := self._upstream(parent, task)):
+        if not result.facts and (upstream := self._running_dependency(parent, task)):
             found.append(Difference("upstream", upstream))
         if not found and result.facts and earlier:
-            return Reason(f"the result of {earlier.at} is not valid now", earlier.at)
+            return Reason(f"the result of {earlier.at} is no longer valid", earlier.at)
         if not found and not result.facts:
             return Reason(result.reason)
         if not earlier and not any(difference.kind == "upstream" for difference in found):
             return Reason("no earlier result")
         return Reason(describe(found[0]), earlier.at if earlier else "", found)
 
-    def _upstream(self, parent: Task, task: Task) -> str:
+    def _running_dependency(self, parent: Task, task: Task) -> str:
         """Return the task that runs and whose output `task` needs."""
         seen, pending = set(), list(parent.needs.get(task.name, ()))
         running = []
@@ -74,28 +74,28 @@ class Reasons:
                 seen.add(name)
                 pending += parent.needs.get(name, ())
                 running += [name] if parent.children[name].status == RUNS else []
-        reusable = [name for name in running if self.tree.row(parent.children[name])]
+        reusable = [name for name in running if self.tree.cache_row(parent.children[name])]
         return next(iter(reusable or running), "")
 
-    def _earlier(self, step: str, task: str) -> entries.Entry | None:
+    def _newest_entry(self, step: str, task: str) -> entries.Entry | None:
         """Return the newest entry of a step: of this task in a run of this pipeline, of this pipeline, or of any."""
         rank = lambda e: (e.workflow.startswith(self.prefix), e.task == task, e.made)  # noqa: E731
-        return max((e for e in self._entries.get(step, ())), key=rank, default=None)
+        return max((e for e in self._entries_by_step.get(step, ())), key=rank, default=None)
 
     @cached_property
-    def _entries(self) -> dict[str, list[entries.Entry]]:
+    def _entries_by_step(self) -> dict[str, list[entries.Entry]]:
         """The newest entries, by step."""
         result: dict[str, list[entries.Entry]] = {}
-        for entry in self._read():
+        for entry in self._read_entries():
             result.setdefault(str(entry.facts.get("step")), []).append(entry)
         return result
 
-    def _read(self) -> Iterator[entries.Entry]:
+    def _read_entries(self) -> Iterator[entries.Entry]:
         if not self.store:
             return
         try:
             items = sorted(self.store.list(entries.FOLDER), key=lambda item: -item.modified)
-            for item in items[:MAX_READ]:
+            for item in items[:MAX_ENTRIES]:
                 if entry := entries.read(self.store, item.key.removeprefix(entries.FOLDER)):
                     yield entry
         except StorageError:
@@ -113,7 +113,9 @@ def describe(difference: Difference) -> str:
         return f"{name} was removed"
     before, now = (" ".join(value.split()) for value in (difference.before, difference.now))
     pairs = enumerate(zip(before, now, strict=False))
-    common = next((index for index, (a, b) in pairs if a != b), 0) if max(len(before), len(now)) > SHORT else 0
+    common = (
+        next((index for index, (a, b) in pairs if a != b), 0) if max(len(before), len(now)) > MAX_VALUE_LENGTH else 0
+    )
     return f"{name}: {_short(before, common)} → {_short(now, common)}"
 
 
@@ -121,6 +123,6 @@ def _short(value: str, common: int = 0) -> str:
     """Shorten a value whose first `common` characters equal the start of the compared value."""
     if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removeprefix("sha256:")):
         return value.removeprefix("sha256:")[:8]
-    start = max(0, common - SHORT // 2)
+    start = max(0, common - MAX_VALUE_LENGTH // 2)
     text = f"…{value[start:]}" if start else value
-    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"

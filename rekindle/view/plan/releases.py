@@ -44,18 +44,18 @@ class PlannedRelease:
         return f"{self.model}: {condition}; it would replace version {self.champion.version}{place}"
 
 
-def planned(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
+def plan_releases(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
     """Return the releases of a run. `find` returns the champion of a model, or raises RekindleError."""
-    rows = []
+    releases = []
     for task in tree.leaves():
         model = _model(task) if task.status not in (CACHED_RESULT, SKIPPED) else ""
         if not model:
             continue
         try:
-            rows.append(PlannedRelease(task.path, model, task.reason, find(model)))
+            releases.append(PlannedRelease(task.path, model, task.reason, find(model)))
         except (RekindleError, OSError, sqlite3.Error) as error:
-            rows.append(PlannedRelease(task.path, model, task.reason, None, str(error)))
-    return rows
+            releases.append(PlannedRelease(task.path, model, task.reason, None, str(error)))
+    return releases
 
 
 def _model(task: Task) -> str:
@@ -65,13 +65,13 @@ def _model(task: Task) -> str:
     return str(arguments.get("name", "")) if outputs >= RELEASE_OUTPUTS else ""
 
 
-def champion_here(home: Path, model: str) -> Champion:
+def local_champion(home: Path, model: str) -> Champion:
     """Return the champion in this home, from the database of the embedded MLflow; or from MLFLOW_TRACKING_URI."""
     service = home / "objects/Service" / f"{model}.json"
     port = json.loads(service.read_text())["spec"]["ports"][0]["port"] if service.exists() else None
     endpoint = f"http://127.0.0.1:{port}" if port else ""
     if os.environ.get("MLFLOW_TRACKING_URI"):
-        return Champion(_tracked(model), endpoint)
+        return Champion(_tracked_version(model), endpoint)
     database = home / "mlflow.db"
     if not database.exists():
         return Champion()
@@ -80,17 +80,17 @@ def champion_here(home: Path, model: str) -> Champion:
     return Champion(str(row[0]), endpoint) if row else Champion()
 
 
-def champion_on(cluster: Cluster, model: str) -> Champion:
+def cluster_champion(cluster: Cluster, model: str) -> Champion:
     """Return the champion of a cluster's models, if MLFLOW_TRACKING_URI is set. Raises RekindleError."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
-    version = _tracked(model)
+    version = _tracked_version(model)
     service = cluster.find(SERVICES, model) if version else None
     port = service["spec"]["ports"][0]["port"] if service else None
     return Champion(version, f"http://{model}.{cluster.namespace}:{port}" if port else "")
 
 
-def _tracked(model: str) -> str:
+def _tracked_version(model: str) -> str:
     from rekindle import tracking
 
     release = tracking.champion(model)

@@ -16,14 +16,16 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.loops import expand, has_loop
 from rekindle.cache.key import UnknownKey
 from rekindle.cache.plan import JSON_PATH_NAME, Call, call_of
-from rekindle.keys import CACHED, cached_name
+from rekindle.keys import CACHED, KNOWN, cached_name
 
 RUNS, CACHED_RESULT, CONDITIONAL, SKIPPED = "runs", "cached", "conditional", "skipped"
 OUTPUT = re.compile(r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
 STEP_OUTPUT = re.compile(r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
-CACHE_CONDITION = re.compile(rf"'\{{\{{=jsonpath\(workflow\.parameters\.{CACHED}, '\$\.(\w+)\.at'\)\}}\}}' == ''")
+CACHE_CONDITION = re.compile(
+    rf"'\{{\{{=jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{KNOWN}\b[^{{}}]*), '\$\.(\w+)\.at'\)\}}\}}' == ''"
+)
 FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
-EXIT = "onExit"  # path of the exit handler
+EXIT_PATH = "onExit"  # path of the exit handler
 MAX_DEPTH = 20  # templates that call themselves are not followed further
 Scope = dict[str, Any]
 
@@ -68,7 +70,7 @@ class Tree:
         self.exit: Task | None = None
         if spec.get("onExit"):
             scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
-            self.exit = self._task(EXIT, EXIT, {"template": spec["onExit"]}, scope, 0)
+            self.exit = self._task(EXIT_PATH, EXIT_PATH, {"template": spec["onExit"]}, scope, 0)
             self._classify(self.exit)
 
     def leaves(self) -> list[Task]:
@@ -80,14 +82,14 @@ class Tree:
         groups = [[t] for t in template["dag"]["tasks"]] if "dag" in template else template.get("steps") or []
         if not groups or depth > MAX_DEPTH:
             return task
-        own_scope = self._inner_scope(call, template, scope)
+        inner_scope = self._inner_scope(call, template, scope)
         by_name = {child["name"]: child for group in groups for child in group}
         earlier: list[str] = []
         for number, group in enumerate(groups):
             for child in group:
                 prefix = f"{path}[{number}]" if "steps" in template else path
                 child_path = f"{prefix}.{child['name']}" if prefix else child["name"]
-                task.children[child["name"]] = self._task(child_path, child["name"], child, own_scope, depth + 1)
+                task.children[child["name"]] = self._task(child_path, child["name"], child, inner_scope, depth + 1)
                 is_step = "steps" in template
                 task.needs[child["name"]] = list(earlier) if is_step else dependencies(dict(child), by_name)[0]
             earlier = [child["name"] for child in group]
@@ -100,10 +102,10 @@ class Tree:
             return scope
         values = {p["name"]: p.get("value", p.get("default")) for p in inputs}
         arguments = {p["name"]: p.get("value") for p in (call.get("arguments") or {}).get("parameters") or []}
-        values |= self._known(arguments, scope)
+        values |= self._substitute_known(arguments, scope)
         return scope | {f"inputs.parameters.{name}": value for name, value in values.items() if value is not None}
 
-    def _known(self, value: Any, scope: Scope) -> Any:
+    def _substitute_known(self, value: Any, scope: Scope) -> Any:
         """Replace the tags whose values are known."""
         try:
             return substitute(value, scope | self._cached_scope(value))
@@ -111,7 +113,7 @@ class Tree:
             return value
 
     def _cached_scope(self, value: Any) -> Scope:
-        """Return the parameter `cached` with the rows that `value` refers to: each tag parses all of it."""
+        """Return the parameter `cached` with only the rows that `value` refers to: each tag parses the whole text."""
         names = set(JSON_PATH_NAME.findall(json.dumps(value)))
         rows = {name: self.cached[name] for name in names if name in self.cached}
         return {f"workflow.parameters.{CACHED}": json.dumps(rows)}
@@ -124,12 +126,12 @@ class Tree:
             return None
 
     def _classify(self, task: Task) -> None:
-        """Decide for each child whether it will run; children that cannot run are skipped together with theirs."""
+        """Decide for each child whether it will run; the children of a task that cannot run are skipped, too."""
         for name, child in task.children.items():
             child.status, child.reason = self._status(task, name, child)
             if child.status == RUNS and task.status == CONDITIONAL:
                 child.status, child.reason = CONDITIONAL, task.reason
-            self._count(child)
+            self._count_items(child)
             if child.status in (SKIPPED, CACHED_RESULT):
                 child.children = {}
             self._classify(child)
@@ -143,12 +145,14 @@ class Tree:
                 return SKIPPED, parent.children[needed].reason
         if not (when := str(child.call.get("when") or "")):
             return RUNS, ""
-        if match := CACHE_CONDITION.fullmatch(when):  # evaluated here, because parsing takes longer than all other work
+        if match := CACHE_CONDITION.fullmatch(
+            when
+        ):  # evaluated here, because parsing would take longer than everything else
             origin = self.cached.get(match[1], {}).get("at")
             return (CACHED_RESULT, f"result of {origin}") if origin else (RUNS, "")
-        text = self._known(when, child.scope)
+        text = self._substitute_known(when, child.scope)
         if (outputs := unknown_outputs(text)) or "{{" in text:
-            return CONDITIONAL, f"depends on {describe(outputs, parent) if outputs else text}"
+            return CONDITIONAL, f"depends on {describe_outputs(outputs, parent) if outputs else text}"
         try:
             runs = "{{item" in text or should_execute(text)
         except (WhenError, ArgolocalError, ValueError):
@@ -160,17 +164,17 @@ class Tree:
             return CACHED_RESULT, f"result of {next(filter(None, origins))}"
         return SKIPPED, "only if the run fails" if "workflow.status" in when else f"its condition is false: {text}"
 
-    def _count(self, task: Task) -> None:
+    def _count_items(self, task: Task) -> None:
         if not has_loop(task.call):
             return
         try:
-            call = {key: self._known(task.call[key], task.scope) for key in LOOP_FIELDS if key in task.call}
+            call = {key: self._substitute_known(task.call[key], task.scope) for key in LOOP_FIELDS if key in task.call}
             task.items = len(expand({"name": task.name, **call}, {}))
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
 
-    def row(self, task: Task) -> Mapping[str, Any] | None:
-        """Return the row of a reusable task in the parameter `cached`."""
+    def cache_row(self, task: Task) -> Mapping[str, Any] | None:
+        """Return the row of a reusable task in the parameter `cached`, or None."""
         row = self.cached.get(cached_name(task.name))
         return row if isinstance(row, dict) and row.get("task") == task.name else None
 
@@ -183,7 +187,7 @@ def unknown_outputs(text: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys([*OUTPUT.findall(text), *STEP_OUTPUT.findall(text)])) if "{{" in text else []
 
 
-def describe(outputs: list[tuple[str, str]], parent: Task) -> str:
-    """Describe outputs of tasks; a task that is not next to `parent`'s children is named without its path."""
+def describe_outputs(outputs: list[tuple[str, str]], parent: Task) -> str:
+    """Describe outputs of tasks; a task that is not a child of `parent` is named without its path."""
     paths = {task: parent.children[task].path if task in parent.children else task for task, _ in outputs}
     return ", ".join(f"{output} of {paths[task]}" for task, output in outputs)

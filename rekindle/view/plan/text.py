@@ -10,9 +10,9 @@ from rekindle.view.plan import resources
 from rekindle.view.plan.forecast import Forecast, Row
 from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 
-MAX_REASON = 120  # characters of a reason; `-o json` has all of it
+MAX_REASON_LENGTH = 120  # characters of a reason; `-o json` has all of it
 MAX_NAMES = 8  # tasks that a line of totals names
-MIN_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
+MIN_TIME_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
 
 
 def text(plan: Forecast) -> str:
@@ -31,9 +31,9 @@ def _cells(row: Row) -> dict[str, Any]:
         "pods": f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else "",
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
-        "gpu": f"{number:.3g}" if (number := resources.gpus(row.requests)) else "",
-        **({"cost": f"{row.used.cost:.3g}"} if row.used.cost is not None else {}),
-        "why": "; ".join(filter(None, [_short(row.reason.text), row.time.note])),
+        "gpu": f"{number:.3g}" if (number := resources.gpu_count(row.requests)) else "",
+        **({"cost": f"{row.usage.cost:.3g}"} if row.usage.cost is not None else {}),
+        "reason": "; ".join(filter(None, [_shorten(row.reason.text), row.time.note])),
     }
 
 
@@ -46,11 +46,11 @@ def _time(row: Row) -> str:
     return _spread(time.seconds, time.low, time.high)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_REASON_LENGTH else f"{text[: MAX_REASON_LENGTH - 1]}…"
 
 
-def _some(names: list[str]) -> list[str]:
+def _limit(names: list[str]) -> list[str]:
     return names if len(names) <= MAX_NAMES else [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
 
 
@@ -63,31 +63,35 @@ def _spread(seconds: float, low: float, high: float) -> str:
 def _totals(plan: Forecast) -> Iterator[str]:
     counts = {status: sum(row.status == status for row in plan.rows) for status in (RUNS, CACHED_RESULT, CONDITIONAL)}
     yield "tasks      " + ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    at_least = "at least " if plan.unknown else ""
-    certain, total = plan.unconditional, plan.total
+    at_least = "at least " if plan.unknown_tasks else ""
+    unconditional, total = plan.unconditional_total, plan.total
     if not counts[RUNS] + counts[CONDITIONAL]:
         yield "time       0 s: every task is cached"
     elif plan.runs:
-        yield f"time       {at_least}{_spread(certain.seconds, certain.low, certain.high)}"
+        yield f"time       {at_least}{_spread(unconditional.seconds, unconditional.low, unconditional.high)}"
         if counts[CONDITIONAL]:
             whole = _spread(total.seconds, total.low, total.high)
             yield f"           {at_least}{whole}, if all conditional tasks run"
         yield f"           from {len(plan.runs)} former run{'s' * (len(plan.runs) > 1)}, newest {plan.runs[0]}"
-        spans, least = certain.spans, MIN_SHARE * certain.seconds
-        longer = [task for task in certain.critical if spans[task].end - spans[task].start >= least]
-        yield f"critical   {' → '.join(_some(longer or certain.critical))}"
+        spans, least = unconditional.spans, MIN_TIME_SHARE * unconditional.seconds
+        longer = [task for task in unconditional.critical_path if spans[task].end - spans[task].start >= least]
+        yield f"critical   {' → '.join(_limit(longer or unconditional.critical_path))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
-    if plan.unknown:
-        yield f"unknown    time of {', '.join(_some(plan.unknown))}"
-    used, cost = plan.used, plan.used.cost
+    if plan.unknown_tasks:
+        yield f"unknown    time of {', '.join(_limit(plan.unknown_tasks))}"
+    usage, cost = plan.usage, plan.usage.cost
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
-        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpus(plan.peak):.3g} GPU"
+        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpu_count(plan.peak):.3g} GPU"
     )
-    yield f"total      {used.cpu_seconds:.0f} CPU-seconds, {used.gib_seconds:.0f} GiB-seconds, " + (
-        f"{used.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}")
+    yield (
+        f"total      {usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds, "
+        + (f"{usage.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}"))
+        + (", if all conditional tasks run" if counts[CONDITIONAL] else "")
     )
+    if counts[CONDITIONAL] and plan.unconditional_cost is not None:
+        yield f"           {at_least}{plan.unconditional_cost:.3g} {plan.currency} without conditional tasks"
     yield from (f"release    {release}" for release in plan.releases)
-    yield from (f"no fit     {line}" for line in plan.misfits)
+    yield from (f"capacity   {line}" for line in plan.shortages)
     yield from (f"note       {line}" for line in plan.notes)

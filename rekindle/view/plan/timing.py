@@ -27,13 +27,17 @@ LAUNCHER = "rekindle.training.launch"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is unknown."""
+    """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is unknown.
+
+    `free_seconds`: the part in which its pods cost nothing, as in the cost of a run: the start of a training.
+    """
 
     seconds: float | None
     low: float = 0.0
     high: float = 0.0
     runs: int = 0
     note: str = ""
+    free_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,18 @@ class Span:
     end: float
 
 
-MIN_POD_S = 0.001
-ZERO = Estimate(0.0)
+MIN_POD_S = 0.001  # shortest duration of a pod, so that each pod counts in the peak
+NO_TIME = Estimate(0.0)
 
 
 class Estimates:
     """Estimates tasks of `tree` from former runs. `store` has the ledgers; None if it cannot be read."""
 
-    def __init__(self, tree: Tree, formers: Iterable[FormerRun], store: "Store | None", is_local: bool) -> None:
-        self.tree, self.formers, self.store, self.is_local = tree, list(formers), store, is_local
-        self.trees = {former.name: Tree(former.workflow) for former in self.formers if self._trains(former.workflow)}
+    def __init__(self, tree: Tree, former_runs: Iterable[FormerRun], store: "Store | None", is_local: bool) -> None:
+        self.tree, self.former_runs, self.store, self.is_local = tree, list(former_runs), store, is_local
+        self.trees = {
+            former.name: Tree(former.workflow) for former in self.former_runs if self._trains(former.workflow)
+        }
 
     @staticmethod
     def _trains(workflow: Mapping[str, Any]) -> bool:
@@ -61,56 +67,61 @@ class Estimates:
         return any(LAUNCHER in str((template.get("resource") or {}).get("manifest")) for template in templates)
 
     def of(self, task: Task) -> Estimate:
-        """Estimate one task as if it runs."""
+        """Return the estimate of a task, under the assumption that it runs."""
         if task.status in (CACHED_RESULT, SKIPPED):
-            return ZERO
-        records = [(former, record) for former in self.formers if (record := _find(former, task))]
+            return NO_TIME
+        records = [(former, record) for former in self.former_runs if (record := _find_record(former, task))]
         if not records:
             return Estimate(None)
         spec = training_spec(self.tree, task)
         samples = [self._training(task, spec, *pair) for pair in records] if spec else []
-        notes = sorted({note for _, note in samples if note})
-        seconds = [value for value, _ in samples] or [record.seconds for record in _best(task, records)]
-        return Estimate(median(seconds), min(seconds), max(seconds), len(seconds), "; ".join(notes))
+        notes = sorted({note for _, note, _ in samples if note})
+        free_seconds = median([free for *_, free in samples] or [0.0])
+        seconds = [value for value, *_ in samples] or [record.seconds for record in _most_similar(task, records)]
+        return Estimate(median(seconds), min(seconds), max(seconds), len(seconds), "; ".join(notes), free_seconds)
 
-    def _training(self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record) -> tuple[float, str]:
-        """Return the seconds of a training with the settings `spec`, judged by a former training."""
+    def _training(self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record) -> tuple[float, str, float]:
+        """Estimate a training with the settings `spec` from a former training: seconds, a note, free seconds."""
         tree = self.trees.get(former.name)
         former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None) if tree else None
         former_spec = training_spec(tree, former_task) if tree and former_task else None
         if not former_spec:
-            return record.seconds, ""
-        if not (self.store and (split := _split(self.store, former.name, task.name))):
-            ratio = _work(spec, self.is_local) / _work(former_spec, self.is_local)
+            return record.seconds, "", 0.0
+        if not (self.store and (step_times := _read_step_times(self.store, former.name, task.name))):
+            ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(former_spec, self.is_local)
             steps = (spec.steps / former_spec.steps) if spec.steps and former_spec.steps else 0
             ratio *= steps or (spec.epochs / former_spec.epochs) * _samples_per_step(former_spec) / _samples_per_step(
                 spec
             )
-            return record.seconds * ratio, "" if ratio == 1 else "scaled without a ledger"
-        fixed, seconds_per_step, samples = record.seconds - split.seconds, split.seconds / split.steps, split.samples
+            return record.seconds * ratio, "" if ratio == 1 else "scaled without a ledger", 0.0
+        fixed_s, samples = record.seconds - step_times.seconds, step_times.samples
+        free_s = max(record.seconds - step_times.ledger_seconds, 0.0)
+        seconds_per_step = step_times.seconds / step_times.steps
         if not samples and not former_spec.steps:
-            samples = round(split.total * _samples_per_step(former_spec) / former_spec.epochs)
+            samples = round(step_times.planned_steps * _samples_per_step(former_spec) / former_spec.epochs)
         if not (samples or spec.steps):
-            return record.seconds, "the number of samples is unknown, so its time is not scaled"
+            return record.seconds, "the number of samples is unknown, so its time is not scaled", free_s
         steps = spec.total_steps(samples)
-        if former_spec.total_steps(samples) == split.total > split.steps and spec.patience:
-            steps = round(steps * split.steps / split.total)  # stopped early by train.patience
-        ratio = _work(spec, self.is_local) / _work(former_spec, self.is_local)
-        is_scaled = steps != split.steps or ratio != 1
-        return max(fixed, 0.0) + steps * seconds_per_step * ratio, f"scaled to {steps} steps" if is_scaled else ""
+        if former_spec.total_steps(samples) == step_times.planned_steps > step_times.steps and spec.patience:
+            steps = round(steps * step_times.steps / step_times.planned_steps)  # stopped early by train.patience
+        ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(former_spec, self.is_local)
+        is_scaled = steps != step_times.steps or ratio != 1
+        seconds = max(fixed_s, 0.0) + steps * seconds_per_step * ratio
+        return seconds, f"scaled to {steps} steps" if is_scaled else "", free_s
 
 
 @dataclass(frozen=True)
-class Split:
-    """The seconds of a training's steps, their number, the planned number and the training samples."""
+class StepTimes:
+    """The seconds of a training's steps and of its ledger, and the numbers of steps, planned steps and samples."""
 
     seconds: float
+    ledger_seconds: float
     steps: int
-    total: int
+    planned_steps: int
     samples: int
 
 
-def _split(store: "Store", run: str, task: str) -> Split | None:
+def _read_step_times(store: "Store", run: str, task: str) -> StepTimes | None:
     try:
         summary = accounting.summarize(events.read(store, key(task, LEDGER, run)))
     except RekindleError:
@@ -119,14 +130,14 @@ def _split(store: "Store", run: str, task: str) -> Split | None:
     if steps <= 0 or summary.training_seconds <= 0:
         return None
     total, samples = (int(summary.run.get(name) or 0) for name in ("steps", "samples"))
-    return Split(summary.training_seconds, steps, total or steps, samples)
+    return StepTimes(summary.training_seconds, summary.ended - summary.began, steps, total or steps, samples)
 
 
 def _samples_per_step(spec: TrainingSpec) -> int:
     return spec.batch_size * spec.virtual_workers
 
 
-def _work(spec: TrainingSpec, is_local: bool) -> float:
+def _sequential_samples(spec: TrainingSpec, is_local: bool) -> float:
     """Return the samples of a step that one worker processes, one after the other."""
     workers = min(spec.workers, spec.virtual_workers, os.cpu_count() or 1 if is_local else spec.workers)
     return spec.batch_size * -(-spec.virtual_workers // workers)
@@ -146,7 +157,7 @@ def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
     return spec if isinstance(spec, TrainingSpec) else None
 
 
-def _find(former: FormerRun, task: Task) -> Record | None:
+def _find_record(former: FormerRun, task: Task) -> Record | None:
     """Return the record of the same task, or of a task with the same name in another group."""
     if record := former.records.get(task.path):
         return record
@@ -155,7 +166,7 @@ def _find(former: FormerRun, task: Task) -> Record | None:
     return next((r for path, r in former.records.items() if path.rpartition(".")[2] == task.name), None)
 
 
-def _best(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
+def _most_similar(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
     """Return the records whose inputs agree most with the known inputs of the task."""
     arguments = (task.call.get("arguments") or {}).get("parameters") or []
     known = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
@@ -164,25 +175,25 @@ def _best(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
 
 
 def schedule(tree: Tree, seconds: Mapping[str, float]) -> tuple[float, dict[str, Span]]:
-    """Return the seconds of the run, and the span of each task with `seconds` (by path), without any limit."""
+    """Return the seconds of the run, and the span of each task, if pods start at once. `seconds`: by path."""
     spans: dict[str, Span] = {}
 
-    def place(task: Task, start: float) -> float:
+    def schedule_task(task: Task, start: float) -> float:
         if not task.children:
             end = start + seconds.get(task.path, 0.0)
             spans[task.path] = Span(start, end)
             return end
         ends: dict[str, float] = {}
         for name in TopologicalSorter(task.needs).static_order():
-            begin = max((ends[needed] for needed in task.needs[name]), default=start)
-            ends[name] = place(task.children[name], begin)
+            child_start = max((ends[needed] for needed in task.needs[name]), default=start)
+            ends[name] = schedule_task(task.children[name], child_start)
         return max(ends.values(), default=start)
 
-    end = place(tree.root, 0.0)
-    return place(tree.exit, end) if tree.exit else end, spans
+    end = schedule_task(tree.root, 0.0)
+    return schedule_task(tree.exit, end) if tree.exit else end, spans
 
 
-def spans_of_pods(tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
+def pod_spans(tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
     """Return when the pods of each task exist, if all tasks run; tasks of unknown duration last a second."""
     seconds = {path: 1.0 if e.seconds is None else max(e.seconds, MIN_POD_S) for path, e in estimates.items()}
     return schedule(tree, seconds)[1]
@@ -201,10 +212,10 @@ def critical_path(spans: Mapping[str, Span]) -> list[str]:
     return path[::-1]
 
 
-def overhead(tree: Tree, formers: Iterable[FormerRun]) -> float:
+def overhead(tree: Tree, former_runs: Iterable[FormerRun]) -> float:
     """Return the median time that former runs spent between their tasks, such as for the start of services."""
     gaps = []
-    for former in formers:
+    for former in former_runs:
         if former.seconds:
             end, _ = schedule(tree, {path: record.seconds for path, record in former.records.items()})
             gaps.append(max(0.0, former.seconds - end))
@@ -218,17 +229,17 @@ class Total:
     seconds: float
     low: float
     high: float
-    critical: list[str]
+    critical_path: list[str]
     spans: dict[str, Span]
 
 
-def total(tree: Tree, estimates: Mapping[str, Estimate], extra: float, with_conditional: bool) -> Total:
-    """Add up the run. Unknown tasks count 0; `extra` seconds pass between the tasks."""
+def total(tree: Tree, estimates: Mapping[str, Estimate], overhead_s: float, with_conditional: bool) -> Total:
+    """Return the total of the run. Tasks of unknown duration count as 0; `overhead_s` passes between the tasks."""
     leaves = [leaf for leaf in tree.leaves() if with_conditional or leaf.status != CONDITIONAL]
 
-    def ends(value: Callable[[Estimate], Any]) -> tuple[float, dict[str, Span]]:
+    def schedule_with(value: Callable[[Estimate], Any]) -> tuple[float, dict[str, Span]]:
         return schedule(tree, {leaf.path: value(estimates[leaf.path]) or 0.0 for leaf in leaves})
 
-    seconds, spans = ends(lambda estimate: estimate.seconds)
-    (low, _), (high, _) = ends(lambda estimate: estimate.low), ends(lambda estimate: estimate.high)
-    return Total(seconds + extra, low + extra, high + extra, critical_path(spans), spans)
+    seconds, spans = schedule_with(lambda estimate: estimate.seconds)
+    (low, _), (high, _) = schedule_with(lambda estimate: estimate.low), schedule_with(lambda estimate: estimate.high)
+    return Total(seconds + overhead_s, low + overhead_s, high + overhead_s, critical_path(spans), spans)

@@ -9,8 +9,8 @@ from rekindle.errors import RekindleError
 from rekindle.release.origin import Curve, Origin, read_curve
 from rekindle.storage import Store
 
-SETTINGS = ("workload", "family", "start", "model", "train")  # entries of model.json that the weights depend on
-DERIVED = ("config", "data")  # entries of a fingerprint that repeat the settings and the digest
+SETTING_ENTRIES = ("workload", "family", "start", "model", "train")  # entries of model.json that the weights depend on
+DERIVED_ENTRIES = ("config", "data")  # entries of a fingerprint that follow from the settings and the digest
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result. `difference` is the first difference, in the order in which a run makes its results; "" if equal."""
+    """The result of a comparison. `difference`: the first difference, in the order of a run's results; "" if equal."""
 
     sha256: str
     difference: str = ""
@@ -38,7 +38,7 @@ def compare(origin: Origin, store: Store, run: str) -> Comparison:
     models = list(_models(store, run))
     if not models:
         raise RekindleError(f"the run {run} has not stored a model, so nothing can be compared.")
-    model = max(models, key=lambda model: _likeness(origin, model))
+    model = max(models, key=lambda model: _similarity(origin, model))
     sha256 = str(model.description["sha256"])
     if sha256 == origin.sha256:
         return Comparison(sha256, _state_difference(origin, store, run))
@@ -56,39 +56,39 @@ def _models(store: Store, run: str) -> Iterator[Model]:
                 yield Model(f"{prefix}/", description)
 
 
-def _likeness(origin: Origin, model: Model) -> tuple[bool, int]:
-    """Order models by equality with the release: a run may train several."""
-    names = ("digest", *SETTINGS)
+def _similarity(origin: Origin, model: Model) -> tuple[bool, int]:
+    """Return how much of a model equals the release: a run may train several models."""
+    names = ("digest", *SETTING_ENTRIES)
     equal_settings = sum(origin.model.get(name) == model.description.get(name) for name in names)
     return model.description["sha256"] == origin.sha256, equal_settings
 
 
-def _settings_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+def _settings_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences of the dataset, then of the settings, then of the machine."""
-    if (digest := wanted.get("digest")) != (other := found.get("digest")):
-        yield f"the dataset has the digest {other}, and that of the release {digest}: `prepare` made another dataset"
-    for name in SETTINGS:
-        yield from _value_differences(name, wanted.get(name), found.get(name))
-    wanted_facts, found_facts = wanted.get("fingerprint", {}), found.get("fingerprint", {})
-    for name in sorted(wanted_facts.keys() | found_facts.keys()):
-        if name not in DERIVED:
-            yield from _value_differences(name, wanted_facts.get(name), found_facts.get(name))
+    if (digest := expected.get("digest")) != (other := actual.get("digest")):
+        yield f"the digest of the dataset is {other}, and {digest} in the release: `prepare` made another dataset"
+    for name in SETTING_ENTRIES:
+        yield from _value_differences(name, expected.get(name), actual.get(name))
+    expected_facts, actual_facts = expected.get("fingerprint", {}), actual.get("fingerprint", {})
+    for name in sorted(expected_facts.keys() | actual_facts.keys()):
+        if name not in DERIVED_ENTRIES:
+            yield from _value_differences(name, expected_facts.get(name), actual_facts.get(name))
 
 
-def _value_differences(name: str, wanted: Any, found: Any) -> Iterator[str]:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key in sorted(wanted.keys() | found.keys()):
-            yield from _value_differences(f"{name}.{key}", wanted.get(key), found.get(key))
-    elif wanted != found:
-        yield f"{name} is {found!r}, and {wanted!r} in the release"
+def _value_differences(name: str, expected: Any, actual: Any) -> Iterator[str]:
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        for key in sorted(expected.keys() | actual.keys()):
+            yield from _value_differences(f"{name}.{key}", expected.get(key), actual.get(key))
+    elif expected != actual:
+        yield f"{name} is {actual!r}, and {expected!r} in the release"
 
 
-def curve_difference(wanted: Curve, found: Curve) -> str:
+def curve_difference(expected: Curve, actual: Curve) -> str:
     """Return the first step whose loss differs, as a sentence."""
-    steps = sorted(wanted.keys() & found.keys())
+    steps = sorted(expected.keys() & actual.keys())
     for step in steps:
-        if wanted[step] != found[step]:
-            losses = f"{found[step]!r}, and {wanted[step]!r} in the release"
+        if expected[step] != actual[step]:
+            losses = f"{actual[step]!r}, and {expected[step]!r} in the release"
             return f"the first recorded step with another loss is step {step}: {losses}"
     if not steps:
         return "the weights differ; losses of the same steps were not recorded"
@@ -100,17 +100,21 @@ def _state_difference(origin: Origin, store: Store, run: str) -> str:
     from hashlib import sha256
 
     names = sorted(name for name in origin.files if name == "dataset.json" or name.startswith("state/"))
-    wanted = {name: origin.files[name] for name in names}
+    expected = {name: origin.files[name] for name in names}
     candidates = {
         entry.key.removesuffix("dataset.json") for entry in store.list(f"{run}/") if entry.key.endswith("/dataset.json")
     }
-    differing = [
+    differences = [
         [
             name
             for name in names
-            if not store.head(prefix + name) or sha256(store.get(prefix + name)).hexdigest() != wanted[name]
+            if not store.head(prefix + name) or sha256(store.get(prefix + name)).hexdigest() != expected[name]
         ]
         for prefix in sorted(candidates)
     ]
-    fewest = min(differing, key=len, default=names)
-    return f"the weights are equal, but {', '.join(fewest[:3])} of the serving state differ" if fewest else ""
+    different_files = min(differences, key=len, default=names)
+    return (
+        f"the weights are equal, but {', '.join(different_files[:3])} of the serving state differ"
+        if different_files
+        else ""
+    )

@@ -17,9 +17,10 @@ from rekindle.errors import ConfigError
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.view.reproduce.checkout import find_commit
+from rekindle.view.reproduce.comparison import DERIVED_ENTRIES
+from rekindle.workload import POD_PRIVATE
 
-MAX_SHOWN = 8  # number of packages or modules in one finding
-NOT_COMPARED = ("config", "data")  # entries of a fingerprint that the training itself determines
+MAX_NAMES = 8  # maximum number of packages or modules in one finding
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Finding:
 
 
 class Commit:
-    """The commit to check out: that of the release, unless the user gives another revision."""
+    """The commit to check out: the commit of the release, unless the user gives another revision."""
 
     def __init__(self, origin: Origin, revision: str) -> None:
-        self.recorded, self.is_dirty = origin.commit.removesuffix("-dirty"), origin.commit.endswith("-dirty")
-        self.sha = find_commit(revision or self.recorded)
+        self.recorded_sha, self.is_dirty = origin.commit.removesuffix("-dirty"), origin.commit.endswith("-dirty")
+        self.sha = find_commit(revision or self.recorded_sha)
         if not self.sha:
-            reason = f"was made from commit {self.recorded}, which is not in the repository of this folder"
-            reason = reason if self.recorded else "was made outside of a git repository"
+            reason = f"was made from commit {self.recorded_sha}, which is not in the repository of this folder"
+            reason = reason if self.recorded_sha else "was made outside of a git repository"
             reason = f"revision {revision} does not exist" if revision else f"{origin.name} {origin.version} {reason}"
             raise ConfigError(
                 f"{reason}: run the command in a clone that has the commit (`git fetch --all`), or give another "
@@ -50,21 +51,23 @@ class Commit:
             )
 
     def findings(self) -> Iterator[Finding]:
-        if self.sha != self.recorded:
-            recorded = self.recorded or "unknown"
+        if self.sha != self.recorded_sha:
+            recorded = self.recorded_sha or "unknown"
             yield Finding("commit", f"{self.sha} is used; the commit of the release is {recorded}")
 
 
 def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Finding]:
     """Compare the code of the release with the files of the commit, and with the installed packages of Rekindle."""
-    recorded, present = origin.run["code"], code.digests(origin.run["modules"], [str(folder)])
-    names = sorted(name for name in recorded.keys() | present.keys() if recorded.get(name) != present.get(name))
+    recorded, current = origin.run["code"], code.digests(origin.run["modules"], [str(folder)])
+    names = sorted(name for name in recorded.keys() | current.keys() if recorded.get(name) != current.get(name))
     engine = [name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")]
     project_modules = [name for name in names if name not in engine]
     if project_modules:
-        yield Finding("code", f"{_shorten(project_modules)} differ in commit {commit.sha[:12]} from the release", True)
-    elif commit.is_dirty and commit.sha == commit.recorded:
-        text = "the release was made with uncommitted changes, but its steps and workload are those of the commit"
+        yield Finding(
+            "code", f"{_shorten(project_modules)}: commit {commit.sha[:12]} has other code than the release", True
+        )
+    elif commit.is_dirty and commit.sha == commit.recorded_sha:
+        text = "the release was made with uncommitted changes, but its steps and workload equal the commit"
         yield Finding("commit", text)
     if engine:
         yield Finding("code", f"Rekindle itself differs from the release, in {_shorten(engine)}")
@@ -72,19 +75,19 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
 
 def environment_findings(origin: Origin) -> Iterator[Finding]:
     """Compare Python, the packages, the lock file and the image."""
-    if (recorded := origin.run["python"]) != (present := platform.python_version()):
-        yield Finding("python", f"the release was made with Python {recorded}, this is {present}")
+    if (recorded := origin.run["python"]) != (current := platform.python_version()):
+        yield Finding("python", f"the release was made with Python {recorded}, this is {current}")
     lock, recorded_lock = provenance.lock_hash(), origin.provenance.get("lock_hash", "")
     if lock != recorded_lock:
         file = provenance.lock_file()
         here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
         yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
-    recorded_packages, present_packages = (_versions(names) for names in (origin.run["packages"], code.packages()))
-    names = sorted(recorded_packages.keys() | present_packages.keys())
+    recorded_packages, current_packages = (_versions(names) for names in (origin.run["packages"], code.packages()))
+    names = sorted(recorded_packages.keys() | current_packages.keys())
     changes = [
-        f"{name} {recorded_packages.get(name, '(missing)')} → {present_packages.get(name, '(missing)')}"
+        f"{name} {recorded_packages.get(name, '(missing)')} → {current_packages.get(name, '(missing)')}"
         for name in names
-        if recorded_packages.get(name) != present_packages.get(name)
+        if recorded_packages.get(name) != current_packages.get(name)
     ]
     if changes:
         advice = "install the lock file of the commit to have the same packages"
@@ -108,46 +111,56 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
     if process.returncode:
         yield Finding("machine", f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}", True)
         return
-    present = json.loads(process.stdout.splitlines()[-1])
+    current = json.loads(process.stdout.splitlines()[-1])
     for name, value in recorded.items():
-        if name not in NOT_COMPARED and present.get(name) != value:
-            yield Finding(name, f"the release was trained with {value}, here it is {present.get(name)}", True)
+        if name not in DERIVED_ENTRIES and current.get(name) != value:
+            yield Finding(name, f"the release was trained with {value}, here it is {current.get(name)}", True)
 
 
 class Data:
-    """The raw data of the release: where it is now, and if its content is that of the release.
+    """The raw data of the release: its current place, and whether its content is unchanged.
 
     A path may have moved with the project: the same path below the project of the commit is tried, too.
     """
 
     def __init__(self, origin: Origin, source: str, folder: Path) -> None:
-        self.recorded, self.wanted = str(origin.config["data"]["source"]), origin.provenance.get("source_digest", "")
-        self.given, self.folder = source, folder
+        self.recorded_source, self.recorded_digest = (
+            str(origin.config["data"]["source"]),
+            origin.provenance.get("source_digest", ""),
+        )
+        self.given_source, self.folder = source, folder
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """The digest of each place where the data may be; "" if it does not exist or cannot be verified."""
-        places = [self.given or self.recorded]
-        if not self.given and "://" not in self.recorded:
-            parts = Path(self.recorded).parts[1:]
-            places += [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {place: digest for place in places if (digest := content_or_empty(place)) or place == places[0]}
+        recorded, places = self.given_source or self.recorded_source, list[str]()
+        if not self.given_source and "://" not in self.recorded_source:
+            parts = Path(self.recorded_source).parts[1:]
+            places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
+        return {p: digest for p in [*places, recorded] if (digest := content_or_empty(p)) or p == recorded}
 
     @cached_property
     def source(self) -> str:
         """The place of the data to use: the first with the content of the release, else the first that exists."""
         existing = [place for place, digest in self.digests.items() if digest]
-        equal = (place for place in existing if self.digests[place] == self.wanted)
-        return next(equal, existing[0] if existing else self.given or self.recorded)
+        equal = (place for place in existing if self.digests[place] == self.recorded_digest)
+        return next(equal, existing[0] if existing else self.given_source or self.recorded_source)
 
     def findings(self) -> Iterator[Finding]:
-        found = self.digests.get(self.source, "")
-        if not self.wanted:
-            yield Finding("data", f"the release does not have a digest of {self.recorded}, so it cannot be verified")
-        elif found != self.wanted:
-            state = f"its digest is {found}" if found else "it does not exist, or cannot be read"
+        digest = self.digests.get(self.source, "")
+        if not self.recorded_digest:
+            yield Finding(
+                "data", f"the release does not have a digest of {self.recorded_source}, so it cannot be verified"
+            )
+        elif digest != self.recorded_digest:
+            state = f"its digest is {digest}" if digest else "it does not exist, or cannot be read"
             remedy = "restore it, or give the place of the same data with --data"
-            yield Finding("data", f"{self.source}: {state}; the release has the digest {self.wanted}: {remedy}", True)
+            yield Finding(
+                "data", f"{self.source}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
+            )
+        elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(self.folder):
+            text = f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use --data"
+            yield Finding("data", text, True)
 
 
 def _versions(names: list[str]) -> dict[str, str]:
@@ -156,5 +169,5 @@ def _versions(names: list[str]) -> dict[str, str]:
 
 
 def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-    return ", ".join(names[:MAX_SHOWN]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

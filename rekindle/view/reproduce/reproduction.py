@@ -24,10 +24,10 @@ from rekindle.view.reproduce import findings as checks
 from rekindle.view.reproduce.checkout import check_out
 from rekindle.view.reproduce.comparison import Comparison, compare
 from rekindle.view.reproduce.findings import Finding
-from rekindle.view.reproduce.workspace import Workspace, workspace
+from rekindle.view.reproduce.workspace import Workspace, temporary_workspace
 
 MAX_DIFF_LINES = 60
-SUCCESSES = (0, NOT_RELEASED)  # exit codes of a run that trained a model
+SUCCESS_EXIT_CODES = (0, NOT_RELEASED)  # exit codes of a run that trained a model
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Request:
     version: str = ""
     commit: str = ""
     data: str = ""
-    anyway: bool = False
-    check: bool = False
+    ignore_errors: bool = False
+    check_only: bool = False
 
 
 @dataclass
@@ -64,27 +64,27 @@ class Result:
         return facts | {"equal": self.comparison and self.comparison.equal, "difference": difference}
 
 
-def reproduce(home: Path, request: Request, note: Callable[[str], None]) -> Result:
-    """Train the model of a release again, and compare the weights; report findings to `note` before the training.
+def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Result:
+    """Train the model of a release again, and compare the weights; report findings to `log` before the training.
 
-    The release is in the services of `home`, or in those of the environment. Stops after the findings if one is fatal,
-    unless `request.anyway`. Raises ConfigError, RekindleError.
+    The release is in the services of `home`, or of the environment. Stops after the findings if one is fatal,
+    unless `request.ignore_errors`. Raises ConfigError, RekindleError.
     """
     local = LocalCluster(home)
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
     store = Store.from_env()
     origin = read(store, request.model, request.version)
     commit = checks.Commit(origin, request.commit)
-    with workspace() as space:
+    with temporary_workspace() as workspace:
         result = Result(origin, commit.sha)
-        folder = check_out(commit.sha, space.checkout)
+        folder = check_out(commit.sha, workspace.checkout)
         data = checks.Data(origin, request.data, folder)
-        note(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.source}")
+        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.source}")
 
         def report(found: Iterator[Finding]) -> None:
             for finding in found:
                 result.findings.append(finding)
-                note(str(finding))
+                log(str(finding))
 
         report(commit.findings())
         report(checks.code_findings(origin, commit, folder))
@@ -93,18 +93,18 @@ def reproduce(home: Path, request: Request, note: Callable[[str], None]) -> Resu
         report(checks.machine_findings(origin))
         inputs = Inputs(origin, store, data.source)
         report(inputs.findings())
-        manifest = render(space, folder, origin)
+        manifest = render(workspace, folder, origin)
         report(manifest_findings(origin, manifest))
-        if request.check or (result.fatal and not request.anyway):
+        if request.check_only or (result.fatal and not request.ignore_errors):
             return result
-        inputs.provide(space)
-        run = train(space, folder, origin, data.source, local.home)
-        result.comparison = compare(origin, space.store(), run)
+        inputs.provide(workspace)
+        run = train(workspace, folder, origin, data.source, local.home)
+        result.comparison = compare(origin, workspace.store(), run)
     return result
 
 
 class Inputs:
-    """The releases and objects that the run reads, in addition to files."""
+    """The releases and objects that the run reads, in addition to files of the project."""
 
     def __init__(self, origin: Origin, store: Store, source: str) -> None:
         self.origin, self.store, self.source = origin, store, source
@@ -122,34 +122,34 @@ class Inputs:
             if not self.store.head(f"{release.uri.rstrip('/')}/release.json"):
                 yield Finding("input", f"the run starts from {self.store.uri(release.uri)}, which does not exist", True)
 
-    def provide(self, space: Workspace) -> None:
+    def provide(self, workspace: Workspace) -> None:
         """Copy the inputs to the object store of the workspace."""
         if self.source.startswith("s3://"):
             parts = urlsplit(self.source)
-            space.copy(Store(parts.netloc, self.store.endpoint), parts.path.lstrip("/"))
+            workspace.copy(Store(parts.netloc, self.store.endpoint), parts.path.lstrip("/"))
         for name, release in self.releases.items():
-            space.add_champion(self.store, release, name)
+            workspace.add_champion(self.store, release, name)
 
 
-def render(space: Workspace, folder: Path, origin: Origin, *sets: str) -> Manifest:
+def render(workspace: Workspace, folder: Path, origin: Origin, *sets: str) -> Manifest:
     """Render the release's config in the project of the commit. Raises ConfigError."""
-    file = space.folder / "config.yaml"
+    file = workspace.folder / "config.yaml"
     file.write_text(yaml.safe_dump(origin.config, sort_keys=False))
-    process = space.rekindle(folder, "render", str(file), *(f"--set={setting}" for setting in sets))
+    process = workspace.rekindle(folder, "render", str(file), *(f"--set={setting}" for setting in sets))
     if process.returncode:
         raise ConfigError("the config of the release cannot be rendered by the project of the commit.")
     return yaml.safe_load(process.stdout)
 
 
 def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
-    """Compare the rendered manifest with that of the release."""
+    """Compare the rendered manifest with the manifest of the release."""
     if manifest_sha256(manifest) == origin.provenance["manifest_hash"]:
         return
     texts = [to_yaml(_without_provenance(each)).splitlines() for each in (origin.run["manifest"], manifest)]
     lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
     more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"] if len(lines) > MAX_DIFF_LINES else []
     diff = "\n".join([*lines[:MAX_DIFF_LINES], *more])
-    yield Finding("manifest", f"the commit renders another manifest than that of the release:\n{diff}")
+    yield Finding("manifest", f"the commit renders a manifest that differs from the release:\n{diff}")
 
 
 def _without_provenance(manifest: Manifest) -> Manifest:
@@ -160,17 +160,17 @@ def _without_provenance(manifest: Manifest) -> Manifest:
     return {"spec": spec}
 
 
-def train(space: Workspace, folder: Path, origin: Origin, source: str, user_home: Path) -> str:
+def train(workspace: Workspace, folder: Path, origin: Origin, source: str, user_home: Path) -> str:
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails."""
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
     sets += [f"data.source={source}"] if source != origin.config["data"]["source"] else []
-    manifest = render(space, folder, origin, *sets)
-    space.use_images(origin.config, manifest, user_home)
-    file = space.folder / "manifest.json"
+    manifest = render(workspace, folder, origin, *sets)
+    workspace.use_images(origin.config, manifest, user_home)
+    file = workspace.folder / "manifest.json"
     file.write_text(json.dumps(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
-    process = space.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
-    if process.returncode not in SUCCESSES:
+    process = workspace.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
+    if process.returncode not in SUCCESS_EXIT_CODES:
         raise RekindleError(f"the run ended with exit code {process.returncode}, so the weights were not compared.")
     return json.loads(process.stdout)["workflow"]
 

@@ -1,4 +1,4 @@
-"""A temporary folder with a home, services and environment of its own, so that nothing of the user's is touched.
+"""A temporary folder with its own home, services and environment, so that the user's stay unchanged.
 
 A separate process waits for the end of this one, also after `kill -9`, and then removes the folder; the services of the
 folder's home end with their records.
@@ -25,16 +25,21 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
 from rekindle.storage import Store
 
-PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")  # variables with the user's services, project and config overrides
-NAMES = ("NOTIFY_URL", "PYTHONPATH")
-KEPT = (CACHE,)
+VARIABLE_PREFIXES = (
+    "REKINDLE_",
+    "S3_",
+    "MLFLOW_",
+    "AWS_",
+)  # variables with the user's services, project and config overrides
+VARIABLES = ("NOTIFY_URL", "PYTHONPATH")
+KEPT_VARIABLES = (CACHE,)  # variables that the commands of the workspace inherit
 # removed twice, because processes that end at the same time may still write
-REMOVE = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
-ENGINE = ("rekindle", "argolocal")  # packages that the project's repository may contain
+REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
+ENGINE_PACKAGES = ("rekindle", "argolocal")  # packages that the project's repository may contain
 
 
 class Workspace:
-    """The folder, and what runs in it."""
+    """The temporary folder, with its commands and services."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -43,19 +48,23 @@ class Workspace:
 
     def _clean_environment(self) -> dict[str, str]:
         """Return the environment without the addresses and settings of the user."""
-        return {n: v for n, v in os.environ.items() if n in KEPT or not (n.startswith(PREFIXES) or n in NAMES)}
+        return {
+            n: v
+            for n, v in os.environ.items()
+            if n in KEPT_VARIABLES or not (n.startswith(VARIABLE_PREFIXES) or n in VARIABLES)
+        }
 
     @property
-    def engine(self) -> dict[str, str]:
-        """PYTHONPATH, if the commit contains Rekindle itself: then that code runs, not the installed one."""
-        has_engine = all((self.checkout / name / "__init__.py").is_file() for name in ENGINE)
+    def python_path(self) -> dict[str, str]:
+        """PYTHONPATH, if the commit contains Rekindle itself: then this code runs instead of the installed Rekindle."""
+        has_engine = all((self.checkout / name / "__init__.py").is_file() for name in ENGINE_PACKAGES)
         return {"PYTHONPATH": str(self.checkout)} if has_engine else {}
 
     def rekindle(
         self, folder: Path, *arguments: str, output: Any = subprocess.PIPE
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command of Rekindle in the project `folder`; its stderr is ours. It ends if this process is killed."""
-        environment = self._clean_environment() | self.engine | {"REKINDLE_HOME": str(self.home)}
+        """Run a command of Rekindle in the project `folder`; its stderr is that of this process, with which it ends."""
+        environment = self._clean_environment() | self.python_path | {"REKINDLE_HOME": str(self.home)}
         parent = os.getpid()
         return subprocess.run(
             python("-m", "rekindle", *arguments), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
@@ -71,8 +80,8 @@ class Workspace:
         images = {container["image"] for template in templates for _, container in containers_of(template)}
         cluster = config["cluster"]  # the images of jobs and servers
         images |= {pod["image"] for pod in (cluster, *cluster["pods"].values()) if pod.get("image")}
-        for image in images if self.engine else ():
-            table.setdefault(image, {}).setdefault("env", {}).update(self.engine)
+        for image in images if self.python_path else ():
+            table.setdefault(image, {}).setdefault("env", {}).update(self.python_path)
         (self.home / "images.yaml").write_text(yaml.safe_dump(table))
 
     def store(self, bucket: str = BUCKET) -> Store:
@@ -107,17 +116,17 @@ class Workspace:
 
 
 @contextmanager
-def workspace() -> Iterator[Workspace]:
+def temporary_workspace() -> Iterator[Workspace]:
     """Yield a workspace, and remove it at the end, or after this process was killed."""
     folder = Path(tempfile.mkdtemp(prefix="rekindle-reproduce-"))
     remover = subprocess.Popen(
-        ["sh", "-c", REMOVE, "sh", str(folder)], stdin=subprocess.PIPE, start_new_session=True, cwd="/",
+        ["sh", "-c", REMOVAL_SCRIPT, "sh", str(folder)], stdin=subprocess.PIPE, start_new_session=True, cwd="/",
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    space = Workspace(folder)
+    workspace = Workspace(folder)
     try:
-        yield space
+        yield workspace
     finally:
-        space.stop()
+        workspace.stop()
         assert remover.stdin
         remover.stdin.close()

@@ -20,14 +20,14 @@ def facts(**changes: Any) -> Facts:
 
 def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
     """Write the list of files of an earlier version of the code."""
-    s3.put(f"{difference.FOLDER}{identity}", json.dumps(code.parts([MODULE]) | changes).encode())
+    s3.put(f"{difference.FOLDER}{identity}", json.dumps(code.identity_facts([MODULE]) | changes).encode())
 
 
 def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> None:
     difference.record_code(s3, facts())
     difference.record_code(s3, facts())  # a second result of the same code
-    assert json.loads(s3.get(f"{difference.FOLDER}{facts()['code']}")) == code.parts([MODULE])
-    files, packages = code.parts([MODULE])["files"], code.packages()
+    assert json.loads(s3.get(f"{difference.FOLDER}{facts()['code']}")) == code.identity_facts([MODULE])
+    files, packages = code.identity_facts([MODULE])["files"], code.packages()
     record_code_before(s3, "old", files=files | {MODULE: "ff", "gone": "aa"}, packages=["numpy-0.1", *packages])
     found = differences(s3, facts(code="old"), facts())
     assert found[:2] == [

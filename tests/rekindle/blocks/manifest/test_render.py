@@ -44,6 +44,18 @@ def test_the_yaml_has_the_same_content_as_the_manifest(kind: Kind, config: Confi
     assert yaml.safe_load(to_yaml(manifest)) == manifest == json.loads(json.dumps(manifest))
 
 
+def test_a_recorded_config_renders_the_same_manifest(tmp_path: Path) -> None:
+    pods = {"train": {"cpu": "50m", "preset": ["small"]}, "evaluate": {"memory": "1Gi"}}
+    cluster = {"image": "registry/rekindle@sha256:1f", "pods": pods, "presets": {"small": {"memory": "3Gi"}}}
+    given, recorded = tmp_path / "given.yaml", tmp_path / "recorded.yaml"
+    given.write_text(yaml.safe_dump(yaml.safe_load((GOLDEN / "config.yaml").read_text()) | {"cluster": cluster}))
+    manifest = render_manifest(load_config(given, environment={}).config)
+    (text,) = (p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "config")
+    recorded.write_text(text)
+    again = render_manifest(load_config(recorded, environment={}).config)
+    assert manifest_sha256(again) == manifest_sha256(manifest)
+
+
 def test_another_process_renders_the_same_bytes() -> None:
     """The manifest does not depend on the order of sets or on the environment."""
     script = (

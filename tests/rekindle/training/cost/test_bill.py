@@ -99,7 +99,7 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     assert (bill.uses[TRAINED], bill.uses[LOST], bill.uses[WAITED]) == (2 * 5.5 / 4, 2 * 3 / 4, 2 * 6 / 4)
     assert (bill.waits, bill.losses) == (2 * 4 / 4, 2 * 7 / 4)
     assert bill.without_spot == 2 * 5.5 + 2 * 2
-    checkpointing = bill.checkpointing
+    checkpointing = bill.checkpoint_interval
     assert checkpointing and (checkpointing.losses, checkpointing.repeated) == (1, 25)
     # 8.5 s in groups with two checkpoints of 0.02 s: every 4.25 s; one loss in 8.5 s
     best, rate = math.sqrt(2 * 0.02 * 8.5), 2 * 8.5 / 4
@@ -121,7 +121,7 @@ def test_a_snapshot_in_shared_memory_says_nothing_of_durable_checkpoints():
         generation(11, 2, 60, "a"), (11, "restored", {"step": 38, "tier": "hot"}), (12, "complete", {"step": 55}),
     )  # fmt: skip
     assert bill.preemptions == 1 and bill.uses[LOST] > 0
-    assert bill.checkpointing is None
+    assert bill.checkpoint_interval is None
 
 
 def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_pod():

@@ -33,7 +33,7 @@ def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
     assert example
     for template in render_manifest(load_config("configs/cluster.yaml", sets).config)["spec"]["templates"]:
         pod = pods.of_template(template)
-        found = [("", pod)] if pod else [(replicas.role, replicas.pod) for replicas in pods.applied(template)]
+        found = [("", pod)] if pod else [(replicas.role, replicas.pod) for replicas in pods.object_replicas(template)]
         classes |= {(template["name"], role): (example.classify(pod), example.is_spot(pod)) for role, pod in found}
     return classes
 
@@ -64,9 +64,10 @@ def test_the_example_prices_gpu_and_spot_pods_of_a_cluster_by_their_nodes():
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
 def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests(backend: str):
     config = load_config("configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]).config
-    found = [item for template in render_manifest(config)["spec"]["templates"] for item in pods.applied(template)]
-    (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.words]
-    (leader,) = [item for item in found if "rekindle.training.membership.server" in item.words]
+    templates = render_manifest(config)["spec"]["templates"]
+    found = [item for template in templates for item in pods.object_replicas(template)]
+    (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.command]
+    (leader,) = [item for item in found if "rekindle.training.membership.server" in item.command]
     assert (worker.pod.cpus, worker.pod.gib, worker.pod.gpus) == (4, 16, 1)
     assert (leader.pod.cpus, leader.pod.gib, leader.pod.gpus, leader.count) == (0.25, 0.5, 0, 1)
     assert worker.count == (1 if backend == "trainjob" else 4)  # a TrainJob sets the number of nodes of its runtime
@@ -119,7 +120,8 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "has no keys"), ("default: [", "is not YAML"), ("- a", "has no keys")]
+    ("text", "message"),
+    [("", "must be a mapping of keys"), ("default: [", "is not YAML"), ("- a", "must be a mapping of keys")],
 )
 def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / FILE).write_text(text)

@@ -9,9 +9,9 @@ import pytest
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.training.cost import tariff
+from rekindle.training.cost import pods, tariff
 from rekindle.training.cost.prices import FILE, Prices
-from rekindle.training.cost.steps import run_costs, template_cost
+from rekindle.training.cost.steps import run_costs
 
 GPU_SPOT = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
 EXAMPLE = Prices.load(project.REFERENCE / "template")
@@ -54,13 +54,16 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
     assert run_costs({"nodes": nodes}, recorded, None) == {}
 
 
-def test_a_template_costs_all_pods_of_its_job_on_spot_nodes_or_on_demand(manifest: dict[str, Any]):
+def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dict[str, Any]):
     (train,) = [template for template in manifest["spec"]["templates"] if template["name"] == "train"]
     leader = 0.25 * 0.0218 + 0.5 * 0.0029
     assert EXAMPLE
-    spot, regular = (template_cost(EXAMPLE, train, 3600, spot) for spot in (None, False))
+    replicas = pods.object_replicas(train)
+    spot, on_demand = (
+        sum(item.count * EXAMPLE.price(item.pod, 3600, is_spot) for item in replicas) for is_spot in (None, False)
+    )
     assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
-    assert regular == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
+    assert on_demand == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])

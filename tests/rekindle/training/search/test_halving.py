@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rekindle.training.search import budget
 from rekindle.training.search.config import Sweep
-from rekindle.training.search.halving import Job, best, choose, finalist, known
+from rekindle.training.search.halving import Job, best_trials, final_job, next_job, result_counts
 
 SPACE = {"train": {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}}}
 VALUES = st.dictionaries(st.integers(0, 60), st.none() | st.floats(), max_size=40)
@@ -39,10 +39,10 @@ def run(sweep: Sweep, pods: int, quality: random.Random, chance: random.Random) 
 
 
 def decide(sweep: Sweep, jobs: list[Job], values: dict[Job, float]) -> Job | None:
-    for number in known(sweep, jobs, values):
-        if job := choose(sweep, jobs, {job: values[job] for job in jobs[:number] if job in values}):
+    for number in result_counts(sweep, jobs, values):
+        if job := next_job(sweep, jobs, {job: values[job] for job in jobs[:number] if job in values}):
             return job
-    return finalist(sweep, jobs, values) if all(job in values for job in jobs) else None
+    return final_job(sweep, jobs, values) if all(job in values for job in jobs) else None
 
 
 @settings(deadline=None, max_examples=50)
@@ -59,7 +59,7 @@ def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
     for trial in range(sweep.count):
         rungs = [job.rung for job in jobs if job.trial == trial]
         assert rungs == sorted(rungs) and math.isclose(
-            sum(budget.share(sweep, job, jobs) for job in jobs if job.trial == trial), sweep.share(rungs[-1])
+            sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial), sweep.share(rungs[-1])
         )
 
 
@@ -84,17 +84,17 @@ def test_twenty_seven_trials_cost_less_than_a_third_of_the_steps() -> None:
 def cost(sweep: Sweep, seed: int) -> float:
     """Return the steps of a sweep, as a share of the steps for training all trials to the end."""
     jobs, _ = run(sweep, 2, random.Random(seed), random.Random(seed))
-    return sum(budget.share(sweep, job, jobs) for job in jobs) / sweep.count
+    return sum(budget.step_share(sweep, job, jobs) for job in jobs) / sweep.count
 
 
 @given(VALUES, st.integers(0, 40), st.sampled_from(["lower", "higher"]), st.randoms())
 def test_the_choice_of_trials_depends_only_on_their_values(
     values: dict[int, float | None], count: int, better: str, chance: random.Random
 ) -> None:
-    chosen = best(values, count, better)
+    chosen = best_trials(values, count, better)
     shuffled = list(values.items())
     chance.shuffle(shuffled)
-    assert best(dict(shuffled), count, better) == chosen
+    assert best_trials(dict(shuffled), count, better) == chosen
     finite = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
     assert len(chosen) == min(count, len(finite)) and set(chosen) <= set(finite)
     sign = 1 if better == "lower" else -1
@@ -115,15 +115,15 @@ def test_a_sweep_ends_within_one_trial_of_its_budget(sweep: Sweep, seed: int, ho
     while True:
         running = [job for job in jobs if job not in values]
         job = decide(sweep, jobs, values) if len(running) < pods else None
-        if job and not stopped and budget.exceeded(sweep, job, jobs, values, seconds):
+        if job and not stopped and budget.compute_excess(sweep, job, jobs, values, seconds):
             stopped = True
         if stopped:
-            job = None if running else finalist(sweep, jobs, values)
+            job = None if running else final_job(sweep, jobs, values)
         if job:
             jobs.append(job)
         elif running:
             ended = running[0]
-            values[ended], seconds[ended] = quality.random(), 3600 * budget.share(sweep, ended, jobs)
+            values[ended], seconds[ended] = quality.random(), 3600 * budget.step_share(sweep, ended, jobs)
         else:
             break
     used, unknown = sum(seconds.values()) / 3600, pods * sweep.share(0)

@@ -9,7 +9,7 @@ import pytest
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.search import report
-from rekindle.training.search.budget import share
+from rekindle.training.search.budget import step_share
 from rekindle.training.search.config import Budget, Settings, Sweep
 from rekindle.training.search.halving import Job, Trial
 from rekindle.training.search.study import Study
@@ -65,12 +65,12 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
     assert all(isinstance(trial.settings["train.batch_size"], int) for trial in trials)
     assert study.winner().number == min(range(9), key=lambda number: (loss(trials[number].settings), number))
     assert report.rows(study)[0]["trial"] == study.winner().number and len(report.table(study)) == 10
-    assert not report.untried(study)
+    assert not report.describe_untried(study)
 
 
 def test_the_trial_of_a_lost_pod_is_taken_over(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rekindle.training.search.study.LOOK_INTERVAL_S", 0.1)
-    monkeypatch.setattr("rekindle.training.search.study.TAKEOVER_S", 0.5)
+    monkeypatch.setattr("rekindle.training.search.study.CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("rekindle.training.search.study.TAKEOVER_TIMEOUT_S", 0.5)
     lost = study.claim(1, DEFAULT, WHOLE)
     assert lost and lost[0].number == 0
     study.record_seconds("1", {Job(0, 0): 20.0})
@@ -110,11 +110,11 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study)
     while claim := study.claim(0, DEFAULT, WHOLE):
         job = Job(claim[0].number, claim[1])
         finish(study, *claim)
-        seconds[job] = 3600 * share(study.sweep, job, study.jobs)
+        seconds[job] = 3600 * step_share(study.sweep, job, study.jobs)
         study.record_seconds("a", {job: used for job, used in seconds.items() if job.trial % 2})
         study.record_seconds("b", {job: used for job, used in seconds.items() if not job.trial % 2})
     assert study.hours() == pytest.approx(sum(seconds.values()) / 3600) and 2 <= study.hours() <= 3
     assert study.winner().rung == 1
-    first, *others = report.untried(study)
+    first, *others = report.describe_untried(study)
     assert f"{len(study.read())} of 9 trials were started" in first and len(others) >= 2, others
     assert any(line.startswith("train.learning_rate: 0.") for line in others), others

@@ -9,7 +9,7 @@ from rekindle.training.launch import notice
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.halving import Trial
 from rekindle.training.search.study import Study
-from rekindle.training.search.trials import specification
+from rekindle.training.search.trials import training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
 from tests.rekindle.training.launch.test_notice import EVENT, address, cloud  # noqa: F401
 from tests.waiting import until
@@ -46,7 +46,7 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(c
     pod = crew._start("struck", argv, {})
     assert pod.code() == 0, pod.said()
     assert study.read() == calm.read() and study.trials()[0].sha256
-    assert [trial.why[:15] for trial in study.trials()] == ["", "", "the gradient of"]
+    assert [trial.failure[:15] for trial in study.trials()] == ["", "", "the gradient of"]
     again = crew._start("again", argv, {})
     assert again.code() == 0 and "trial 0" not in again.said()
 
@@ -69,11 +69,11 @@ def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_conti
     s3.put("crashed/search/jobs/00001.json", json.dumps(record).encode())
     pod = crew._start("crashed", argv, {})
     assert pod.code() == 0, pod.said()
-    assert "crashed 3 times" in study.read()[1].why and study.winner().number == 0
+    assert "crashed 3 times" in study.read()[1].failure and study.winner().number == 0
 
 
 def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
     study, _ = make_study(s3, "settings/search", 1)
-    spec = specification(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
+    spec = training_spec(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
     assert (spec.learning_rate, spec.model, spec.workers, spec.until) == (0.5, {"width": 9}, 1, 1.0)
     assert spec.out == "settings/search/trials/1/rung-0" and spec.checkpoints == "settings/search/trials/1/checkpoints"

@@ -129,7 +129,9 @@ def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Pat
     def plan(*sets: str) -> dict[str, Row]:
         return rows(forecast(sources, digits(*sets), {}))
 
-    same = plan()["train"].time
+    same, row = plan()["train"].time, plan()["train"]
+    # like the cost of a run, the cost of a training begins with its ledger, which has 91 of 100 seconds
+    assert row.usage.cpu_seconds == pytest.approx(row.requests["cpu"] * 91)
     assert (same.seconds, same.runs, same.note) == (pytest.approx(100), 3, "")
     assert plan("train.epochs=24")["train"].time.seconds == pytest.approx(10 + 180)
     assert plan("train.steps=90")["train"].time.seconds == pytest.approx(10 + 45)
@@ -137,9 +139,9 @@ def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Pat
     assert plan("train.batch_size=32")["train"].time.seconds == pytest.approx(100)
     times = plan("train.seed=5")["prepare"].time
     assert (times.seconds, times.low, times.high) == (11, 10, 12)
-    total = forecast(sources, digits("train.epochs=24"), {}).unconditional
-    assert total.critical[:2] == ["prepare", "train"] and total.seconds == pytest.approx(11 + 190)
-    assert forecast(sources, digits(), {}).unknown[0] != "prepare"
+    total = forecast(sources, digits("train.epochs=24"), {}).unconditional_total
+    assert total.critical_path[:2] == ["prepare", "train"] and total.seconds == pytest.approx(11 + 190)
+    assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
 def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
@@ -161,8 +163,8 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
     assert by_name["[1].slow"].reason.text == "its condition is false: fast == slow"
     assert by_name["[1].each"].requests == {"pods": 3, "cpu": 1.5, "memory": 3 * 2**30, "nvidia.com/gpu": 6}
     assert by_name["[2].server"].requests["cpu"] == 12 and by_name["[2].server"].pods[-1].queue == "research"
-    assert by_name["[1].each"].used.gpu_seconds == 6 * 7
-    assert (plan.unconditional.seconds, plan.total.seconds) == (5 + 7 + 10, 5 + 25 + 10)
+    assert by_name["[1].each"].usage.gpu_seconds == 6 * 7
+    assert (plan.unconditional_total.seconds, plan.total.seconds) == (5 + 7 + 10, 5 + 25 + 10)
     assert plan.peak["nvidia.com/gpu"] == 8, "the loop and the conditional step run at the same time"
     assert rows(forecast(Sources(tmp_path, None), plain("slow"), {}))["[1].slow"].time.seconds is None
     shown = text(plan)
@@ -206,10 +208,10 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
 
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
     assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.runs == ["plain-x"]
-    assert "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)" in plan.misfits
-    assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.misfits
-    assert any("the rest of the ResourceQuota team: 12 cpu of 10" in line for line in plan.misfits)
-    assert any("exceeds all nodes together" in line for line in plan.misfits)
+    assert "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)" in plan.shortages
+    assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.shortages
+    assert any("the rest of the ResourceQuota team: 12 cpu of 10" in line for line in plan.shortages)
+    assert any("exceeds all nodes together" in line for line in plan.shortages)
     assert not [request for request in server.requests if request[0] != "GET"]
 
 
@@ -231,7 +233,7 @@ def test_archived_runs_count_if_the_argo_server_is_known(
 def test_what_may_not_be_read_on_a_cluster_is_said(server: ApiServer, cluster: Cluster) -> None:
     server.refuse("GET", "/nodes", 403, {"message": "nodes is forbidden", "code": 403}, times=9)
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
-    assert any(line.startswith("not compared with the nodes of the cluster") for line in plan.misfits)
+    assert any(line.startswith("not compared with the nodes of the cluster") for line in plan.shortages)
 
 
 def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
@@ -240,12 +242,12 @@ def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
     run_id = tracking.start_run("planned", "planned-run")
     version = tracking.register("planned", "releases/planned/1", "s3://bucket/1", "ab", run_id, {}).version
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert releases.champion_here(services.home, "planned").version == ""
+    assert releases.local_champion(services.home, "planned").version == ""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     tracking.promote("planned", version, "planned-server")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert releases.champion_here(services.home, "planned") == releases.Champion(version, "")
-    assert releases.champion_here(Path("none"), "planned") == releases.Champion()
+    assert releases.local_champion(services.home, "planned") == releases.Champion(version, "")
+    assert releases.local_champion(Path("none"), "planned") == releases.Champion()
 
 
 def test_the_files_of_the_embedded_store_have_the_objects_that_the_store_lists(services: Services, s3: Store) -> None:
@@ -263,9 +265,9 @@ def test_prices_of_the_project_give_the_cost_of_each_task(tmp_path: Path, monkey
     rate = "on_demand: {cpu_hour: 3600, gib_hour: 0, gpu_hour: 7200}"
     (tmp_path / "prices.yaml").write_text(f"currency: EUR\ndefault: any\nclasses:\n  any: {{{rate}}}\n")
     record_run(tmp_path / "home", plain(), "plain-a", {"[0].fetch": (0, 5), "[1].each": (5, 12)})
-    assert rows(forecast(Sources(tmp_path / "home", None), plain(), {}))["[0].fetch"].used.cost is None
+    assert rows(forecast(Sources(tmp_path / "home", None), plain(), {}))["[0].fetch"].usage.cost is None
     monkeypatch.setenv(project.PATH, str(tmp_path))
     plan = forecast(Sources(tmp_path / "home", None), plain(), {})
-    assert rows(plan)["[0].fetch"].used.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
-    assert plan.used.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
-    assert "EUR" in text(plan) and "COST" in text(plan)
+    assert rows(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
+    assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
+    assert plan.unconditional_cost == pytest.approx(plan.usage.cost) and "EUR" in text(plan) and "COST" in text(plan)

@@ -40,7 +40,7 @@ def origin(files: dict[str, str] | None = None) -> Origin:
     ("changes", "curve", "difference"),
     [
         ({}, CURVE, ""),
-        ({"sha256": "bb", "digest": "d2", "model": {"channels": 9}}, {}, "the dataset has the digest d2"),
+        ({"sha256": "bb", "digest": "d2", "model": {"channels": 9}}, {}, "the digest of the dataset is d2"),
         ({"sha256": "bb", "model": {"channels": 9}}, {}, "model.channels is 9, and 8 in the release"),
         ({"sha256": "bb", "train": {"seed": 2}}, {}, "train.seed is 2"),
         ({"sha256": "bb", "fingerprint": {"torch": "2.9"}}, {}, "torch is '2.9', and '2.8' in the release"),

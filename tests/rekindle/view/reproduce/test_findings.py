@@ -13,6 +13,7 @@ from rekindle.blocks.manifest import provenance
 from rekindle.cache import code, key
 from rekindle.errors import ConfigError
 from rekindle.release.origin import Origin
+from rekindle.view.reproduce import findings
 from rekindle.view.reproduce.checkout import check_out, find_commit
 from rekindle.view.reproduce.findings import (
     Commit,
@@ -137,6 +138,17 @@ def test_data_in_the_repository_is_that_of_the_commit(
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
     data = Data(origin, "", folder)
     assert not [*data.findings()] and data.source == str(folder / "data/sales.csv")
+
+
+def test_data_that_steps_cannot_access_is_an_error(
+    make_origin: Callable[..., Origin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "sales.csv"
+    data.write_text("1,2\n")
+    origin = make_origin(provenance={"source_digest": key.content(str(data))})
+    monkeypatch.setattr(findings, "POD_PRIVATE", tmp_path)
+    [finding] = Data(origin, str(data), tmp_path / "checkout").findings()
+    assert finding.fatal and "each step has its own /tmp" in finding.text
 
 
 def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> None:

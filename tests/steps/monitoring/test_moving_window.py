@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 
 from rekindle import DataError, tracking
-from rekindle.blocks.manifest.provenance import pack
-from rekindle.step import load
+from rekindle.step import load, pack
 
 BILLS = '''
 """Counts the rows that its config names."""
@@ -143,11 +142,11 @@ def test_a_scheduled_run_takes_no_dataset_from_the_cache() -> None:
 
 
 def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> None:
-    from steps.monitoring import moving
+    from steps.monitoring import moving_window
 
     for day in ("2024-05-06", "2024-04-15", "2024-04-29"):
         weeks.run(day)
     for day, expected in (("2024-05-06", "2024-04-29"), ("2024-04-20", "2024-04-15"), ("2024-04-15", None)):
         time = datetime.fromisoformat(day).replace(tzinfo=UTC)
-        last = moving.last_scheduled(weeks.name, weeks.name, "", time)
-        assert (last.tags[moving.SCHEDULED_TAG][:10] if last else None) == expected
+        last = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
+        assert (last.tags[moving_window.SCHEDULED_TAG][:10] if last else None) == expected

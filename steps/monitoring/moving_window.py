@@ -12,9 +12,9 @@ MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last 
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
 WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
 SCHEDULED_TAG = "rekindle.scheduled"  # tag with the scheduled time
-SAME_TAG = "data.same_as"  # tag with the run whose data, code and config a run without a training has
-CODE_TAG = "rekindle.code"  # tag with the identity of the code; only scheduled runs have it, but no run of a past week
-HASHES = ("config_hash", "manifest_hash", "git_sha")  # parameters that are recorded as tags
+SAME_TAG = "data.same_as"  # tag with the earlier run of equal data, code and config, if a run trains nothing
+CODE_TAG = "rekindle.code"  # tag with the identity of the code, of scheduled runs except for runs of past weeks
+HASH_PARAMETERS = ("config_hash", "manifest_hash", "git_sha")  # parameters that are recorded as tags
 
 
 def warn_of_stale_data(
@@ -44,22 +44,22 @@ def warn_of_stale_data(
             f"{data.source} has fewer rows than data.minimum_share ({data.minimum_share:g}) of the last training "
             f"requires: {counts}{ends} Add the missing rows, or lower data.minimum_share."
         )
-    if is_still(prepared.newest, last):
+    if has_no_newer_rows(prepared.newest, last):
         return [f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}: {counts}"]
     return [counts + ends] if rows < MIN_ROWS_RATIO * last_rows else []
 
 
-def is_still(newest: str, last: RunData) -> bool:
-    """Return whether the newest row of a source, of the time `newest`, was already in the run `last`."""
+def has_no_newer_rows(newest: str, last: RunData) -> bool:
+    """Return True if the run `last` already had the newest row of a source, whose time is `newest`."""
     last_newest = last.tags.get(NEWEST_TAG)
     return bool(newest and last_newest) and datetime.fromisoformat(newest) <= datetime.fromisoformat(last_newest or "")
 
 
-def origin(manifest: str, code: str) -> dict[str, str]:
-    """Return the tags with the origin of a run: its `code`, and the hashes in the parameters of its manifest (JSON)."""
+def identity_tags(manifest: str, code: str) -> dict[str, str]:
+    """Return the tags that identify a run: its `code`, and the hashes in the parameters of its manifest (JSON)."""
     parameters = json.loads(manifest)["spec"]["arguments"]["parameters"]
     values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
-    return {f"rekindle.{name}": values.get(name, "") for name in HASHES} | {CODE_TAG: code}
+    return {f"rekindle.{name}": values.get(name, "") for name in HASH_PARAMETERS} | {CODE_TAG: code}
 
 
 def last_scheduled(experiment: str, workload: str, except_run: str, time: datetime) -> RunData | None:
@@ -71,16 +71,18 @@ def last_scheduled(experiment: str, workload: str, except_run: str, time: dateti
     return runs[-max(earlier)[1]] if earlier else None
 
 
-def changes(origin: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
+def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
     """Return the differences from the run `last`: keys of the config, the code or the manifest."""
-    different = [name for name, value in origin.items() if value != last.tags.get(name)]
+    changed_tags = [name for name, value in tags.items() if value != last.tags.get(name)]
     values = {name: to_text(value)[: tracking.MAX_PARAM_LENGTH] for name, value in tracking.flatten(config).items()}
     keys = sorted(name for name, value in values.items() if value != last.params.get(name))
-    found = (keys or ["the config"]) if "rekindle.config_hash" in different else []
-    if CODE_TAG in different:
-        commits = [tags.get("rekindle.git_sha", "")[:12] for tags in (last.tags, origin)]
-        found.append(f"the code ({commits[0]} → {commits[1]})" if all(commits) and len({*commits}) == 2 else "the code")
-    return found or (["the manifest"] if "rekindle.manifest_hash" in different else [])
+    descriptions = (keys or ["the config"]) if "rekindle.config_hash" in changed_tags else []
+    if CODE_TAG in changed_tags:
+        commits = [item.get("rekindle.git_sha", "")[:12] for item in (last.tags, tags)]
+        descriptions.append(
+            f"the code ({commits[0]} → {commits[1]})" if all(commits) and len({*commits}) == 2 else "the code"
+        )
+    return descriptions or (["the manifest"] if "rekindle.manifest_hash" in changed_tags else [])
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:

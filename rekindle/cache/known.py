@@ -1,0 +1,65 @@
+"""Find the models of a run's trainings before their jobs start, in the pod that prepares the data.
+
+A look-up before the run cannot know the digest of a dataset that the run prepares, and is not made for scheduled runs.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rekindle.cache import plan
+from rekindle.errors import say
+from rekindle.keys import CACHED, CURVE, MODEL, cached_name
+from rekindle.step import unpack
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+FILES = ("model.safetensors", CURVE, "model.json")  # the last file marks the training as complete
+REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs were reused
+
+
+def copy_model(store: "Store", source: str, target: str) -> None:
+    """Copy the model of a training from one RUN/TASK to another. Raises StorageError."""
+    for name in FILES:
+        store.copy(f"{source}/{MODEL}/{name}", f"{target}/{MODEL}/{name}")
+    store.put(f"{target}/{REUSED_FROM}", source.encode())
+
+
+def copy_known_models(
+    store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
+) -> dict[str, Any]:
+    """Copy the model of each training that an earlier run has trained identically to this run.
+
+    `at`: RUN/TASK of this step, and `outputs` its outputs. Return the workflow parameter `cached` with the location of
+    these models. A training whose model is not found, or cannot be copied, trains.
+    """
+    known = dict(cached)
+    try:
+        for result in _look_up(store, packed_manifest, cached, at, outputs):
+            target = f"{at.partition('/')[0]}/{result.task}"
+            if result.entry and result.entry.at != target:
+                copy_model(store, result.entry.at, target)
+                known[cached_name(result.task)] = known[cached_name(result.task)] | {"at": result.entry.at}
+                say(f"cached: {result.task} is the same training as {result.entry.at}; its job does not start")
+    except Exception as error:  # no error of the look-up may fail the run, which can train
+        say(f"the models of earlier trainings are not looked up further: {type(error).__name__}: {error}")
+    return known
+
+
+def _look_up(
+    store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
+) -> list[plan.CacheResult]:
+    """Look up the trainings of the manifest, as if the outputs of this step came from the cache."""
+    spec = json.loads(unpack(packed_manifest))["spec"]
+    jobs = {template["name"] for template in spec["templates"] if "resource" in template}
+    tasks = [task for template in spec["templates"] for task in template.get("dag", {}).get("tasks", [])]
+    trainings = {cached_name(task["name"]) for task in tasks if task.get("template") in jobs}
+    own = at.partition("/")[2]
+    rows = {name: row for name, row in cached.items() if name in trainings}
+    rows[cached_name(own)] = {"task": own, **outputs, "at": at}
+    # other parameters may have other values in this run than in the manifest: inputs with these values stay unknown
+    arguments = {"parameters": [{"name": CACHED, "value": json.dumps(rows)}]}
+    on_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
+    return plan.look_up({"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True)
