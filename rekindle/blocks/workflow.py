@@ -31,7 +31,7 @@ from rekindle.blocks.scope import Graph, Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Outputs, Stored, Value, describe, refuse, self_or_cached
 from rekindle.errors import did_you_mean
-from rekindle.keys import CACHED, LEDGER, TASK, cached, cached_key, key
+from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
 from rekindle.step import is_artifact, short_name, to_text
 from rekindle.workload import load as load_workload
 
@@ -391,7 +391,7 @@ def step(
 def repeat(block: Block, **options: Any) -> Block:
     """Add a task that runs the step of `block` again with the same inputs; its artifacts replace those of `block`."""
     module, pod = block.origin
-    repetition = step(module, task=f"{block.name}-again", pod=pod, inputs=block.inputs, **options)
+    repetition = step(module, task=f"{block.name}{AGAIN}", pod=pod, inputs=block.inputs, **options)
     if needs_task_name(module):
         arguments: dict[str, Any] = repetition.arguments  # pyright: ignore[reportAssignmentType]
         arguments[TASK] = block.name

@@ -35,6 +35,7 @@ from rekindle.release.config import CHAMPION_CHANGED, PASSED, PORT, ServeConfig
 from rekindle.step import load
 
 OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
+RESULTS = ("promoted", "max_difference", "replayed", "former", "retained", "expired")  # outputs of the block `verify`
 MAX_REPETITIONS = 5  # maximum number of repeated evaluations, because the champion has changed again
 
 
@@ -169,15 +170,15 @@ def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: 
         suffix = first.name.removeprefix("verify") if first.name.startswith("verify") else f"-{first.name}"
         inputs = values | {"canary": canary.outputs.canary}
         last = step("steps.verify", task=f"verify-again{suffix}", inputs=inputs, when=_is_over(canary)).follow(canary)
-    expressions = {name: value.expression for name in last.outputs if (value := getattr(last.outputs, name))}
+    expressions = {name: getattr(last.outputs, name).expression for name in RESULTS}
     if judge:
         again = repeat(judge, when=last.outputs.promoted == False)  # noqa: E712
         again.depends = f"{last.name}.Succeeded"  # and not if it was skipped
         following = pipeline.repeat_group(again)
+        is_last = f"{last.outputs.promoted.expression} == 'true' || {again.outputs.verdict.expression} != 'release'"
         for name, expression in expressions.items():
-            result = f"tasks.{following.name}.outputs.parameters.{name}"
-            result = f"{again.outputs.verdict.expression} == 'release' ? {to_expression(result)} : {expression}"
-            expressions[name] = f"{last.outputs.promoted.expression} == 'true' ? {expression} : ({result})"
+            result = to_expression(f"tasks.{following.name}.outputs.parameters.{name}")
+            expressions[name] = f"{is_last} ? {expression} : {result}"
     if canary:
         for name, expression in expressions.items():
             first_result = getattr(first.outputs, name).expression
@@ -185,7 +186,7 @@ def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: 
     scope.dag.outputs = [
         Parameter(name=name, value_from=m.ValueFrom(expression=expression)) for name, expression in expressions.items()
     ]
-    return {name: getattr(last.outputs, name).kind for name in last.outputs}
+    return {name: getattr(last.outputs, name).kind for name in RESULTS}
 
 
 def _find_judge(block: Block) -> Block | None:
