@@ -77,7 +77,7 @@ def merge(depends: str | None, names: Iterable[str]) -> str | None:
 def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
     """Make an output in EXPORTS an output of the workflow if exactly one task has it.
 
-    The verdict of an evaluation that may be repeated is not exported: Argo would export the first one, because it exports
+    The verdict of an evaluation that may be repeated is not exported: Argo would export the first, because it exports
     the outputs of tasks again in the order of the manifest when their DAG ends.
     """
     tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]

@@ -160,6 +160,7 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
     verdicts: list[str], promoted: list[str], verdict: str
 ) -> None:
     numbers = [str(number) for number in range(len(verdicts))]
+    champion: dict[str, Any] = {} if verdict == "release" else {"deployment": PREVIOUS}
     run = Run(
         lambda name, n: None,
         metrics='{"ap": 0.5}',
@@ -167,7 +168,7 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
         promoted=promoted,
         champion=numbers,
         reason=numbers,
-        **({} if verdict == "release" else {"deployment": PREVIOUS}),
+        **champion,
     )
     assert run.phase == "Succeeded"
     assert [run.started.count(name) for name in ("evaluate", "verify")] == [len(verdicts), len(promoted)]

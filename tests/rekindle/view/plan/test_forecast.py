@@ -188,7 +188,11 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
 
 def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> None:
     manifest, promote = digits("serve.canary.steps=[50, 100]"), "decide.ship.promote"
-    times = {f"{promote}.canary.watch": (0, 60), f"{promote}.canary.next": (60, 150), f"{promote}.evaluate-again": (0, 1)}
+    times = {
+        f"{promote}.canary.watch": (0, 60),
+        f"{promote}.canary.next": (60, 150),
+        f"{promote}.evaluate-again": (0, 1),
+    }
     record_run(tmp_path, manifest, "digits-a", times)
     plan = forecast(Sources(tmp_path, None), manifest, {})
     by_name = rows(plan)
