@@ -24,6 +24,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.loop import free_port
 from rekindle import tracking
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
@@ -189,6 +190,8 @@ def play_rollbacks(home: Home, store: Store, count: int, draw: Random) -> tuple[
     deployments = sorted(home.deployments())
     versions = {each.version: each.deployment for each in tracking.promoted_releases(NAME)}
     targets = [version for version, deployment in versions.items() if deployment in deployments][-2:]
+    if len(targets) < 2:
+        return ["fewer than two releases can be restored"], [], []
     problems, whole, repeated = [], list[float](), list[float]()
     for number in range(2 + count):
         target = targets[number % 2]
@@ -211,11 +214,8 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     """Run the pairs and the rollbacks."""
     config = folder / "pairs.yaml"
     config.write_text(CONFIG)
-    homes, draw, store = (
-        [Home(folder / f"home-{n}", 18_520 + n) for n in (1, 2)],
-        Random(arguments.seed),
-        Store.from_env(),
-    )
+    homes = [Home(folder / name, free_port()) for name in ("home-1", "home-2")]
+    draw, store = Random(arguments.seed), Store.from_env()
     champions, problems, count, repetitions = Champions(store), list[Problem](), 0, 0
     end = time.monotonic() + 60 * arguments.minutes
     with champions.watched():
@@ -237,8 +237,8 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     ]
     bars.append(bar(f"repeated evaluations, in {count} pairs", repetitions, ""))
     bars.append(bar(f"rollbacks with another end, of {arguments.rollbacks}", len(failed), "", 0))
-    bars.append(bar("rollback", whole, "s", 5))
-    return bars + ([bar("rollback that was killed, typed again", repeated, "s", 5)] if repeated else [])
+    seconds = {"rollback": whole, "rollback that was killed, typed again": repeated}
+    return bars + [bar(name, values, "s", 5) for name, values in seconds.items() if values]
 
 
 def main() -> int:
