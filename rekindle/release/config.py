@@ -7,6 +7,7 @@ from rekindle.step import StepInputs
 
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
+PASSED, CHAMPION_CHANGED = "passed", "champion changed"  # results of a canary; `taken back: REASON` is another
 VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
 
 

@@ -15,6 +15,7 @@ from rekindle.storage import Store
 from rekindle.training.ledger.accounting import summarize
 from rekindle.training.ledger.events import Event, read
 from rekindle.training.ledger.report import Summary
+from rekindle.view import outcome
 from tests.cluster.kube import Kube, Object, PodRecord, Watch
 from tests.commands import BIN, ROOT
 from tests.waiting import until
@@ -95,9 +96,8 @@ class Run:
         return phase if phase == "Succeeded" else f"{phase}: {self.describe()}"
 
     def outputs(self) -> dict[str, str]:
-        """Return the outputs of the workflow."""
-        parameters = self.workflow()["status"].get("outputs", {}).get("parameters", [])
-        return {parameter["name"]: parameter.get("value", "") for parameter in parameters}
+        """Return the outputs of the workflow, with the results of its evaluation."""
+        return outcome.parameters(self.workflow()["status"])
 
     def nodes(self, template: str) -> list[Object]:
         """Return the attempts of a template, in order."""
