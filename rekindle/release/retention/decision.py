@@ -26,7 +26,7 @@ class Run:
     counted: bool = True  # False: `keep_runs` does not apply, as for the runs of `rekindle backfill`
     uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
     compared: bool = False  # True: later runs are compared with the record in MLflow
-    emptied: bool = False  # True: only the record in MLflow is left
+    emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,10 @@ def _surplus_runs(runs: Iterable[Run], limits: Mapping[str, RetentionConfig], no
         limit = limits.get(run.pipeline, NO_LIMITS)
         if run.ended is None:
             continue
-        counts[run.pipeline] += run.counted
-        exceeds_number = run.counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
-        if exceeds_number or (limit.keep_days is not None and now - run.ended > limit.keep_days * DAY_S):
+        is_counted = run.counted and not run.emptied
+        counts[run.pipeline] += is_counted
+        exceeds_number = is_counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
+        if run.emptied or exceeds_number or (limit.keep_days is not None and now - run.ended > limit.keep_days * DAY_S):
             surplus.append(run)
     return surplus
 

@@ -1,6 +1,6 @@
 """The disk usage of many runs with `retention.keep_runs: 10`, and the releases that must survive.
 
-    python -m benchmarks.retention [--runs 200] [--json]
+    python -m benchmarks.release.retention [--runs 200] [--json]
 
 The runs are runs of one new project on this machine. Three of them train and release a model; the others run a step
 that stores a table of 1 MB, and a curve in MLflow. At the end, the benchmark measures the home, rolls back to the
