@@ -22,7 +22,7 @@ from benchmarks.bars import bar, parser, report
 from rekindle.project import create
 
 KEEP_RUNS, MAX_RUNS = 10, 12
-FOLDERS = ("runs", "s3", "mlflow.db")  # what runs leave in a home
+FOLDERS = ("runs", "s3", "mlflow.db")  # the data of runs in a home
 PIPELINE = '''"""A run without a training."""
 
 from rekindle import blocks
@@ -95,7 +95,7 @@ class Project:
 
 
 def measure(project: Project, runs: int) -> dict[str, Any]:
-    """Run all runs, and return what is left."""
+    """Run all runs, and measure the home."""
     trained = {1, runs // 3, 2 * runs // 3}
     start, sizes, weights = 0, list[int](), dict[str, str]()
     for number in range(1, runs + 1):

@@ -34,7 +34,7 @@ from rekindle.storage import Store
 
 CLAIM_S = 7200.0  # time from the look-up in the cache until a run on this machine exists, with a margin
 RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())  # of runs of other machines
-DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines whose config has no limit
+DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines without limits
 REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted removal
 NAME_LABEL = "app.kubernetes.io/name"
 
@@ -103,7 +103,7 @@ class Namespace:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
-        """Check that the workflow has not been resumed: Argo has no lock."""
+        """Check that the workflow has not been resumed; a lock does not exist."""
         workflow = self.cluster.find(WORKFLOWS, run)
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
@@ -135,7 +135,7 @@ def prune(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the runs and releases that exceed the limits; remove them if `delete`.
 
-    The limits are those of the newest run of each pipeline, with `options` instead, if they are given.
+    The newest run of each pipeline has the limits; `options` replace them.
     """
     with nullcontext() if cluster else _locked(home):
         place = _namespace(cluster) if cluster else _machine(home)

@@ -46,7 +46,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Listing:
-    """Everything that exists. `claim_s`: seconds for which a cache entry stays after a run has claimed it."""
+    """All runs, releases and cache entries. `claim_s`: number of seconds that a claimed cache entry stays."""
 
     runs: list[Run] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
@@ -65,7 +65,7 @@ class RunRemoval:
 
 @dataclass(frozen=True)
 class Removal:
-    """What to remove, in this order."""
+    """The releases, cache entries and runs to remove, in this order."""
 
     releases: list[Release] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -75,7 +75,9 @@ class Removal:
 def decide(
     listing: Listing, limits: Mapping[str, RetentionConfig], now: float, inputs: Callable[[Release], Iterable[str]]
 ) -> Removal:
-    """Decide what exceeds the `limits` of its pipeline and is not needed; pipelines without limits keep everything.
+    """Choose the runs and releases that exceed the `limits` of their pipeline and are not needed.
+
+    A pipeline without limits keeps everything.
 
     `inputs`: the prefixes of the releases that `rekindle reproduce` of a release reads.
     """

@@ -33,10 +33,11 @@ SETTINGS = ("keep_runs", "keep_days", "keep_releases")
 
 @dataclass(frozen=True)
 class Source:
-    """What the caller knows. `runs`: the runs of this machine or namespace, whose phases are exact.
+    """The knowledge of the caller. `runs`: the runs of this machine or namespace, with exact phases.
 
-    `resumable_s`: seconds after the end of any other run in which it may be resumed, and be active again. `targets`:
-    returns the versions of a model to which `rekindle rollback` can go back; None: releases are not removed.
+    `claim_s`: number of seconds that a claimed cache entry stays. `resumable_s`: number of seconds after its end that
+    any other failed run may be resumed, or be active again. `targets`: returns the versions of a model that `rekindle
+    rollback` can restore; None: releases are not removed.
     """
 
     runs: Mapping[str, Run]
@@ -184,7 +185,7 @@ def _data_task(store: Store, uri: str) -> frozenset[str]:
 def _releases(
     store: Store, pipelines: set[str], records: Mapping[str, Run], targets: Callable[[str], set[str]]
 ) -> Iterator[Release]:
-    """Yield all versions of all models; the versions of models that these pipelines do not release have no pipeline.
+    """Yield all versions of all models; the pipeline of other pipelines' models is empty.
 
     `records`: the runs of these pipelines, by the id of their record in MLflow.
     """

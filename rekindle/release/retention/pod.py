@@ -18,7 +18,7 @@ from rekindle.storage import Store
 
 
 def resumable_s(cluster: Mapping[str, Any]) -> float:
-    """Return the seconds after the end of a run in which it may be active again, by the config section `cluster`."""
+    """Return the number of seconds after the end of a run that it may be active again, by the section `cluster`."""
     return float(cluster["keep_days"] * DAY_S + cluster["deadline_hours"] * 3600)
 
 

@@ -14,6 +14,7 @@ from argolocal.controllers.kubectl import Object
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.cache import entries
+from rekindle.cluster.api import Cluster
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.mlflow_api import request
@@ -22,6 +23,7 @@ from rekindle.release.retention import listing, removal
 from rekindle.storage import Store
 from rekindle.view import retention
 from steps import report
+from tests.rekindle.cluster.server import ApiServer
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
@@ -312,6 +314,29 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(runs: Runs, monkeyp
     tracking.log(run_id, tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
     report_end(runs, names[-1], keep_releases=1)
     assert versions(runs) == {numbers[1]: True, numbers[2]: True}, "serve.keep_releases keeps one earlier Deployment"
+
+
+def test_prune_removes_runs_of_a_cluster_with_their_workflows(
+    runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
+    phases = ["Succeeded", "Failed", "Running", "Succeeded", "Succeeded"]
+    names = [runs.make(phase) for phase in phases]
+    for number, (name, phase) in enumerate(zip(names, phases, strict=True)):
+        workflow = runs.workflow(name)
+        workflow["metadata"]["labels"]["app.kubernetes.io/part-of"] = "rekindle"
+        workflow["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{number:02}Z"
+        ended = {"finishedAt": f"2026-01-01T01:00:{number:02}Z"} if phase != "Running" else {}
+        server.put(collection, workflow | {"status": {"phase": phase, **ended}})
+    assert retention.prune(tmp_path, cluster, {}, delete=True) == {"runs": [], "releases": []}, "no config has a limit"
+    tracking.log(tracking.find_run(runs.pipeline, names[-1]) or "", params={"retention": {"keep_runs": 2}})
+    listed = retention.prune(tmp_path, cluster, {}, delete=False)
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and set(server.objects[collection]) == {*names}
+    assert len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, delete=False)["runs"]) == 1
+    retention.prune(tmp_path, cluster, {}, delete=True)
+    assert set(server.objects[collection]) == {*names[2:]}
+    assert [runs.places(name) - {"folder"} for name in names[:2]] == [set(), set()]
+    assert all(runs.places(name) == EVERYWHERE for name in names[2:])
 
 
 def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
