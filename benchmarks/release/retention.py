@@ -139,7 +139,7 @@ def main() -> int:
     kept = figures["bytes"] - empty - releases
     bars = [
         bar("bytes of all runs, in bytes of one run", kept / one_run, "runs", MAX_RUNS, text=f"{args.runs} runs"),
-        bar("runs in `rekindle status`", len(figures["left"]), "runs", KEEP_RUNS),
+        bar("runs in `rekindle status`", len(figures["left"]), "runs", MAX_RUNS),
         bar("runs and releases that `rekindle prune` still finds", len(figures["to_prune"]), "", 0),
         bar("rollbacks that succeeded", len(needed["rollbacks"]), "of 2", 2, "more"),
         bar("releases that were trained again with equal bits", sum(needed["equal"].values()), "of 2", 2, "more"),

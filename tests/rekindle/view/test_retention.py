@@ -2,9 +2,9 @@
 
 import json
 import os
-import time
 import uuid
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,9 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_only_one_succeeds(runs: Run
     assert entry and entries.invalidate(runs.store, entry, 60.0)
     assert entries.invalidate(runs.store, entry, 60.0), "a repeated removal"
     assert not entries.claim(runs.store, entry) and entries.find(runs.store, entry.key) is None
-    assert entries.record(runs.store, replace(entry, made=time.time())), "a later result replaces the entry"
+    assert entries.record(runs.store, replace(entry, made=datetime.now(UTC).timestamp())), (
+        "a later result replaces the entry"
+    )
     fresh = entries.read(runs.store, entry.key)
     assert fresh and entries.claim(runs.store, fresh) and not entries.invalidate(runs.store, fresh, 60.0)
 
@@ -361,7 +363,7 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
     old, recent = runs.make(), runs.make()
     files = RunFiles(runs.home, recent)
     status, _ = files.load()
-    status["finishedAt"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    status["finishedAt"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     files.snapshot(status)
     files.close()
     last = runs.make(keep_days=1)

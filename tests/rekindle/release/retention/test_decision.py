@@ -18,7 +18,7 @@ TASKS = ("prepare", "train")
 
 @dataclass
 class World:
-    """What exists: `artifacts` are RUN/TASK, `inputs` maps a release to the releases that its reproduction reads."""
+    """All runs and releases: `artifacts` are RUN/TASK, `inputs` maps a release to the releases that its reproduction reads."""
 
     runs: dict[str, Run]
     releases: dict[tuple[str, int], Release]
