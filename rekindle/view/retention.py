@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,8 @@ def prune(
     with nullcontext() if cluster else _locked(home):
         place = _namespace(cluster) if cluster else _machine(home)
         given = {name: value for name, value in options.items() if value is not None}
+        if "keep_runs" in given:  # also applies to the runs of `rekindle backfill`
+            place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
         for pipeline, limits in place.limits.items():
             unset = limits == NO_LIMITS and not cluster
             defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}

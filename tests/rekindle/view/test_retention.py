@@ -39,12 +39,14 @@ class Runs:
     def __init__(self, home: Path, store: Store, pipeline: str) -> None:
         self.home, self.store, self.pipeline, self.number = home, store, pipeline, 0
 
-    def make(self, phase: str = "Succeeded", pipeline: str = "", uses: str = "", **limits: float) -> str:
+    def make(
+        self, phase: str = "Succeeded", pipeline: str = "", uses: str = "", backfill: str = "", **limits: float
+    ) -> str:
         pipeline, self.number = pipeline or self.pipeline, self.number + 1
         name = f"{self.pipeline}-{self.number:03}"
         files = RunFiles(self.home, name)
         cached = {"prepare": {"task": "prepare", "at": uses}} if uses else {}
-        values = {"cached": json.dumps(cached), "config": json.dumps({"retention": limits})}
+        values = {"cached": json.dumps(cached), "config": json.dumps({"retention": limits}), "backfill": backfill}
         files.create({
             "kind": "Workflow", "metadata": {"name": name, "labels": {"app.kubernetes.io/name": pipeline}},
             "spec": {"entrypoint": "main", "templates": [{"name": "main"}],
@@ -124,6 +126,14 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
     assert retention.prune(runs.home, None, {}, delete=True)["runs"] == listed["runs"]
     assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
     assert retention.prune(runs.home, None, {}, delete=True) == {"runs": [], "releases": []}
+
+
+def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: Runs) -> None:
+    week, other = runs.make(backfill="true"), runs.make()
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(week), runs.places(other)) == (EVERYWHERE, set())
+    assert {row["run"] for row in retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)["runs"]} == {week}
 
 
 def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:

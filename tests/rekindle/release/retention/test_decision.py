@@ -18,7 +18,7 @@ TASKS = ("prepare", "train")
 
 @dataclass
 class World:
-    """All runs and releases: `artifacts` are RUN/TASK, `inputs` maps a release to the releases that its reproduction reads."""
+    """All runs and releases: `artifacts` are RUN/TASK, `inputs` has the releases that a reproduction reads."""
 
     runs: dict[str, Run]
     releases: dict[tuple[str, int], Release]
