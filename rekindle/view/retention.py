@@ -122,6 +122,7 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
             place = _machine(home)
             place.limits = {pipeline: limits}
             plan, source = place.plan([pipeline])
+            plan = removal.at_end(plan)
             names = removal.remove(place.store, plan, place.host, source)
     except (RekindleError, OSError) as error:
         say(f"old runs are not removed: {error}")

@@ -13,6 +13,7 @@ from rekindle.release.retention import listing
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
+MAX_AT_END = 50  # number of runs and releases that the end of one run removes at most: the run must end soon
 COMMIT_S = 300  # time from the creation of a version to the last write of its files
 
 
@@ -37,6 +38,12 @@ class NoHost:
 
     def remove(self, run: str) -> None:
         pass
+
+
+def at_end(removal: Removal) -> Removal:
+    """Return the part of a removal for the end of one run; later runs remove the rest."""
+    releases = removal.releases[:MAX_AT_END]
+    return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
 
 
 def remove(store: Store, removal: Removal, host: Host, source: listing.Source) -> list[str]:

@@ -110,6 +110,14 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
     files.close()
 
 
+def test_the_end_of_one_run_removes_a_limited_number_of_runs(runs: Runs) -> None:
+    names = [runs.make() for _ in range(removal.MAX_AT_END + 2)]
+    last = runs.make(keep_runs=1)
+    for left in (2, 0):
+        retention.end_of_run(runs.home, runs.workflow(last))
+        assert len([name for name in names if runs.places(name)]) == left
+
+
 def test_without_limits_the_end_of_a_run_removes_nothing(runs: Runs) -> None:
     names = [runs.make() for _ in range(3)]
     retention.end_of_run(runs.home, runs.workflow(names[-1]))
