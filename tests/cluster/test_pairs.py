@@ -24,7 +24,6 @@ SETTINGS = [
     f"name={NAME}",
     "data.source=simulate://7?cards=150&terminals=300&days=70",
     "train.workers=1",
-    "train.validation=0",
     "gate={minimum: {auc: 0.01}, tolerance: 0.2, confidence: 0.6}",
     "serve.keep_releases=30",
 ]
