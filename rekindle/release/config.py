@@ -152,3 +152,18 @@ class DriftConfig(Section):
         default=False, description="on a cluster: start the scheduled pipeline of the model if it drifted"
     )
     min_days_between: float = Field(default=7.0, ge=0, description="minimum days between the starts of two trainings")
+
+
+class RetentionConfig(Section):
+    """Limits of the runs and releases of a pipeline, which the end of each run applies; without a limit, all stay."""
+
+    keep_runs: int | None = Field(default=None, ge=1, description="number of ended runs to keep (empty: all)")
+    keep_days: float | None = Field(
+        default=None, gt=0, description="number of days to keep a run after its end (empty: without limit)"
+    )
+    keep_releases: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of releases to keep of each model, in addition to the champion and the releases that "
+        "`rekindle rollback` can go back to (empty: all)",
+    )

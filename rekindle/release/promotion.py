@@ -155,6 +155,13 @@ def retained_deployments(name: str, version: str, keep: int) -> list[str]:
     )
 
 
+def versions_in_use(store: Store, name: str) -> set[str]:
+    """Return the version that was promoted last, and the versions of a rollback in progress."""
+    state = _read(store, _key(name))[0]
+    rollback = _parse_rollback(state)
+    return {state.get("version", ""), *((rollback.version, rollback.champion) if rollback else ())} - {""}
+
+
 def retry(call: Callable[[], T], deadline: float) -> T:
     """Return `call()`, repeated while the object store or MLflow are unavailable, until `deadline` (monotonic)."""
     while True:

@@ -4,14 +4,15 @@ statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (se
 comment says otherwise. A step must wait at every status except the last, and end there with the outcome of the story.
 """
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from argolocal.language.selector import evaluate_conditions
 from tests.kinds import kinds
-from tests.rekindle.blocks.schema import SCHEMAS
 
-STATUSES = SCHEMAS.parent / "statuses"
+STATUSES = Path(__file__).parent / "statuses"
 GOOD = {"succeeded", "lost", "tolerated", "rollout"}  # all other stories end with a failure
 STORIES = {
     (file.stem, name): statuses

@@ -106,7 +106,8 @@ def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) 
         return pod | {"containers": [{"name": "main", "securityContext": hardened}]}
     pod["initContainers"] = [{"name": "init"}]
     pod["containers"] = [{"name": "wait"}, {**main, "name": "main"}]
-    for where, patches in json.loads(template.get("podSpecPatch") or "{}").items():
-        for patch in patches:
-            next(container for container in pod[where] if container["name"] == patch["name"]).update(patch)
-    return pod
+    patch = json.loads(template.get("podSpecPatch") or "{}")
+    for where in ("initContainers", "containers"):
+        for fields in patch.pop(where, []):
+            next(container for container in pod[where] if container["name"] == fields["name"]).update(fields)
+    return pod | patch

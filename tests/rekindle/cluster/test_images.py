@@ -1,14 +1,22 @@
 """`rekindle images build`: the builder's arguments, and the messages; builders are scripts on the PATH."""
 
+import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from rekindle.project import create
+from tests.commands import BIN, ROOT
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 DIGEST = "sha256:" + "d1" * 32
@@ -128,3 +136,76 @@ def test_a_failed_build_prints_no_image(builders: Builders):
     done = builders.add("buildah", BUILDAH)("train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "ended with 3" in done.stderr
+
+
+DOCKERFILE = (ROOT / "images/Dockerfile").read_text()
+TORCH = "torch==2.13.0+cpu --hash=sha256:" + "c0" * 32
+
+
+def requirements(folder: Path, torch: str) -> list[str]:
+    """Run the commands of the Dockerfile that write requirements.txt; return one line per requirement."""
+    stage = DOCKERFILE.partition(" AS requirements")[2].partition("FROM ")[0]
+    extras = re.findall(r'^ARG EXTRAS="(.+)"', stage, re.MULTILINE)[0]
+    for name in ("pyproject.toml", "uv.lock"):
+        (folder / name).write_text((ROOT / name).read_text())
+    commands = re.findall(r"^RUN ((?:.*\\\n)*.*)", stage, re.MULTILINE)[1:]  # the first one installs uv
+    environment = {"EXTRAS": extras, "TORCH": torch, "PATH": f"{BIN}:/usr/bin:/bin", "HOME": os.environ["HOME"]}
+    for command in commands:
+        text = re.sub(r"(?<=[ >])/(?=[a-z]+\.txt)", f"{folder}/", command)
+        subprocess.run(["sh", "-ec", text], env=environment, cwd=folder, check=True)
+    return re.findall(r"^[a-z].*", (folder / "requirements.txt").read_text().replace("\\\n", ""), re.MULTILINE)
+
+
+@pytest.mark.parametrize("torch", ["", TORCH])
+def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(tmp_path: Path, torch: str) -> None:
+    lines = requirements(tmp_path, torch)
+    assert len(lines) > 30 and [line for line in lines if "--hash=sha256:" not in line] == []
+    assert any(line == TORCH for line in lines) == bool(torch)
+    assert len([line for line in lines if line.startswith("torch==")]) == 1
+    assert any(line.startswith("nvidia-") for line in lines) != bool(torch)
+    assert {"sympy", "numpy", "boto3"} <= {line.partition("==")[0] for line in lines}
+
+
+def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
+    """The command of the Dockerfile, on two real indexes with different files of the same version."""
+    hashes = [_add_package(tmp_path / name, content=name) for name in ("first", "second")]
+    (install,) = re.findall(r"/venv/bin/pip (install .*) --requirement \S+", DOCKERFILE)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    environment = {
+        "PIP_INDEX_URL": f"{url}/first",
+        "PIP_EXTRA_INDEX_URL": f"{url}/second",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+
+    def installed(*lines: str) -> str:
+        (tmp_path / "requirements.txt").write_text("\n".join(lines))
+        target = ["--target", str(tmp_path / "site"), "--upgrade", "--requirement", str(tmp_path / "requirements.txt")]
+        command = [BIN / "python", "-m", "pip", *shlex.split(install), *target]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.stderr if done.returncode else (tmp_path / "site/pkg.py").read_text()
+
+    try:
+        for name, digest in zip(("first", "second"), hashes, strict=True):
+            assert installed(f"pkg==1.0 --hash=sha256:{digest}") == name
+        assert "DO NOT MATCH" in installed(f"pkg==1.0 --hash=sha256:{'0' * 64}")
+        assert "pkg==1.0 --hash=sha256:" in installed("pkg==1.0")  # pip refuses, and prints the missing hash
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _add_package(index: Path, content: str) -> str:
+    """Add pkg 1.0 to a package index in a folder; return the hash of its file."""
+    (index / "pkg").mkdir(parents=True)
+    wheel = index / "pkg/pkg-1.0-py3-none-any.whl"
+    info = "pkg-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("pkg.py", content)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pkg\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", f"pkg.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (index / "pkg/index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
+    return digest

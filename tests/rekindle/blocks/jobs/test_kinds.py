@@ -1,7 +1,5 @@
 """The API server accepts objects of every kind, also their pods in a namespace with PodSecurity `restricted`."""
 
-import json
-
 import pytest
 
 from rekindle.blocks.jobs.kubeflow import Replica, training_job
@@ -10,16 +8,15 @@ from rekindle.blocks.volume import CACHE
 from rekindle.cache import folder
 from rekindle.errors import ConfigError
 from tests.kinds import kinds, pod_specs
-from tests.rekindle.blocks.schema import SCHEMAS, wrong
+from tests.schema import schema_of, wrong
 
 KINDS = kinds()
 SPOT = {"preemptible": {"capacity": "spot"}}
-CUSTOM = sorted(file.stem.replace("-", "/") for file in SCHEMAS.glob("*.json"))
 
 
-@pytest.mark.parametrize("kind", CUSTOM)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_api_server_knows_every_field_of_the_rendered_objects(kind: str) -> None:
-    schema = json.loads((SCHEMAS / f"{kind.replace('/', '-')}.json").read_text())
+    schema = schema_of(KINDS[kind].manifest)
     everything = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
     for cluster in ({}, everything):
         assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []

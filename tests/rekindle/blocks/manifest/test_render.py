@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from argolocal.language.yaml_text import parse_one
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import Kind, check_golden, manifest_sha256, order_keys, render_manifest, to_yaml
 
@@ -149,3 +150,9 @@ PLAIN = st.recursive(
 def test_any_text_survives_a_round_trip_through_yaml(values: dict[str, Any]) -> None:
     assert yaml.safe_load(to_yaml(values)) == values
     assert order_keys(values) == values
+
+
+@pytest.mark.parametrize("text", ["1e-05", "0o7", ".5", "y", "N", "on", "1_000", "1:30", "2024-01-01", "~"])
+def test_kubernetes_reads_a_text_of_the_manifest_as_a_text(text: str) -> None:
+    values = {"value": text, "values": [text, 8, 1e-05, -1.5, True]}
+    assert parse_one(to_yaml(values), "it") == values

@@ -16,7 +16,6 @@ from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, deployment, dis
 from rekindle.blocks.serving.service import service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, ServeConfig
-from tests.rekindle.blocks.schema import SCHEMAS
 
 MANIFEST = render_manifest(load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config)
 
@@ -54,7 +53,7 @@ def test_a_rollout_succeeds_when_the_new_pods_are_ready(name: str, document: Any
 
 def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> None:
     """Argo evaluates the conditions immediately, maybe before the controller has observed the new Deployment."""
-    story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
+    story = yaml.safe_load((Path(__file__).parents[1] / "statuses/Deployment.yaml").read_text())
     seen = [story["failed"][-1], *story["rollout"]]  # the end of the old rollout, then the new one
     assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [
         False,
