@@ -115,7 +115,7 @@ class Inputs:
         self.origin, self.store, self.source = origin, store, source
         self.start = str(origin.model.get("start", ""))
         self.releases: dict[str, tracking.Release] = {}
-        if self.start:
+        if self.start.startswith("releases/"):  # and not another training of the run
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
         champion = origin.run["champion"]
         release = tracking.find_version(origin.name, champion) if champion else None

@@ -24,7 +24,7 @@ from rekindle.view.reproduce.findings import (
     environment_findings,
     machine_findings,
 )
-from rekindle.view.reproduce.reproduction import config_of_training, run_parameters
+from rekindle.view.reproduce.reproduction import Inputs, config_of_training, run_parameters
 
 STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
 
@@ -186,6 +186,13 @@ def test_a_moving_window_ends_when_the_run_was_created(make_origin: Callable[...
     values = run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
     created = "2026-11-02T03:00:00Z" if reads_time else ""
     assert values == {"scheduled-time": created, "rows": "7", "backfill": "true"}
+
+
+def test_a_training_may_start_from_another_training_of_its_run(s3: Store, make_origin: Callable[..., Origin]) -> None:
+    starts = ("releases/base/1f", "shop-4k2xp/train-base/model")
+    origins = [make_origin(model={"start": start}, run={"champion": ""}) for start in starts]
+    [missing_release], from_run = ([*Inputs(origin, s3, "").findings()] for origin in origins)
+    assert missing_release.fatal and "releases/base/1f" in missing_release.text and not from_run
 
 
 def test_of_a_sweep_only_the_released_trial_is_trained(make_origin: Callable[..., Origin]) -> None:
