@@ -149,7 +149,11 @@ def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) 
 def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_path: Path) -> None:
     with project(tmp_path) as typed:
         edit(typed.folder / "pipelines/nightly.py", "        model = blocks.train(data)", APPROVAL)
-        edit(typed.folder / "pipelines/nightly.py", "from rekindle", "from hera.workflows import Suspend, Task\nfrom rekindle")
+        edit(
+            typed.folder / "pipelines/nightly.py",
+            "from rekindle",
+            "from hera.workflows import Suspend, Task\nfrom rekindle",
+        )
         step = typed.folder / "steps/shop.py"
         step.write_text("import os\n" + step.read_text())
         line = next(line for line in step.read_text().splitlines() if "genfromtxt" in line)
