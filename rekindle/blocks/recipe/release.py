@@ -66,7 +66,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
     values = {"name": inputs.get("name") or resolve(evaluation, "name"), "image": image}
     values |= {"image_digest": image.partition("@")[2] or "not pinned"}
     values |= resolve_missing(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
-    values |= {"champion": resolve(evaluation, "champion", ""), "source_digest": _source_digest(evaluation)}
+    values |= {"source_digest": _source_digest(evaluation), "champion": resolve(evaluation, "champion", "")}
     values |= {"parameters": "{{workflow.parameters.json}}", "created": "{{workflow.creationTimestamp}}"}
     values |= {name: parameter(name) for name in RELEASED} | inputs
     return step("steps.release", task=task, inputs=values).follow(evaluation)

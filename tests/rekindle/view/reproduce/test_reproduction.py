@@ -161,7 +161,9 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
         assert typed("rekindle put data s3://rekindle/raw && rekindle put data s3://rekindle/raw-copy").returncode == 0
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(release, typed, "shop", "--set data.source=s3://rekindle/raw")
-            until("the approval", lambda: run.done() or typed("rekindle resume").returncode == 0)
+            until(
+                "the approval", lambda: run.done() or typed("rekindle resume $(ls $REKINDLE_HOME/runs)").returncode == 0
+            )
             run.result()
         move(typed, tmp_path / "clone")
         typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
