@@ -1,5 +1,7 @@
 """The sections `serve:` and `drift:` of a config, and the settings of a server."""
 
+import re
+
 from pydantic import Field, model_validator
 
 from rekindle.sections import Section
@@ -7,6 +9,8 @@ from rekindle.step import StepInputs
 
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
+HOST = re.compile(r"(?=.{1,253}$)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+TOKENS = "REKINDLE_TOKEN"  # environment variable with the tokens that a server accepts, and key in their Secret
 VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
 
 
@@ -97,6 +101,19 @@ class ServeConfig(Limits):
         default=2, ge=1, description="minimum number of servers; with 1, the service is down while its node is drained"
     )
     max_replicas: int = Field(default=4, ge=1, description="maximum number of servers")
+    host: str = Field(
+        default="",
+        description="DNS name of the model for clients outside of the cluster, by an HTTPRoute of `gateway` or an Ingress",
+    )
+    gateway: str = Field(default="", description="Gateway of the HTTPRoute, as NAME or NAMESPACE/NAME (empty: Ingress)")
+    ingress_class: str = Field(default="", description="class of the Ingress (empty: the cluster's default class)")
+    tls_secret: str = Field(default="", description="Secret with the certificate of the Ingress (empty: no TLS)")
+    annotations: dict[str, str] = Field(
+        default_factory=dict, description="annotations of the HTTPRoute or Ingress, such as of an authentication proxy"
+    )
+    token: bool = Field(
+        default=False, description="clients must send `Authorization: Bearer` with a token of the Secret rekindle-token"
+    )
     keep_releases: int = Field(
         default=3, ge=1, description="number of earlier releases whose Deployments are kept for `rekindle rollback`"
     )
@@ -122,6 +139,29 @@ class ServeConfig(Limits):
             raise ValueError(
                 f"min_replicas is {self.min_replicas}: it must be at most max_replicas ({self.max_replicas}). "
                 "Lower it, or raise serve.max_replicas"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validate_host(self) -> "ServeConfig":
+        if self.host and not HOST.fullmatch(self.host):
+            raise ValueError(
+                f'host is "{self.host}": it must be a DNS name in lower case without scheme, port, path and '
+                "wildcard, such as models.example.com"
+            )
+        for name in ("gateway", "ingress_class", "tls_secret", "annotations"):
+            if getattr(self, name) and not self.host:
+                raise ValueError(f"{name} has no effect without host: set serve.host to the DNS name of the model")
+        for name in ("ingress_class", "tls_secret"):
+            if self.gateway and getattr(self, name):
+                raise ValueError(
+                    f"{name} belongs to an Ingress, but gateway is set: remove one. The listener of a Gateway has the "
+                    "certificate"
+                )
+        if self.host and self.canary and self.canary.gateway not in ("", self.gateway):
+            raise ValueError(
+                f'gateway is "{self.gateway}": it must be "{self.canary.gateway}" like canary.gateway, because one '
+                "HTTPRoute has the host and splits the traffic. Set serve.gateway"
             )
         return self
 
