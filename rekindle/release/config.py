@@ -103,9 +103,9 @@ class ServeConfig(Limits):
     max_replicas: int = Field(default=4, ge=1, description="maximum number of servers")
     host: str = Field(
         default="",
-        description="DNS name of the model for clients outside of the cluster, by an HTTPRoute of `gateway` or an Ingress",
+        description="DNS name of the model outside of the cluster, by an HTTPRoute of `gateway` or an Ingress",
     )
-    gateway: str = Field(default="", description="Gateway of the HTTPRoute, as NAME or NAMESPACE/NAME (empty: Ingress)")
+    gateway: str = Field(default="", description="Gateway of the HTTPRoute: NAME or NAMESPACE/NAME (empty: Ingress)")
     ingress_class: str = Field(default="", description="class of the Ingress (empty: the cluster's default class)")
     tls_secret: str = Field(default="", description="Secret with the certificate of the Ingress (empty: no TLS)")
     annotations: dict[str, str] = Field(
