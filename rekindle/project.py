@@ -191,13 +191,17 @@ def describe(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         message = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}"
-    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
-    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} .."
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {text}."
+        return f"{error.filename}:{error.lineno}: {_one_line(error, message)}."
     frames = _own_frames(error)
     frame = next((frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1])
+    text = _one_line(error, message or frame.line or "")  # such as `assert` without a text
     return f"{frame.filename}:{frame.lineno}: {text}.{_nearest_name(error, frame.filename)}"
+
+
+def _one_line(error: Exception, message: str) -> str:
+    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} .."
 
 
 def _nearest_name(error: Exception, file: str) -> str:

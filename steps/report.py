@@ -63,7 +63,8 @@ def run(inputs: Inputs) -> Outputs:
     lines = reasons(inputs.failures)
     is_single_training, prefixes, costs = len(inputs.ledgers) == 1, list[str](), dict[str, float]()
     tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}  # WORKFLOW/TASK/checkpoints/ledger
-    tariffs = training_tariffs(inputs.manifest, tasks)
+    recorded = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
+    tariffs = training_tariffs(recorded, tasks)
     for task, ledger in tasks.items():
         if summary := training_summary(ledger):
             prefixes.append("" if is_single_training else f"{task}/")
@@ -71,6 +72,8 @@ def run(inputs: Inputs) -> Outputs:
             costs |= {} if cost is None else {task: cost}
             if lines and summary.state == "failed":
                 lines.insert(0, f"training: {summary.message}" if is_single_training else f"{task}: {summary.message}")
+    if sweep := inputs.config.get("sweep"):
+        log_trial_costs(run_id, inputs.workflow, sweep, recorded)
     if lines:
         failures = "\n".join(line[:FAILURE_LENGTH] for line in lines[:MAX_FAILURES])
         tracking.log(run_id, tags={"rekindle.failures": failures})
@@ -136,16 +139,37 @@ def training_summary(ledger: str) -> "Summary | None":
     return summary if summary.intervals else None
 
 
-def training_tariffs(manifest: str, tasks: Iterable[str]) -> "dict[str, Tariff]":
+def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[str, Tariff]":
     """Return the prices and pods of the trainings, from the recorded manifest; {} if it has no prices."""
     from rekindle.training.cost import tariff
 
     try:
-        recorded = json.loads(unpack(manifest)) if manifest else {}
-        return tariff.tariffs(recorded, tariff.prices_of(recorded), tasks) if recorded else {}
+        return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks) if manifest else {}
     except RekindleError as error:
         sys.stderr.write(f"the costs of the training are not recorded: {error}\n")
         return {}
+
+
+def log_trial_costs(run_id: str, workflow: str, sweep: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Log the total cost of the trials of a sweep as metrics `cost/`. Errors do not fail the run."""
+    from rekindle import tracking
+    from rekindle.storage import Store
+    from rekindle.training.cost import tariff
+    from rekindle.training.search.config import Sweep
+    from rekindle.training.search.costs import total_amounts, trial_bills
+    from rekindle.training.search.study import FOLDER, Study
+
+    try:
+        if not (prices := tariff.trial_tariff(manifest, tariff.prices_of(manifest))):
+            return
+        study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
+        study.read()
+        amounts = total_amounts(trial_bills(study, prices).values())
+    except RekindleError as error:
+        sys.stderr.write(f"the costs of the trials are not recorded: {error}\n")
+        return
+    metrics = {f"cost/{name}": value for name, value in amounts.items()}
+    tracking.log(run_id, metrics=metrics, tags={"rekindle.currency": prices.prices.currency})
 
 
 def log(run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tariff | None") -> float | None:

@@ -2,12 +2,15 @@
 
     python -m benchmarks.search.halving --source transactions.parquet
     python -m benchmarks.search.halving --source transactions.parquet --trials 9 --set train.epochs=6
+    python -m benchmarks.search.halving --source transactions.parquet --only-halving --set train.epochs=12
 
 One sweep uses halving, the other trains every trial to the end; both choose their trials at random, with the same seed.
+`--only-halving` omits the second sweep: it measures the overhead of a sweep with longer trials.
 The test weeks (2018-07-04 to 07-31) served to choose the shape and rates of the handbook's model. By default a trial is
 short: it trains for three epochs on data from 2018-06-01 on. Nothing is released.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -32,7 +35,8 @@ SHORT = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"
 SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
 NOISE = 0.005  # usual difference of the ap of four test weeks between two seeds
 STEPS = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
-OUTSIDE_S, PAUSE_S = 15.0, 2.0  # limits: 2 % of the time of trials that train for ten minutes each
+SHARE = 0.02  # maximum time of the pods outside of trainings, as a share of the time of the trainings
+PAUSE_S = 2.0
 
 
 def run_sweep(
@@ -47,45 +51,58 @@ def run_sweep(
     return run, study
 
 
-def measure(source: str, home: str, sets: list[str], parallel: int, trial_count: int) -> list[Bar]:
-    """Run the sweeps with and without halving, and return the figures that compare them."""
-    halved, study = run_sweep(source, home, sets, parallel, trial_count, 3)
-    whole, whole_study = run_sweep(source, home, sets, parallel, trial_count, 1)
+def training_seconds(study: Study) -> float:
+    """Return the time of all trainings of a sweep, in seconds."""
+    return 3600 * study.hours()
+
+
+def overhead(source: str, home: str, sets: list[str], halved: dict[str, Any], study: Study) -> list[Bar]:
+    """Return the figures of a sweep with halving: its overhead, and its model compared with the default settings."""
     default = pipeline(source, home, [*SHORT, *sets], last_day="2018-07-31", test_weeks=4)
+    nodes = RunFiles(Path(home), halved["workflow"]).load()[0]["nodes"].values()
+    trial_pods = [node for node in nodes if node["type"] == "Pod" and node["templateName"] == "trial"]
+    pods = sum(timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods)
+    seconds = training_seconds(study)
+    text = f"{pods - seconds:.1f} s of {len(trial_pods)} pods beside {seconds:.0f} s of trainings"
+    ap = {name: run["metrics"]["ap"] for name, run in (("chosen", halved), ("default", default))}
+    print({name: f"ap {value:.4f}" for name, value in ap.items()})
+    return [
+        bar("ap of the chosen trial minus ap with default settings", ap["chosen"] - ap["default"], "", -NOISE, "more"),
+        bar("time of the pods outside of trainings, as a share", (pods - seconds) / seconds, "", SHARE, text=text),
+    ]
+
+
+def comparison(study: Study, whole_study: Study) -> list[Bar]:
+    """Return the figures that compare a sweep with halving with a sweep without it."""
     trials, all_trials, chosen = study.trials(), whole_study.trials(), study.winner().number
     order = sorted((t for t in all_trials if t.value is not None), key=lambda t: (t.value or 9e9, t.number))
     full = {t.number: t.value or 9e9 for t in order}
     steps = sum(t.steps for t in trials) / sum(t.steps for t in all_trials)
     same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
-    seconds, whole_seconds = (3600 * s.hours() for s in (study, whole_study))
-    nodes = RunFiles(Path(home), halved["workflow"]).load()[0]["nodes"].values()
-    trial_pods = [node for node in nodes if node["type"] == "Pod" and node["templateName"] == "trial"]
-    pods = sum(timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods)
+    seconds, whole_seconds = training_seconds(study), training_seconds(whole_study)
     pauses = sum(len(trial.values) for trial in trials)
     losses = {"best": order[0].number, "chosen": chosen, "median": order[len(order) // 2].number, "default": 0}
     print({name: f"trial {number}: loss {full[number]:.5f}" for name, number in losses.items()})
-    ap = {name: run["metrics"]["ap"] for name, run in (("best", whole), ("chosen", halved), ("default", default))}
-    print({name: f"ap {value:.4f}" for name, value in ap.items()})
     print(f"{seconds:.0f} s of trainings with halving, {whole_seconds:.0f} s without")
+    pause = (seconds - steps * whole_seconds) / pauses
+    excess = full[chosen] / full[order[0].number] - 1
     return [
         bar("rank of the trial that halving chooses among all trials", [t.number for t in order].index(chosen) + 1, ""),
-        bar(
-            "relative excess of the loss of this trial over the best loss",
-            full[chosen] / full[order[0].number] - 1,
-            "",
-            0.01,
-        ),
+        bar("relative excess of the loss of this trial over the best loss", excess, "", 0.01),
         bar("steps with halving, as a share of the steps without halving", steps, "", STEPS),
-        bar("ap of the chosen trial minus ap with default settings", ap["chosen"] - ap["default"], "", -NOISE, "more"),
         bar("1 if a trial has other weights with pauses than without, else 0", int(not same), "", 0),
-        bar("time of the pods outside of trainings (imports, decisions, waiting)", pods - seconds, "s", OUTSIDE_S),
-        bar(
-            "cost of a pause of a trial, without training steps",
-            (seconds - steps * whole_seconds) / pauses,
-            "s",
-            PAUSE_S,
-        ),
+        bar("cost of a pause of a trial, without training steps", pause, "s", PAUSE_S),
     ]
+
+
+def measure(source: str, home: str, options: argparse.Namespace) -> list[Bar]:
+    """Run the sweeps, and return their figures."""
+    sizes = options.parallel, options.trials
+    halved, study = run_sweep(source, home, options.sets, *sizes, 3)
+    bars = overhead(source, home, options.sets, halved, study)
+    if options.only_halving:
+        return bars
+    return [*bars, *comparison(study, run_sweep(source, home, options.sets, *sizes, 1)[1])]
 
 
 def main() -> int:
@@ -93,11 +110,12 @@ def main() -> int:
     command.add_argument("--source", required=True, help="file, folder or s3:// URI of the published transactions")
     command.add_argument("--trials", type=int, default=27, help="number of trials of each sweep")
     command.add_argument("--parallel", type=int, default=2, help="number of pods that train at the same time")
+    command.add_argument("--only-halving", action="store_true", help="omit the sweep without halving")
     command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP)
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as home:
         try:
-            bars = measure(options.source, home, options.sets, options.parallel, options.trials)
+            bars = measure(options.source, home, options)
         finally:
             subprocess.run([*REKINDLE, "down"], env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.DEVNULL)
     return report(bars, as_json=options.json)

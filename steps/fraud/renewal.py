@@ -15,6 +15,7 @@ from rekindle.errors import DataError
 from rekindle.workload import Refreshed, dataset_facts
 from steps.fraud.config import Data
 from steps.fraud.data import source, state
+from steps.fraud.data.boosting import write_arrays
 from steps.fraud.data.checks import check
 from steps.fraud.data.features import Floats, tables
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, utc
@@ -46,7 +47,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     facts = {"features": list(current.features), "train_end": until, "label_delay_days": current.label_delay_days}
     digest = json.loads((release / "state/state.json").read_text())["digest"]
     state.write(out / "state", kept, table, current.trees, facts | {"digest": digest})
-    np.savez(out / "state" / state.TRAINED, allow_pickle=False, **state.load_trained(release / "state"))
+    write_arrays(out / "state" / state.TRAINED, state.load_trained(release / "state"))
     newest = later[-SAMPLE:]
     columns = zip(newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True)
     instances = [

@@ -1,6 +1,6 @@
 """Fixtures of the tests that need a cluster, in their own namespace.
 
-    export REKINDLE_TEST_IMAGE=registry.example.com/rekindle:0.1 REKINDLE_TEST_S3=http://minio.example.com:9000 ...
+    export REKINDLE_TEST_IMAGE=example.com/rekindle@sha256:... REKINDLE_TEST_S3=http://minio.example.com:9000 ...
     make test-cluster
 
 `namespace.NEEDED` lists the environment variables to set.

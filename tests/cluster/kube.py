@@ -7,6 +7,8 @@ import json
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -56,6 +58,17 @@ class Kube:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
         self("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+
+    @contextmanager
+    def forward(self, service: str, port: int) -> Iterator[str]:
+        """Forward a port of this machine to a Service; yields its address."""
+        command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{service}", f":{port}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
+            assert forward.stdout
+            try:  # Forwarding from 127.0.0.1:43210 -> 8080
+                yield "http://" + forward.stdout.readline().split()[2]
+            finally:
+                forward.terminate()
 
     def scale(self, deployment: str, replicas: int) -> None:
         self("scale", "deployment", deployment, f"--replicas={replicas}")

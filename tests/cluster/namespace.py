@@ -20,7 +20,7 @@ from tests.cluster.outage import proxy
 from tests.cluster.run import Namespace, rekindle
 
 NEEDED = {
-    "REKINDLE_TEST_IMAGE": "the image `train`, as the cluster pulls it",
+    "REKINDLE_TEST_IMAGE": "the image `train` of this clone with its digest, as the cluster pulls it",
     "REKINDLE_TEST_MLFLOW_IMAGE": "the image `mlflow`",
     "REKINDLE_TEST_S3": "an S3 endpoint that pods and this machine reach",
     "AWS_ACCESS_KEY_ID": "the key of that endpoint",
@@ -34,6 +34,7 @@ def create_namespace() -> Iterator[Namespace]:
     missing = [f"{name} ({description})" for name, description in NEEDED.items() if not os.environ.get(name)]
     assert not missing, f"set {', '.join(missing)}"
     image, endpoint = os.environ["REKINDLE_TEST_IMAGE"], os.environ["REKINDLE_TEST_S3"]
+    assert "@sha256:" in image, f"REKINDLE_TEST_IMAGE is {image}: name its digest, which the cache needs"
     kube = Kube(f"rekindle-test-{uuid.uuid4().hex[:6]}")
     keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
     store = Store(kube.namespace, endpoint, *keys)

@@ -1,11 +1,12 @@
 """One workflow of a config on the cluster, observed through its ledger.
 
-run = Run.submit(namespace, SMALL); run.wait_for_step(20); ...; assert run.wait_for_end() == "Succeeded"
+run = Run.submit(namespace, *SMALL); run.wait_for_step(20); ...; assert run.wait_for_end() == "Succeeded"
 """
 
 import json
+import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.waiting import until
 DEMO = ROOT / "configs/demo.yaml"
 ENDS = ("Succeeded", "Failed", "Error")
 PODS = ("prepare", "train", "evaluate", "release", "serve", "verify", "coordinator", "report")
+SMALL = ["data.source=simulate://7?cards=150&terminals=300&days=70", "train.steps=20", "gate.minimum={auc: 0.01}"]
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,31 @@ class Namespace:
         settings = [f"cluster.image={self.image}", f"serve.port={self.port}", *small, *more]
         return [flag for setting in settings for flag in ("--set", setting)]
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which a command on this machine reads the object store of the pods."""
+        keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        return {"S3_BUCKET": self.store.bucket, "S3_ENDPOINT_URL": os.environ["REKINDLE_TEST_S3"], **keys}
+
 
 def _memory(pod: str) -> str:
     return "512Mi" if pod in ("coordinator", "report") else "2Gi"
 
 
-def rekindle(*args: str, cwd: Path = ROOT, timeout: float = 900, **environment: str) -> str:
-    """Run `rekindle`; returns its stdout. Fails with its output if it fails."""
-    import os
-
+def rekindle(
+    *args: str, cwd: Path = ROOT, timeout: float = 900, code: int = 0, variables: Mapping[str, str] = {}
+) -> str:
+    """Run `rekindle`; returns its stdout. Fails with its output if it does not end with the exit code `code`."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
     done = subprocess.run(
         [str(BIN / "rekindle"), *args],
         cwd=cwd,
-        env=inherited | environment,
+        env=inherited | dict(variables),
         capture_output=True,
         text=True,
         timeout=timeout,
     )
-    assert done.returncode == 0, f"rekindle {' '.join(args)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, f"rekindle {' '.join(args)}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -69,9 +77,12 @@ class Run:
     name: str
 
     @classmethod
-    def submit(cls, namespace: Namespace, *sets: str, config: Path = DEMO) -> "Run":
-        flags = ["--namespace", namespace.kube.namespace, *namespace.sets(sets), "--yes", "--no-cache", "-o", "json"]
-        return cls(namespace, json.loads(rekindle("submit", str(config), *flags))["workflow"])
+    def submit(cls, namespace: Namespace, *sets: str, config: Path = DEMO, use_cache: bool = False) -> "Run":
+        flags = ["--namespace", namespace.kube.namespace, *namespace.sets(sets), "--yes", "-o", "json"]
+        flags += [] if use_cache else ["--no-cache"]
+        return cls(
+            namespace, json.loads(rekindle("submit", str(config), *flags, variables=namespace.variables))["workflow"]
+        )
 
     def workflow(self) -> Object:
         workflow = self.namespace.kube.get("workflow", self.name)
@@ -93,6 +104,10 @@ class Run:
         nodes = self.workflow().get("status", {}).get("nodes", {}).values()
         pods = [n for n in nodes if n.get("templateName") == template and n["type"] == "Pod"]
         return sorted(pods, key=lambda node: node["startedAt"] or "")
+
+    def pods(self, step: str = "") -> list[str]:
+        """Return the names of all pods of a step, including the pods of its job and deleted pods."""
+        return [record.name for record in self.namespace.watch.find(f"{self.name}-{step}")]
 
     def wait_for_pod(self, template: str, seconds: float = 300) -> str:
         """Wait for the running pod of a step; returns its name."""
@@ -168,6 +183,6 @@ def _final_phase(workflow: Object) -> str:
 def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
     """Run the same config with the same settings on this machine; returns the JSON of `rekindle run`."""
     try:
-        return json.loads(rekindle("run", str(config), *sets, "-o", "json", REKINDLE_HOME=str(home)))
+        return json.loads(rekindle("run", str(config), *sets, "-o", "json", variables={"REKINDLE_HOME": str(home)}))
     finally:
-        rekindle("down", REKINDLE_HOME=str(home))
+        rekindle("down", variables={"REKINDLE_HOME": str(home)})

@@ -1,11 +1,7 @@
 """The demo on a real cluster, from `submit` to a serving model with the same bits as on this machine."""
 
 import json
-import os
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -23,28 +19,9 @@ def demo(namespace: Namespace) -> Run:
     return run
 
 
-@contextmanager
-def forward_port(namespace: Namespace) -> Iterator[str]:
-    """Forward a port to the model's Service; yields its address on this machine."""
-    command = [
-        "kubectl",
-        "--namespace",
-        namespace.kube.namespace,
-        "port-forward",
-        f"service/{MODEL}",
-        f":{namespace.port}",
-    ]
-    with Popen(command, stdout=PIPE, text=True) as forward:
-        assert forward.stdout
-        try:  # Forwarding from 127.0.0.1:43210 -> 8080
-            yield "http://" + forward.stdout.readline().split()[2]
-        finally:
-            forward.terminate()
-
-
 def predict(namespace: Namespace) -> dict[str, Any]:
     """Return the prediction of the serving model for its example, with the sha256 of its weights."""
-    with forward_port(namespace) as address:
+    with namespace.kube.forward(MODEL, namespace.port) as address:
         with urllib.request.urlopen(f"{address}/v1/models/demo/example") as answer:
             body = answer.read()
         request = urllib.request.Request(
@@ -106,15 +83,8 @@ def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
     assert other.wait_for_end() == "Succeeded"
     assert other.outputs()["verdict"] == "release"
     assert predict(namespace)["sha256"] == other.sha256() != demo.sha256()
-    service = kube.get("service", "mlflow")
-    assert service
-    answer = rekindle(
-        *("rollback", MODEL, "--namespace", kube.namespace, "-o", "json"),
-        MLFLOW_TRACKING_URI=f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}",
-        S3_BUCKET=namespace.store.bucket,
-        S3_ENDPOINT_URL=os.environ["REKINDLE_TEST_S3"],
-        AWS_ACCESS_KEY_ID=os.environ["AWS_ACCESS_KEY_ID"],
-        AWS_SECRET_ACCESS_KEY=os.environ["AWS_SECRET_ACCESS_KEY"],
-    )
+    with kube.forward("mlflow", 5000) as address:  # MLflow admits 127.0.0.1, but not its ClusterIP
+        variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
+        answer = rekindle("rollback", MODEL, "--namespace", kube.namespace, "-o", "json", variables=variables)
     assert json.loads(answer)["version"] == "1"
     assert predict(namespace)["sha256"] == demo.sha256()

@@ -18,15 +18,17 @@ def local_sha256s(
     """Train on this machine; returns the sha256 of the models of these tasks."""
     try:
         flags = [*namespace.sets(settings), "-o", "json"]
-        name = json.loads(rekindle("run", str(config), *flags, REKINDLE_HOME=str(home)))["workflow"]
+        name = json.loads(rekindle("run", str(config), *flags, variables={"REKINDLE_HOME": str(home)}))["workflow"]
         shas = []
         for task in tasks:
             target = home / f"{task}.json"
-            rekindle("get", name, f"{task}/model/model.json", "--to", str(target), REKINDLE_HOME=str(home))
+            rekindle(
+                "get", name, f"{task}/model/model.json", "--to", str(target), variables={"REKINDLE_HOME": str(home)}
+            )
             shas.append(json.loads(target.read_text())["sha256"])
         return shas
     finally:
-        rekindle("down", REKINDLE_HOME=str(home))
+        rekindle("down", variables={"REKINDLE_HOME": str(home)})
 
 
 def cluster_sha256s(run: Run, tasks: tuple[str, ...]) -> list[str]:

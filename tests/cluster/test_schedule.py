@@ -1,20 +1,14 @@
 """A schedule starts runs, and never two at the same time."""
 
 from tests.cluster.kube import seconds
-from tests.cluster.run import DEMO, Namespace, Run, rekindle
+from tests.cluster.run import DEMO, SMALL, Namespace, Run, rekindle
 from tests.waiting import until
 
-SMALL = [
-    "name=weekly",
-    "data.source=simulate://7?cards=150&terminals=300&days=70",
-    "train.steps=20",
-    "gate.minimum={auc: 0.01}",
-    "schedule.cron=* * * * *",
-]
+WEEKLY = [*SMALL, "name=weekly", "schedule.cron=* * * * *"]
 
 
 def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
-    flags = [str(DEMO), "--namespace", namespace.kube.namespace, *namespace.sets(SMALL)]
+    flags = [str(DEMO), "--namespace", namespace.kube.namespace, *namespace.sets(WEEKLY)]
     rekindle("schedule", *flags)
     try:
         label = "workflows.argoproj.io/cron-workflow=weekly"
@@ -33,3 +27,8 @@ def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
     end = runs[0].workflow()["status"]["finishedAt"]
     assert seconds(end) <= seconds(second["metadata"]["creationTimestamp"])
     assert [run.outputs()["verdict"] for run in runs] == ["release", "same"]
+    assert runs[0].sha256() == runs[1].sha256()
+    assert [bool(run.pods("train-transformer-master")) for run in runs] == [
+        True,
+        False,
+    ]  # the second run knows the model

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow import MlflowClient
 
 from rekindle import tracking
 from rekindle.storage import Store
@@ -49,7 +50,9 @@ def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
     assert "no runs" in typed("rekindle status").stdout
 
 
-def test_the_best_trial_is_released_without_another_training(project_shell: Shell, s3: Store) -> None:
+def test_the_best_trial_is_released_without_another_training(
+    project_shell: Shell, s3: Store, mlflow_server: str
+) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
     shutil.copy(ROOT / "template/prices.yaml", project_shell.folder)
     done = project_shell(f"rekindle sweep configs/search.yaml --set name={name} -o json")
@@ -71,6 +74,8 @@ def test_the_best_trial_is_released_without_another_training(project_shell: Shel
     assert parent and child and tracking.tags_of(child)["mlflow.parentRunId"] == parent
     assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
+    logged = MlflowClient(tracking_uri=mlflow_server).get_run(parent).data.metrics
+    assert logged["cost/total"] == pytest.approx(sum(cost["total"] for cost in costs), abs=1e-8)
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
     title, *lines, empty, costs_line = shown.stdout.splitlines()
     assert len(lines) == 5 and lines[0].startswith(str(best["trial"]))

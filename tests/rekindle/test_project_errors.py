@@ -100,6 +100,13 @@ def test_a_long_multiline_text_becomes_one_line_with_the_location() -> None:
     assert "test_project_errors.py:" in text
 
 
+def test_an_assertion_without_a_text_shows_its_line() -> None:
+    try:
+        raise AssertionError
+    except AssertionError as error:
+        assert str(as_error(error)).endswith("AssertionError: raise AssertionError.")
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a project that consists of a pipelines folder."""

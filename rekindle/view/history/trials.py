@@ -13,18 +13,15 @@ from argolocal.state.journal import RunFiles
 from rekindle import project
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
-from rekindle.keys import LEDGER
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 from rekindle.training.cost import tariff as tariffs
-from rekindle.training.cost.bill import amount, charge, money
+from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import Tariff
-from rekindle.training.ledger.accounting import summarize
-from rekindle.training.ledger.events import read
-from rekindle.training.ledger.report import Summary
 from rekindle.training.search import report
 from rekindle.training.search.config import Sweep
+from rekindle.training.search.costs import total_amounts, trial_bills
 from rekindle.training.search.study import FOLDER, Study
 
 Trials = dict[str, Any]
@@ -74,17 +71,13 @@ def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trial
     result = {"trials": rows, "hours": study.hours(), "untried": untried}
     if not tariff:
         return result | {"table": [*report.table(study), *untried]}
-    bills = {trial.number: charge(_summary(study, trial.number), tariff) for trial in study.trials()}
+    bills = trial_bills(study, tariff)
     costs = {number: bill.total for number, bill in bills.items()}
     words = f"All trials cost {money(sum(costs.values()), tariff.prices.currency)}"
-    if losses := sum(bill.losses for bill in bills.values()):
+    if losses := total_amounts(bills.values()).get("losses"):
         words += f", {amount(losses)} of it for losses"
     trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
     return result | {"trials": trials, "table": [*report.table(study, costs), *untried, "", f"{words}."]}
-
-
-def _summary(study: Study, trial: int) -> Summary:
-    return summarize(read(study.store, f"{study.checkpoints(trial)}/{LEDGER.rpartition('/')[2]}"))
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ def cluster_champion(cluster: Cluster, model: str) -> Champion:
 
 def _tracked_version(model: str) -> str:
     from rekindle import tracking
+    from rekindle.mlflow_api import RETRIES
 
+    os.environ.setdefault(RETRIES, "1")  # a plan is complete without the champion
     release = tracking.champion(model)
     return release.version if release else ""

@@ -19,7 +19,6 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.release.origin import Origin, read
 from rekindle.storage import Store
-from rekindle.view.outcome import NOT_RELEASED
 from rekindle.view.reproduce import findings as checks
 from rekindle.view.reproduce.checkout import check_out
 from rekindle.view.reproduce.comparison import Comparison, compare
@@ -27,7 +26,6 @@ from rekindle.view.reproduce.findings import Finding
 from rekindle.view.reproduce.workspace import Workspace, temporary_workspace
 
 MAX_DIFF_LINES = 60
-SUCCESS_EXIT_CODES = (0, NOT_RELEASED)  # exit codes of a run that trained a model
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,11 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
     unless `request.ignore_errors`. Raises ConfigError, RekindleError.
     """
     local = LocalCluster(home)
+    if not home.exists() and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ConfigError(
+            f"no release of {request.model} is known: {home} does not exist, and MLFLOW_TRACKING_URI is not set. Run "
+            "the command in the project of the release, or set the addresses of the services that have the release."
+        )
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
     store = Store.from_env()
     origin = read(store, request.model, request.version)
@@ -135,10 +138,10 @@ def render(workspace: Workspace, folder: Path, origin: Origin, *sets: str) -> Ma
     """Render the release's config in the project of the commit. Raises ConfigError."""
     file = workspace.folder / "config.yaml"
     file.write_text(yaml.safe_dump(origin.config, sort_keys=False))
-    process = workspace.rekindle(folder, "render", str(file), *(f"--set={setting}" for setting in sets))
-    if process.returncode:
-        raise ConfigError("the config of the release cannot be rendered by the project of the commit.")
-    return yaml.safe_load(process.stdout)
+    try:
+        return yaml.safe_load(workspace.rekindle(folder, "render", str(file), *(f"--set={item}" for item in sets)))
+    except RekindleError as error:
+        raise ConfigError(f"the project of the commit cannot render the config of the release: {error}") from error
 
 
 def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
@@ -169,10 +172,8 @@ def train(workspace: Workspace, folder: Path, origin: Origin, source: str, user_
     file = workspace.folder / "manifest.json"
     file.write_text(json.dumps(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
-    process = workspace.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
-    if process.returncode not in SUCCESS_EXIT_CODES:
-        raise RekindleError(f"the run ended with exit code {process.returncode}, so the weights were not compared.")
-    return json.loads(process.stdout)["workflow"]
+    output = workspace.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
+    return json.loads(output)["workflow"]
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:

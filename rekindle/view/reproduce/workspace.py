@@ -6,6 +6,7 @@ folder's home end with their records.
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
 from rekindle.storage import Store
+from rekindle.view.outcome import NOT_RELEASED
 
 VARIABLE_PREFIXES = (
     "REKINDLE_",
@@ -35,6 +37,7 @@ VARIABLES = ("NOTIFY_URL", "PYTHONPATH")
 KEPT_VARIABLES = (CACHE,)  # variables that the commands of the workspace inherit
 # removed twice, because processes that end at the same time may still write
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
+SUCCESS_EXIT_CODES = (0, NOT_RELEASED)
 ENGINE_PACKAGES = ("rekindle", "argolocal")  # packages that the project's repository may contain
 
 
@@ -60,16 +63,30 @@ class Workspace:
         has_engine = all((self.checkout / name / "__init__.py").is_file() for name in ENGINE_PACKAGES)
         return {"PYTHONPATH": str(self.checkout)} if has_engine else {}
 
-    def rekindle(
-        self, folder: Path, *arguments: str, output: Any = subprocess.PIPE
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run a command of Rekindle in the project `folder`; its stderr is that of this process, with which it ends."""
+    def rekindle(self, folder: Path, *arguments: str) -> str:
+        """Return the output of a command of Rekindle in the project `folder`, which ends with this process.
+
+        The lines of its stderr appear on the stderr of this process, except the summary of a run that succeeds, which
+        names the folder's own services. Raises RekindleError if the command fails.
+        """
         environment = self._clean_environment() | self.python_path | {"REKINDLE_HOME": str(self.home)}
-        parent = os.getpid()
-        return subprocess.run(
-            python("-m", "rekindle", *arguments), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-            stdout=output, text=True, preexec_fn=lambda: die_with_parent(parent),
-        )  # fmt: skip
+        parent, summary = os.getpid(), list[str]()
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                python("-m", "rekindle", *arguments), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: die_with_parent(parent),
+            )  # fmt: skip
+            assert process.stderr
+            for line in process.stderr:
+                if summary or not line.strip():
+                    summary.append(line)
+                else:
+                    sys.stderr.write(line)
+            if process.wait() not in SUCCESS_EXIT_CODES:
+                sys.stderr.writelines(line for line in summary if not line.startswith("resume "))
+                raise RekindleError(f"`rekindle {arguments[0]}` ended with exit code {process.returncode}.")
+            output.seek(0)
+            return output.read()
 
     def use_images(self, config: Mapping[str, Any], manifest: Mapping[str, Any], user_home: Path) -> None:
         """Let the images of the run contain the code of the commit, with the interpreters that the user has set."""

@@ -5,10 +5,12 @@ history of the card. Trees are too certain about the rows that they were fitted 
 too much. So training rows are scored by trees of other cards (cross-fitting), and later rows by trees of all cards.
 """
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,14 +60,22 @@ class Trees:
 
     def save(self, path: Path) -> None:
         """Write the trees to a file."""
-        with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **{name.name: getattr(self, name.name) for name in fields(self)})
+        write_arrays(path, vars(self))
 
     @classmethod
     def load(cls, path: Path) -> "Trees":
         """Read the trees from a file that `save` wrote. Raises OSError, ValueError or KeyError."""
         with np.load(path) as arrays:
-            return cls(**{name.name: arrays[name.name] for name in fields(cls)})
+            return cls(**{name: arrays[name] for name in (field.name for field in fields(cls))})
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a file for `numpy.load`; unlike the file of `numpy.savez`, its bytes do not depend on Python's version."""
+    with ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.save(content, array, allow_pickle=False)
+            archive.writestr(ZipInfo(f"{name}.npy"), content.getvalue())
 
 
 class Sample:

@@ -1,12 +1,13 @@
 """Trees give the same scores in the step and in the server, and training rows are scored by trees of other cards."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rekindle.errors import DataError
-from steps.fraud.data.boosting import BOOSTED, Sample, Trees
+from steps.fraud.data.boosting import BOOSTED, Sample, Trees, write_arrays
 from steps.fraud.data.schema import UNKNOWN
 from steps.fraud.data.sequences import Rows
 from steps.fraud.ranking import average_precision
@@ -33,6 +34,13 @@ def test_trees_in_the_server_and_in_the_step_prepare_give_the_same_bits(tmp_path
     later = np.zeros(len(table), bool)
     assert np.array_equal(trees.score(table), boosting.score(table, cards, later))
     assert np.array_equal(trees.score(table[5:6]), trees.score(table)[5:6])
+
+
+def test_a_file_of_arrays_has_the_same_bytes_with_every_version_of_python(tmp_path: Path) -> None:
+    # the file of numpy.savez differs between Python 3.11.2 and 3.11.7, so a release would not be reproduced
+    write_arrays(tmp_path / "arrays.npz", {"a": np.arange(3)})
+    digest = "2acc146760e6948ed5d2737c7d20e1f47fdc375ef79be3f1d7440e703bebe5cb"  # of Python 3.11.2 and of 3.11.7
+    assert sha256((tmp_path / "arrays.npz").read_bytes()).hexdigest() == digest
 
 
 def test_training_rows_are_scored_by_trees_of_other_cards() -> None:

@@ -1,0 +1,80 @@
+"""Releases of this repository's configs, reproduced from another clone: equal weights, and the time.
+
+    python -m benchmarks.commands.reproduce
+    python -m benchmarks.commands.reproduce configs/handbook.yaml --set data.source=transactions.parquet --set train.epochs=1
+
+The model of each config is trained and released in one clone of this repository, which is then deleted. `rekindle
+reproduce` trains it again in another clone, with the same home for the released files. Only committed changes are
+measured.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.bars import Bar, bar, parser, report
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+ROOT = Path(__file__).parents[2]
+CONFIGS = ["configs/demo.yaml", "configs/digits.yaml", "configs/language.yaml"]
+
+
+def rekindle(folder: Path, home: Path, *arguments: str) -> dict[str, Any]:
+    """Return the output of a command in `folder`. Raises SystemExit if it fails."""
+    environment = {**os.environ, "REKINDLE_HOME": str(home)}
+    command = [REKINDLE, *arguments, "-o", "json"]
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 3) or not done.stdout:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
+    """Release the model of a config, and reproduce it in another clone."""
+    name = yaml.safe_load((ROOT / config).read_text())["name"]
+    home, first, second = base / f"home-{name}", base / f"{name}-first", base / f"{name}-second"
+    for clone in (first, second):
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    try:
+        settings = [f"serve.port={port}", *sets]
+        started = time.monotonic()
+        run = rekindle(first, home, "run", config, *(f"--set={setting}" for setting in settings))
+        trained = time.monotonic()
+        if run["verdict"] != "release":
+            raise SystemExit(f"{config}: the verdict is {run['verdict']}: {run['reason']}")
+        shutil.rmtree(first)
+        result = rekindle(second, home, "reproduce", name)
+        seconds, whole = time.monotonic() - trained, trained - started
+    finally:
+        rekindle_down = {**os.environ, "REKINDLE_HOME": str(home)}
+        subprocess.run([REKINDLE, "down"], env=rekindle_down, stdout=subprocess.DEVNULL)
+    text = result["difference"] or "; ".join(finding["text"] for finding in result["findings"])
+    return [
+        bar(f"{name}: 1 if the weights differ, else 0", int(not result["equal"]), "", 0, text=text),
+        bar(f"{name}: time of the reproduction, relative to the run with its release", seconds / whole, "x"),
+    ]
+
+
+def main() -> int:
+    command = parser(__doc__)
+    command.add_argument("configs", nargs="*", default=CONFIGS, help="configs in this repository")
+    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="setting of a config")
+    options = command.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path.home()) as base:
+        bars = [line for config in options.configs for line in measure(Path(base), config, options.sets)]
+    return report(bars, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
