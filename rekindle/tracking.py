@@ -20,8 +20,11 @@ from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
+BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version: prefix of its files, sha256 of its weights
+REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
+PROMOTED_BY = "rekindle.promoted_by"  # tag of a promoted model version: the MLflow run that promoted it last
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the served version, and the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -43,6 +46,7 @@ class Release:
     sha256: str
     deployment: str = ""  # name of its Deployment; empty until the version is promoted
     run_id: str = field(default="", compare=False)
+    promoted_by: str = field(default="", compare=False)  # MLflow run that promoted it last
 
 
 @dataclass(frozen=True)
@@ -235,19 +239,24 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
     search = {"filter": f"name = '{name}' and tags.`{URI}` = '{uri}'"}
     versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions")
     tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
-    if versions:
-        version = min(versions, key=lambda version: int(version["version"]))
-    else:
-        content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
-        version = _post("model-versions/create", content)["model_version"]
+    for existing in sorted(versions or [], key=lambda version: int(version["version"])):
+        if REMOVED not in _mapping(existing.get("tags")):
+            _set_alias(name, CANDIDATE, existing["version"])  # from now on, retention keeps the version
+            found = _get("model-versions/get", "model_version", name=name, version=existing["version"])
+            if found and REMOVED not in _mapping(found.get("tags")):
+                return _release(found)
+    content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
+    version = _post("model-versions/create", content)["model_version"]
     _set_alias(name, CANDIDATE, version["version"])
     return _release(version)
 
 
-def promote(name: str, version: str, deployment: str) -> None:
-    """Give version `version` of `name` the alias `champion`, and record that `deployment` serves it."""
+def promote(name: str, version: str, deployment: str, run_id: str = "") -> None:
+    """Give version `version` of `name` the alias `champion`; record its Deployment, and the run that promotes it."""
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
+    if run_id:
+        _post("model-versions/set-tag", {"name": name, "version": version, "key": PROMOTED_BY, "value": run_id})
 
 
 def record_deployment(name: str, version: str, deployment: str) -> None:
@@ -269,7 +278,8 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 def _release(version: dict[str, Any]) -> Release:
     tags = _mapping(version.get("tags"))
     try:
-        return Release(version["version"], tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""))
+        facts = tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""), tags.get(PROMOTED_BY, "")
+        return Release(version["version"], *facts)
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}: only versions that '

@@ -4,14 +4,15 @@
         --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
 
 The step reads errors, latencies and predictions of both models from /metrics of their servers. If the candidate does
-worse, the step succeeds with the result `taken back: REASON`, and the pipeline rolls the candidate back. A repeated
-step watches the same share again. docs/serving.md describes the comparison and the traffic that it needs.
+worse, the step succeeds with the result `taken back: REASON`, and the pipeline rolls the candidate back. If the
+champion changes, the canary ends, and the pipeline evaluates the candidate again. A repeated step watches the same
+share again. docs/serving.md describes the comparison and the traffic that it needs.
 """
 
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
-from rekindle.release.config import CanaryConfig
+from rekindle.release.config import CHAMPION_CHANGED, PASSED, CanaryConfig
 
 
 class Inputs(StepInputs):
@@ -23,11 +24,15 @@ class Inputs(StepInputs):
     percent: int = Field(default=0, description="share of the traffic that the candidate gets now, in percent")
     rule: CanaryConfig = Field(description="limits for the candidate: section `serve.canary` of the config")
     servers: int = Field(default=1, ge=1, description="number of pods of the champion")
+    can_repeat: bool = Field(
+        default=False,
+        description="true: the candidate is evaluated again if the champion changes; false: it is rolled back",
+    )
     run_id: str = Field(default="", description="MLflow run for the figures and the result; empty: log nothing")
 
 
 class Outputs(StepOutputs):
-    canary: str = Field(description="`passed`, or `taken back: REASON`")
+    canary: str = Field(description="`passed`, `champion changed`, or `taken back: REASON`")
     percent: int = Field(description="next share of the traffic for the candidate, in percent; 0: the canary has ended")
     replicas: int = Field(description="number of pods of the candidate that get about this share; at least 1")
 
@@ -35,9 +40,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Compare the models at the current share of the traffic, and decide the next share."""
     has_champion = inputs.former and inputs.champion
-    reason = watch(inputs) if has_champion and inputs.percent else ""
-    percent = inputs.rule.after(inputs.percent) if has_champion and not reason else 0
-    outcome = f"taken back: {reason}" if reason else "passed"
+    outcome = watch(inputs) if has_champion and inputs.percent else PASSED
+    percent = inputs.rule.after(inputs.percent) if has_champion and outcome == PASSED else 0
     return Outputs(canary=outcome, percent=percent, replicas=count_pods(percent, inputs.servers))
 
 
@@ -47,19 +51,22 @@ def count_pods(percent: int, servers: int) -> int:
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare the models and log the result. Return the reason to roll the candidate back, or an empty text."""
+    """Compare the models, and log the result. Return the result of the canary."""
     from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary
 
     canary = Canary(inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
-    reason = canary.observe()
+    reason, outcome = canary.observe(), PASSED
     tags = {"rekindle.canary": f"passed with {inputs.percent} % of the requests"}
     if reason:
         reason = f"version {inputs.version} with {inputs.percent} % of the requests, versus {inputs.champion}: {reason}"
+        outcome = f"taken back: {reason}"
         tags = {"rekindle.canary": "taken back", "verdict": "taken back", "reason": reason}
+    if canary.champion_changed and inputs.can_repeat:
+        outcome, tags = CHAMPION_CHANGED, {"rekindle.canary": CHAMPION_CHANGED}
     if inputs.run_id:
         figures = {f"canary.{inputs.percent}.{name}": value for name, value in canary.figures().items()}
         tracking.log(inputs.run_id, metrics=figures, tags=tags)
     say(reason or tags["rekindle.canary"])
-    return reason
+    return outcome

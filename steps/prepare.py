@@ -96,6 +96,7 @@ def run(inputs: Inputs) -> Outputs:
     facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
     facts |= {moving_window.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
+    facts |= {tracking.BACKFILL: "yes"} if inputs.backfill else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
     facts |= {moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {}
     facts |= {moving_window.WINDOW_END_TAG: time.isoformat()} if data.moves else {}

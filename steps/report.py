@@ -7,6 +7,7 @@ summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, 
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -79,6 +80,7 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log(run_id, tags={"rekindle.failures": failures})
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
+    apply_retention(inputs, run_id)
     return Outputs(run_id=run_id, training_costs=costs)
 
 
@@ -98,6 +100,26 @@ def trim_cache(limits: dict[str, Any]) -> None:
         return
     if removed:
         sys.stderr.write(f"removed {len(removed):,} of the oldest cache entries (config section cache)\n")
+
+
+def apply_retention(inputs: Inputs, run_id: str) -> None:
+    """Remove old runs and releases, unless `rekindle run` removes them on this machine. Errors do not fail the run."""
+    from rekindle import tracking
+    from rekindle.release.retention import listing, pod
+    from rekindle.storage import Store
+
+    try:
+        store = Store.from_env().short_retries()
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(store)})
+        if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
+            return
+        promoted = tracking.tags_of(run_id).get("rekindle.promoted", "") if inputs.status == "Succeeded" else ""
+        names = pod.apply(store, inputs.workflow, inputs.config, promoted.rpartition(" ")[0])
+    except RekindleError as error:
+        sys.stderr.write(f"old runs are not removed: {error}\n")
+        return
+    if names:
+        sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:

@@ -6,7 +6,9 @@
 Each row is sent alone and with others, so that a prediction that depends on the other rows of its batch is noticed.
 Predictions must agree within `tolerance`, or to the bit if evaluation and servers predict one instance at a time
 (serve.max_batch: 1) on equal processors. The version becomes the `champion` only if all predictions agree and the
-candidate was evaluated against the current champion. Otherwise the step fails, and the current champion keeps serving.
+candidate was evaluated against the current champion. If a prediction differs, the step fails. If the champion has
+changed, the step returns `promoted: false`, and the pipeline repeats the evaluation. In both cases, the current
+champion keeps serving.
 """
 
 import time
@@ -15,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from rekindle import Artifact, DataError, StepInputs, StepOutputs
+from rekindle.release.config import CHAMPION_CHANGED
 
 if TYPE_CHECKING:
+    from rekindle import Store
     from rekindle.release.compare import Comparison
 
 
@@ -32,7 +36,17 @@ class Inputs(StepInputs):
         default="", description="version of the champion at the time of the evaluation; empty if no champion existed"
     )
     deployment: str = Field(default="", description="Deployment that serves the version")
+    model_uri: str = Field(
+        default="", description="key prefix of the release; its verdict.json becomes the one in the report"
+    )
     promote: bool = Field(default=True, description="true: promote the version now; false: promote it after its canary")
+    canary: str = Field(default="", description="result of the canary; empty: the release has not had a canary")
+    repetitions: int = Field(
+        default=0,
+        ge=0,
+        description="number of times that the evaluation may be repeated because the champion has changed; "
+        "0: a changed champion is an error",
+    )
     keep_releases: int = Field(default=3, ge=1, description="number of earlier releases to keep for a rollback")
     run_id: str = Field(default="", description="MLflow run for the results; empty: log nothing")
     sample: int = Field(default=200, ge=1, description="approximate number of test rows to replay")
@@ -51,6 +65,9 @@ class Outputs(StepOutputs):
     replayed: int = Field(description="number of replayed test rows")
     compared: str = Field(description="precision of the comparison, and maximum size of the server's batches")
     endpoint: str = Field(description="URL of the service")
+    promoted: bool = Field(
+        description="true if the version was promoted; false if the champion has changed, or before the canary"
+    )
     former: str = Field(
         description="Deployment of the previous (or still current) champion; empty if no champion existed"
     )
@@ -63,7 +80,7 @@ def run(inputs: Inputs) -> Outputs:
 
     Raises DataError if a prediction differs, RekindleError if the service does not serve the weights.
     """
-    from rekindle import Store
+    from rekindle import Store, tracking
     from rekindle.errors import say
     from rekindle.release import promotion
     from rekindle.release.client import ModelClient, resolve
@@ -72,14 +89,17 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.watch import drift
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
-    target = inputs.name, inputs.version, inputs.champion, inputs.deployment
+    target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
     if inputs.promote and promotion.superseded(*target):  # its servers may have been deleted
         say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
+        if inputs.run_id:
+            tracking.log(inputs.run_id, tags=promotion_tags(inputs))
         return Outputs(
             max_difference=0,
             replayed=0,
             compared="",
             endpoint=endpoint,
+            promoted=True,
             former="",
             retained=[inputs.deployment],
             expired=[],
@@ -100,36 +120,66 @@ def run(inputs: Inputs) -> Outputs:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
     # retry, because a promotion consists of two changes
     promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)
-    if inputs.promote:
+    if promoted["promoted"]:
         drift.begin(Store.from_env(), inputs.name, inputs.version)
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
     return Outputs(**outputs, compared=compared, **promoted)
 
 
 def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if requested. Return the names of the previous, retained and expired Deployments.
+    """Promote the version if requested. Return the result, and the previous, retained and expired Deployments.
 
-    Raises ChampionChanged if another version has become the champion.
+    Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """
     from rekindle import Store, tracking
+    from rekindle.errors import say
     from rekindle.release import promotion
 
-    tags = {}
-    if inputs.promote:
-        previous = promotion.promote(Store.from_env(), inputs.name, inputs.version, inputs.champion, inputs.deployment)
-        tags = {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
-    else:
-        champion = tracking.champion(inputs.name)
-        previous = champion.deployment if champion and champion.deployment != inputs.deployment else ""
+    promoted, tags = inputs.promote, {}
+    champion = tracking.champion(inputs.name)
+    former = champion.deployment if champion and champion.deployment != inputs.deployment else ""
+    try:
+        if promoted:
+            former = promote(Store.from_env(), inputs)
+            tags = promotion_tags(inputs)
+    except promotion.ChampionChanged as error:
+        if not inputs.repetitions:
+            raise
+        promoted = False
+        say(f"{error}")
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags=tags)
     kept = inputs.name, inputs.version, inputs.keep_releases
     return {
-        "former": previous,
-        "retained": promotion.retained_deployments(*kept),
-        "expired": promotion.expired_deployments(*kept),
+        "promoted": promoted,
+        "former": former,
+        "retained": promotion.retained_deployments(*kept) if promoted else [inputs.deployment],
+        "expired": promotion.expired_deployments(*kept) if promoted else [],
     }
+
+
+def promotion_tags(inputs: Inputs) -> dict[str, str]:
+    """Return the tags of the MLflow run that promoted the version."""
+    return {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
+
+
+def promote(store: "Store", inputs: Inputs) -> str:
+    """Promote the version, and record the verdict that it is promoted with; return the previous Deployment.
+
+    Raises ChampionChanged.
+    """
+    from rekindle.release import promotion
+
+    if inputs.canary == CHAMPION_CHANGED:
+        raise promotion.ChampionChanged(
+            f"the champion of {inputs.name} changed during the canary of version {inputs.version}, which is not "
+            "promoted. Run the pipeline again."
+        )
+    if inputs.model_uri and (verdict := inputs.report / "verdict.json").exists():
+        store.put(f"{inputs.model_uri.rstrip('/')}/verdict.json", verdict.read_bytes())
+    target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
+    return promotion.promote(store, *target)
 
 
 def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:

@@ -49,7 +49,7 @@ SUBPACKAGES = {
     "rekindle.cache": {"argolocal"},
     "rekindle.training": {"cache", "argolocal"},
     "rekindle.serving": {"release"},
-    "rekindle.release": set(),
+    "rekindle.release": {"cache"},
     "rekindle": set(),
     "pipelines": {"blocks", "release", "training"},
     "steps": {"cache", "release", "serving", "training"},

@@ -32,6 +32,7 @@ EXCEPTIONS = {  # file → (calls, reason)
     "cluster/faults.py": ({"time.time"}, STAMPS),
     "cluster/kube.py": ({"time.time"}, STAMPS),
     "cluster/outage.py": ({"sleep", "time.time"}, FAULTS),
+    "cluster/test_pairs.py": ({"sleep"}, FAULTS),
     "conformance/argo.py": ({"monotonic"}, "a workflow that Argo does not end has a deadline"),
     "conformance/differ.py": ({"monotonic", "sleep"}, f"{FIGURES}, and looks at the cluster once a second"),
     "conformance/examples.py": ({"monotonic"}, FIGURES),

@@ -1,7 +1,7 @@
 """Releases of this repository's configs, reproduced from another clone: equal weights, and the time.
 
     python -m benchmarks.commands.reproduce
-    python -m benchmarks.commands.reproduce configs/handbook.yaml --set data.source=transactions.parquet --set train.epochs=1
+    python -m benchmarks.commands.reproduce configs/handbook.yaml --set data.source=FILE --set train.epochs=1
 
 The model of each config is trained and released in one clone of this repository, which is then deleted. `rekindle
 reproduce` trains it again in another clone, with the same home for the released files. Only committed changes are

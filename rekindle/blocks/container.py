@@ -15,10 +15,9 @@ from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.keys import key, reuse
+from rekindle.keys import TASK, key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
-TASK = "task-name"  # an input of the template; the fields of steps cannot have this name, because it contains a hyphen
 # excludes the exit codes for invalid data, code or configuration (rekindle/errors.py)
 RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
 

@@ -104,6 +104,15 @@ class References:
             value = f"inputs.parameters{self._pass_into(group, tag, match[4] or match[5] or 'result', task)}"
         return value
 
+    def pass_in(self, group: Scope, name: str, value: Any) -> str:
+        """Pass `value`, which is valid in the outer DAG, into a group as the input `name`; return the input's tag."""
+        assert group.outer
+        needed: list[str] = []
+        local = self.localize(group.outer, value, needed)
+        for task in needed:
+            self._let_group_depend_on(group, task)
+        return f"{{{{inputs.parameters{self._pass_into(group, local, name, name)}}}}}"
+
     def _pass_into(self, scope: Scope, value: str, name: str, task: str) -> str:
         """Pass `value` into a group as an input; return the input's name with a leading dot."""
         assert scope.task

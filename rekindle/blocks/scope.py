@@ -11,7 +11,8 @@ from hera.workflows import DAG, Parameter, Task
 from rekindle.blocks.wiring import Block, line
 from rekindle.keys import CACHED, REUSE, cached_name
 
-EXPORTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  # outputs of the whole workflow
+VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
+EXPORTS = ("run_id", "digest", "model_sha256", *VERDICT_OUTPUTS)  # outputs of the whole workflow
 
 
 class Graph(DAG):
@@ -74,11 +75,17 @@ def merge(depends: str | None, names: Iterable[str]) -> str | None:
 
 
 def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
-    """Make an output in EXPORTS an output of the workflow if exactly one task has it."""
+    """Make an output in EXPORTS an output of the workflow if exactly one task has it.
+
+    The verdict of an evaluation that may be repeated is not exported: Argo would export the first, because it exports
+    the outputs of tasks again in the order of the manifest when their DAG ends.
+    """
     tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
-    blocks = [task for task in tasks if isinstance(task, Block)]
+    blocks = [task for task in tasks if isinstance(task, Block) and not task.is_repetition]
     producers = {name: [task for task in blocks if name in task.outputs] for name in EXPORTS}
     for name, [task] in ((name, tasks) for name, tasks in producers.items() if len(tasks) == 1):
+        if task.repetitions and name in VERDICT_OUTPUTS:
+            continue
         template = next(t for t in templates if t.name == getattr(task.template, "name", ""))
         for output in getattr(template, "outputs", None) or ():
             if output.name == name and isinstance(output, Parameter):

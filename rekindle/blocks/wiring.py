@@ -229,6 +229,9 @@ class Block(Task):
     outputs: Outputs
     inputs: dict[str, Any]
     predecessor: "Block | None" = None  # the block whose outputs this block uses
+    origin: tuple[str, str] = ("", "")  # the step that the block runs, and the kind of its pod
+    repetitions: "list[Block]"  # tasks that repeat this block, see `workflow.repeat`
+    is_repetition: bool = False  # True if the task repeats a block or its own DAG
 
     def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""
@@ -259,6 +262,14 @@ def resolve(block: Any, name: str, default: Any = None) -> Any:
         return default
     hint = did_you_mean(name, set(dir(block.outputs)))
     refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
+
+
+def find_provider(block: Block, name: str) -> Block | None:
+    """Return the block with the output `name`: `block`, or the nearest of its predecessors."""
+    current: Block | None = block
+    while current and name not in current.outputs:
+        current = current.predecessor
+    return current
 
 
 def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rekindle.blocks.binding import (
     reject_unknown,
     validate_inputs,
 )
-from rekindle.blocks.container import TASK, as_worker, container, needs_task_name, restrict, retries
+from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.new_data import require_new_data
@@ -31,7 +31,7 @@ from rekindle.blocks.scope import Graph, Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Outputs, Stored, Value, describe, refuse, self_or_cached
 from rekindle.errors import did_you_mean
-from rekindle.keys import CACHED, LEDGER, cached, cached_key, key
+from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
 from rekindle.step import is_artifact, short_name, to_text
 from rekindle.workload import load as load_workload
 
@@ -152,7 +152,19 @@ class Pipeline(References):
         task = Block(name=name, template=template, arguments=arguments or None, **extras)
         check_fields(task)
         task.depends = scope.add_dependencies(name, needed)
-        task.outputs, task.inputs = Outputs(name, {}), {}
+        task.outputs, task.inputs, task.repetitions = Outputs(name, {}), {}, []
+        return task
+
+    def repeat_group(self, judge: Block) -> Block:
+        """Add a task that runs the active group again with the champion of the repeated evaluation `judge`, if its
+        verdict is `release`."""
+        dag = self.scope().dag
+        inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
+        arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
+        arguments |= {"champion": judge.outputs.champion}
+        arguments |= {"repetitions": "{{=asInt(inputs.parameters.repetitions) - 1}}"}
+        task = self.add(self.name("", "next"), dag.name, arguments, {"when": judge.outputs.verdict == "release"})
+        task.depends, task.is_repetition = f"{judge.name}.Succeeded", True
         return task
 
     def reuse(self, task: str) -> dict[str, Any]:
@@ -191,7 +203,9 @@ class Pipeline(References):
             tasks = [
                 task
                 for task in uses
-                if scope.predecessors and getattr(task.template, "name", task.template) == scope.dag.name
+                if scope.predecessors
+                and getattr(task.template, "name", task.template) == scope.dag.name
+                and not (isinstance(task, Block) and task.is_repetition)
             ]
             if len(tasks) > 1 or any(getattr(task, loop) for task in tasks for loop in LOOPS):
                 refuse(
@@ -297,12 +311,19 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
     Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group can use
     outputs of outer tasks. `options` are fields of Hera's DAG.
     """
-    pipeline = current()
-    outer, name = pipeline.scope(), pipeline.name(name or " ", "")
     if mutex:
         options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
+    with nested(current().name(name or " ", ""), when, **options) as task:
+        yield task
+
+
+@contextmanager
+def nested(name: str, when: Any = None, after: Iterable[str] = (), **options: Any) -> Iterator[Block]:
+    """Create the nested DAG of a group whose name is reserved; its task runs after the tasks `after`."""
+    pipeline = current()
+    outer = pipeline.scope()
     dag = Graph(name=pipeline.template_name(name), **options)
-    task = pipeline.add(name, dag, {}, {} if when is None else {"when": when})
+    task = pipeline.add(name, dag, {}, {} if when is None else {"when": when}, after)
     pipeline.scopes[id(dag)] = Scope(dag, outer, task)
     with dag:
         yield task
@@ -362,5 +383,18 @@ def step(
             outputs[field_name] = self_or_cached(value, name, values.get("experiment"))
             pipeline.tags |= dict.fromkeys((path, value.expression), str(outputs[field_name]))
     block.outputs, block.inputs = Outputs(name, outputs), dict(values)
+    block.origin = module, pod
     pipeline.is_tracked |= "run_id" in fields or "run_id" in outputs
     return block
+
+
+def repeat(block: Block, **options: Any) -> Block:
+    """Add a task that runs the step of `block` again with the same inputs; its artifacts replace those of `block`."""
+    module, pod = block.origin
+    repetition = step(module, task=f"{block.name}{AGAIN}", pod=pod, inputs=block.inputs, **options)
+    if needs_task_name(module):
+        arguments: dict[str, Any] = repetition.arguments  # pyright: ignore[reportAssignmentType]
+        arguments[TASK] = block.name
+    repetition.is_repetition = True
+    block.repetitions.append(repetition)
+    return repetition

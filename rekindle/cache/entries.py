@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ READ_THREADS = 8
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
 DAY_S = 86400
+CLAIM_INTERVAL_S = 3600  # a younger claim of an entry is not renewed
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Entry:
     facts: dict[str, Any]  # the key is a hash of these values
     seconds: float  # duration of the step
     made: float = field(default_factory=time.time)  # Unix time of the entry, in seconds
+    # Unix time of the last claim: a run that uses the artifacts may not have started yet
+    used: float = field(default=0.0, compare=False)
 
     @property
     def workflow(self) -> str:
@@ -77,6 +80,40 @@ def entries(store: "Store") -> list[Entry]:
     return Index(store).read()
 
 
+def claim(store: "Store", entry: Entry) -> bool:
+    """Record that a new run uses the artifacts of an entry, so that retention keeps them. Raises StorageError.
+
+    Return False if retention has just removed the entry.
+    """
+    while time.time() - entry.used >= CLAIM_INTERVAL_S:
+        current, etag = _read_with_etag(store, entry.key)
+        if not current or current.at != entry.at or not current.made:
+            return False
+        claimed = json.dumps(asdict(replace(current, used=time.time()))).encode()
+        with suppress(Conflict):  # another run has claimed the entry, or retention has removed it
+            store.put(_object_key(entry.key), claimed, if_match=etag)
+            return True
+        entry = current
+    return True
+
+
+def invalidate(store: "Store", entry: Entry, claim_s: float) -> bool:
+    """Make an entry invalid before its artifacts are removed. Raises StorageError.
+
+    Return False if a run has claimed the entry in the last `claim_s` seconds, so that the artifacts must stay.
+    """
+    current, etag = _read_with_etag(store, entry.key)
+    if not current or current.at != entry.at or not current.made:
+        return True
+    if time.time() - current.used < claim_s:
+        return False
+    try:
+        store.put(_object_key(entry.key), json.dumps(asdict(replace(current, made=0.0))).encode(), if_match=etag)
+    except Conflict:
+        return False
+    return True
+
+
 def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
     """List the entries that `rekindle cache prune` removes, each with the reason."""
     rows = []
@@ -97,10 +134,15 @@ def _object_key(key: str) -> str:
 
 def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
+    return _read_with_etag(store, key)[0]
+
+
+def _read_with_etag(store: "Store", key: str) -> tuple[Entry | None, str]:
     try:
-        return Entry(**json.loads(store.get(_object_key(key))))
+        data, etag = store.get_with_etag(_object_key(key))
+        return Entry(**json.loads(data)), etag
     except (NotFound, ValueError, TypeError):  # the entry is missing, or another version of Rekindle wrote it
-        return None
+        return None, ""
 
 
 def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:
@@ -194,23 +236,36 @@ class Index:
 
 
 class Lookup:
-    """Looks up the entries of `tasks` tasks; for many tasks, with the index. Methods raise StorageError."""
+    """Looks up the entries of `tasks` tasks; for many tasks, with the index. Methods raise StorageError.
 
-    def __init__(self, store: "Store", tasks: int) -> None:
+    `read_only`: nothing is written; the entries are not claimed.
+    """
+
+    def __init__(self, store: "Store", tasks: int, read_only: bool = False) -> None:
         self.store, self.index = store, Index(store) if tasks >= BULK_TASKS else None
+        self.read_only, self.found = read_only, dict[str, Entry]()
         self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # run → RUN/TASK/ARTIFACT → numbers of files and bytes
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
         if not self.index:
-            return find(self.store, key)
-        entry = self.index.find(key)
-        return entry if entry and not reason_invalid(entry, self._size) else None
+            entry = find(self.store, key)
+        elif (entry := self.index.find(key)) and reason_invalid(entry, self._size):
+            return None
+        self.found |= {key: entry} if entry else {}
+        return entry
 
-    def close(self) -> None:
-        """Write the index if it changed."""
+    def close(self) -> bool:
+        """Claim the entries that were found, and write the index if it changed.
+
+        Return False if retention has just removed one of the entries, so that the lookup must be repeated.
+        """
+        if self.read_only:
+            return True
         if self.index:
             self.index.write()
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            return all(pool.map(partial(claim, self.store), self.found.values()))
 
     def _size(self, artifact: str) -> tuple[int, int]:
         run = artifact.partition("/")[0]

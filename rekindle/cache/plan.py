@@ -66,7 +66,7 @@ def look_up(
 ) -> list[CacheResult]:
     """Look up the cached result of each reusable task, in the order of the manifest. Raises StorageError.
 
-    `read_only`: do not update the index of the cache.
+    `read_only`: do not update the index of the cache, and do not claim entries for a new run.
     """
     parameter_values = _parameters(manifest) | dict(parameters)
     cached: dict[str, Any] = json.loads(parameter_values.get(CACHED) or "{}")
@@ -77,7 +77,7 @@ def look_up(
     outputs = {name: _tags(row["task"], row) for name, row in cached.items() if isinstance(row, dict) and row["at"]}
     results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
-    lookup = Lookup(store, len(tasks))
+    lookup = Lookup(store, len(tasks), read_only)
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
         # only the rows and outputs that the task refers to: each expression copies its scope
@@ -96,8 +96,8 @@ def look_up(
             cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
             outputs[cached_name(task["name"])] = _tags(task["name"], entry.outputs)
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
-    if not read_only:
-        lookup.close()
+    if not lookup.close():
+        return look_up(manifest, parameters, store, on_cluster=on_cluster, bucket=bucket)
     return results
 
 

@@ -36,6 +36,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         step_facts
         and options.reuse == "yes"
         and (entry := entries.result_or_none(entries.find, store, key(step_facts)))
+        and entries.result_or_none(entries.claim, store, entry)  # else retention may remove a part of the artifacts
     ):
         try:
             _reuse(store, entry, inputs, targets, task)

@@ -34,29 +34,44 @@ def down(as_json: bool) -> None:
 
 
 @command
-@click.option("--keep-runs", type=click.IntRange(0), default=5, show_default=True,
-              help="Number of runs of each pipeline to keep.")  # fmt: skip
+@click.option("--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep.")
+@click.option("--keep-days", type=click.FloatRange(0), help="Number of days to keep a run after its end.")
+@click.option("--keep-releases", type=click.IntRange(0), help="Number of releases of each model to keep.")
+@cluster_flag
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Remove the runs instead of only listing them.")
-def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
-    """Remove old runs from this machine.
+@click.option("--yes", is_flag=True, help="Remove the runs and releases instead of only listing them.")
+def prune(
+    keep_runs: int | None,
+    keep_days: float | None,
+    keep_releases: int | None,
+    cluster: Cluster | None,
+    as_json: bool,
+    yes: bool,
+) -> None:
+    """Remove old runs and releases.
 
-    Artifacts, checkpoints and logs of these runs are removed too. Unfinished runs, releases and MLflow's records are
-    kept.
+    The limits are the section `retention` in the config of the newest run of each pipeline; an option replaces the
+    limit of this name. Without any limit, five runs of each pipeline are kept on this machine, and all on a cluster.
+    Artifacts, logs, cached results and the record in MLflow are removed with a run. The champion, the releases that
+    `rekindle rollback` can go back to, the MLflow runs of all kept releases, running runs, and artifacts that kept runs
+    reuse always stay. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the services.
 
     Example:
       rekindle prune --keep-runs 3
       rekindle prune --keep-runs 3 --yes
+      rekindle prune --cluster -n models
     """
     from argolocal.view import runs
-    from rekindle.view import artifacts
+    from rekindle.view import retention
 
-    rows = artifacts.find_old_runs(home(), keep_runs)
-    for row in rows if yes else []:
-        artifacts.remove_run(home(), row["run"])
-    total = f"{len(rows)} runs, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
-    text = f"removed {total}" if yes else f"{runs.table(rows)}\n\n--yes removes {total}"
-    print_result(as_json, {"removed": yes, "runs": rows}, text if rows else "nothing to remove")
+    options = {"keep_runs": keep_runs, "keep_days": keep_days, "keep_releases": keep_releases}
+    tables = retention.prune(homes.path() if cluster else home(), cluster, options, delete=yes)
+    rows = [row for table in tables.values() for row in table]
+    counts = ", ".join(f"{len(table)} {name}" for name, table in tables.items())
+    total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+    shown = "\n\n".join(runs.table(table) for table in tables.values() if table)
+    text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"
+    print_result(as_json, {"removed": yes, **tables}, text if rows else "nothing to remove")
 
 
 @commands.group

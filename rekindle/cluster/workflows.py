@@ -32,6 +32,10 @@ MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node ha
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retry finds the object of the first attempt
 
+# Argo's controller reads templates from a cache. A CronWorkflow whose template the cache lacks starts no run until the
+# CronWorkflow changes, or Argo reads it again minutes later; its status does not show this.
+TEMPLATE_DELAY_S = 3.0
+
 
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
     """Return the Workflow to create, with a name, parameters and the hash of the manifest. Raises ConfigError."""
@@ -257,7 +261,10 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
     metadata = metadata | {"annotations": (metadata.get("annotations") or {}) | sha256}
     cron = cron | {"spec": cron["spec"] | {"workflowMetadata": metadata}}
     template = template | {"metadata": template["metadata"] | {"annotations": sha256}}
-    yield from apply(cluster, TEMPLATES, template)
+    changes = list(apply(cluster, TEMPLATES, template))
+    yield from changes
+    if changes[0].endswith(" created"):
+        time.sleep(TEMPLATE_DELAY_S)
     yield from apply(cluster, CRONS, cron)
 
 

@@ -11,6 +11,7 @@ PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
 HOST = re.compile(r"(?=.{1,253}$)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 TOKENS = "REKINDLE_TOKEN"  # environment variable with the tokens that a server accepts, and key in their Secret
+PASSED, CHAMPION_CHANGED = "passed", "champion changed"  # results of a canary; `taken back: REASON` is another
 VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
 
 
@@ -191,3 +192,18 @@ class DriftConfig(Section):
         default=False, description="on a cluster: start the scheduled pipeline of the model if it drifted"
     )
     min_days_between: float = Field(default=7.0, ge=0, description="minimum days between the starts of two trainings")
+
+
+class RetentionConfig(Section):
+    """Limits of the runs and releases of a pipeline, which the end of each run applies; without a limit, all stay."""
+
+    keep_runs: int | None = Field(default=None, ge=1, description="number of ended runs to keep (empty: all)")
+    keep_days: float | None = Field(
+        default=None, gt=0, description="number of days to keep a run after its end (empty: without limit)"
+    )
+    keep_releases: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of releases to keep of each model, in addition to the champion and the releases that "
+        "`rekindle rollback` can go back to (empty: all)",
+    )

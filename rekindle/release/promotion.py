@@ -39,11 +39,11 @@ class Rollback:
     decided: bool = False  # True: the version becomes the champion, and the rollback can only be finished
 
 
-def promote(store: Store, name: str, version: str, champion: str, deployment: str) -> str:
+def promote(store: Store, name: str, version: str, champion: str, deployment: str, run_id: str = "") -> str:
     """Make `version` the champion if the champion is still `champion`; return the previous Deployment if it differs.
 
-    Raises ChampionChanged. Repeating a promotion changes nothing, even after a later promotion. A promotion overrides a
-    rollback that is not decided yet.
+    `run_id`: MLflow run that promotes the version. Raises ChampionChanged. Repeating a promotion changes nothing, even
+    after a later promotion. A promotion overrides a rollback that is not decided yet.
     """
     key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S
     while True:
@@ -52,7 +52,7 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
         if current_champion and current_champion.version == version and current_champion.deployment == deployment:
             return state.get("former", "") if state.get("version") == version else ""
         if (current_version := current_champion.version if current_champion else "") != champion:
-            if superseded(name, version, champion, deployment):
+            if superseded(name, version, champion, deployment, run_id):
                 return ""
             raise ChampionChanged(
                 f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
@@ -63,16 +63,20 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
             current_champion.deployment if current_champion and current_champion.deployment != deployment else ""
         )
         state = {"version": version, "deployment": deployment, "former": previous_deployment, "unfinished": True}
+        state |= {"run_id": run_id} if run_id else {}
         _write(store, key, state, etag)  # after a conflict, the next iteration tries again
 
 
-def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
-    """Return True if `version`, which was compared with `champion`, was the champion and has been replaced."""
+def superseded(name: str, version: str, champion: str, deployment: str, run_id: str = "") -> bool:
+    """Return True if the run `run_id` has promoted `version`, and another version is the champion again."""
     current_champion = tracking.champion(name)
-    if not current_champion or current_champion.version in (champion, version):
+    if not current_champion or current_champion.version == version:
+        return False
+    if current_champion.version == champion and not run_id:  # else a rollback may have restored the champion
         return False
     return any(
-        (release.version, release.deployment) == (version, deployment) for release in tracking.promoted_releases(name)
+        (release.version, release.deployment, release.promoted_by) == (version, deployment, run_id)
+        for release in tracking.promoted_releases(name)
     )
 
 
@@ -151,6 +155,13 @@ def retained_deployments(name: str, version: str, keep: int) -> list[str]:
     )
 
 
+def versions_in_use(store: Store, name: str) -> set[str]:
+    """Return the version that was promoted last, and the versions of a rollback in progress."""
+    state = _read(store, _key(name))[0]
+    rollback = _parse_rollback(state)
+    return {state.get("version", ""), *((rollback.version, rollback.champion) if rollback else ())} - {""}
+
+
 def retry(call: Callable[[], T], deadline: float) -> T:
     """Return `call()`, repeated while the object store or MLflow are unavailable, until `deadline` (monotonic)."""
     while True:
@@ -183,10 +194,10 @@ def _read_finished(store: Store, name: str, version: str = "", deadline: float |
 
 
 def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
-    tracking.promote(name, state["version"], state["deployment"])
+    tracking.promote(name, state["version"], state["deployment"], state.get("run_id", ""))
     if not _write(store, key, state | {"unfinished": False}, etag):
         state, _ = _read(store, key)  # another run has finished the promotion, and a later one may have followed
-        tracking.promote(name, state["version"], state["deployment"])
+        tracking.promote(name, state["version"], state["deployment"], state.get("run_id", ""))
 
 
 def _parse_rollback(state: dict[str, Any]) -> Rollback | None:

@@ -1,15 +1,10 @@
 """Artifacts of runs and input data in the object store of this machine."""
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from argolocal.state.journal import RunFiles
-from argolocal.view import runs as overview
-from argolocal.view.summary import FINISHED
-from rekindle.cache.plan import reused_tasks
 from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
 
@@ -25,38 +20,6 @@ def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
     if not files:
         raise ConfigError(f'the run "{run}" does not have artifacts: `rekindle status` lists the runs.')
     return [{"artifact": name, "files": files[name], "bytes": sizes[name]} for name in files]
-
-
-def find_old_runs(home: Path, keep: int) -> list[dict[str, Any]]:
-    """Return the runs that have ended and are not among the newest `keep` of their pipeline, with their bytes.
-
-    A run is kept if a kept run reuses its outputs. Releases do not need their run: they are copies.
-    """
-    store, finished_counts, rows, reused_runs = LocalCluster(home).store(), Counter[str](), [], set[str]()
-    for name in overview.names(home):  # `names` yields the newest run first
-        workflow = RunFiles(home, name).workflow()
-        labels = workflow["metadata"].get("labels") or {}
-        pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name
-        phase = overview.state(home, name)["phase"]
-        finished_counts[pipeline] += phase in FINISHED
-        if phase not in FINISHED or finished_counts[pipeline] <= keep or name in reused_runs:
-            reused_runs |= {location.partition("/")[0] for location in reused_tasks(workflow).values()}
-        else:
-            files = (path.lstat().st_size for path in RunFiles(home, name).root.rglob("*"))
-            size = sum(files) + sum(entry.size for entry in store.list(f"{name}/"))
-            rows.append({"run": name, "phase": phase, "bytes": size})
-    return rows
-
-
-def remove_run(home: Path, name: str) -> None:
-    """Remove a run from this machine: its artifacts, then its logs and its history. Raises Busy if it is running."""
-    files, store = RunFiles(home, name), LocalCluster(home).store()
-    files.lock()
-    try:
-        store.delete([entry.key for entry in store.list(f"{name}/")])
-        shutil.rmtree(files.root)
-    finally:
-        files.close()
 
 
 def fetch(home: Path, run: str, artifact: str, target: Path) -> None:

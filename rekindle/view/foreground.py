@@ -12,8 +12,10 @@ from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
 from rekindle.local.cluster import LocalCluster
-from rekindle.view import outcome, overview
+from rekindle.view import outcome, overview, retention
 from rekindle.view.progress import LogProgress
+
+SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
 
 
 def run(
@@ -49,6 +51,13 @@ class Pipeline(foreground.Foreground):
     def __init__(self, local: LocalRun) -> None:
         super().__init__(local)
         self.is_rekindle = overview.label(local.workflow, "part-of") == "rekindle"
+
+    def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
+        """Run the workflow, and then remove old runs of the pipeline as its config says."""
+        code = super().run(as_json=as_json, ask=ask, full_status=full_status)
+        if code < SIGNALLED:
+            retention.end_of_run(self.local.cluster.home, self.local.workflow)
+        return code
 
     def begin(self) -> None:
         """Restart the deployments that `rekindle down` stopped: the run may end without a new release."""

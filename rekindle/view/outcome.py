@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ from argolocal.common.wording import duration
 from argolocal.view import summary
 from argolocal.view.summary import Status, lines_of, outputs, timestamp, warnings
 from rekindle.errors import ConfigError
+from rekindle.keys import AGAIN, TASK
 
 NOT_RELEASED = 3
+ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
 VERDICTS = {
     "release": "released",
     "keep": "not released",
@@ -30,11 +33,12 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name.
+    """Return the global outputs of the workflow (globalName), by name, with the results of the only evaluation.
 
     A rolled-back canary, and data that did not change, override the verdict.
     """
-    values = outputs(status)
+    values, evaluations = outputs(status), list(_evaluations(status).values())
+    values |= evaluations[0] if len(evaluations) == 1 else {}
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
@@ -57,15 +61,27 @@ def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, verdict, reason and metrics, and the version of a released model."""
-    rows, versions = [], {release.evaluation: release.version for release in releases(status)}
-    for node in list((status.get("nodes") or {}).values()):
-        values = outputs(node)
-        if node.get("type") == "Pod" and values.get("verdict") in VERDICTS and "metrics" in values:
-            task = node["displayName"].partition("(")[0]
-            facts = {"verdict": values["verdict"], "reason": values.get("reason"), "metrics": metrics(values)}
-            rows.append({"task": task, **facts, "version": versions.get(task)})
+    """Return each evaluation: its task, last verdict, reason and metrics, and the version of a released model."""
+    versions = {release.evaluation: release.version for release in releases(status)}
+    rows = [
+        {"task": task, **row, "metrics": metrics(row), "version": versions.get(task)}
+        for (task, _), row in _evaluations(status).items()
+    ]
     return sorted(rows, key=lambda verdict: verdict["task"])
+
+
+def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
+    """Return verdict, reason and metrics of each evaluation, by task and loop item; a repetition replaces them."""
+    nodes = [node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    # a repetition has a longer name, because it runs in an inner DAG
+    for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
+        values, inputs = outputs(node), outputs({"outputs": node.get("inputs")})
+        if values.get("verdict") in VERDICTS and values.keys() & {"metrics", "champion"}:
+            task, _, item = ATTEMPT.sub("", node["displayName"]).partition("(")
+            row = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
+            rows[inputs.get(TASK) or task.removesuffix(AGAIN), item] = row
+    return rows
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
@@ -125,12 +141,14 @@ class Release:
 
 
 def releases(status: Status) -> list[Release]:
-    """Return the releases of a run."""
-    return [
+    """Return the releases of a run, except those whose evaluation was repeated with another verdict."""
+    last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
+    found = [
         Release(node["displayName"].partition("(")[0], version, _evaluation(node))
         for node in (status.get("nodes") or {}).values()
         if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
     ]
+    return [release for release in found if last_verdicts.get(release.evaluation, "release") == "release"]
 
 
 def _released(node: Mapping[str, Any]) -> str:

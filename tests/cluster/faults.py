@@ -18,6 +18,7 @@ WORKERS = 3
 STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))
 LONG = [
     "data.source=simulate://7?cards=300&terminals=600&days=91",
+    "families=[transformer]",
     f"train.workers={WORKERS}",
     f"train.steps={STEPS}",
     "train.virtual_workers=4",

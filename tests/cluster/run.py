@@ -15,6 +15,7 @@ from rekindle.storage import Store
 from rekindle.training.ledger.accounting import summarize
 from rekindle.training.ledger.events import Event, read
 from rekindle.training.ledger.report import Summary
+from rekindle.view import outcome
 from tests.cluster.kube import Kube, Object, PodRecord, Watch
 from tests.commands import BIN, ROOT
 from tests.waiting import until
@@ -22,7 +23,12 @@ from tests.waiting import until
 DEMO = ROOT / "configs/demo.yaml"
 ENDS = ("Succeeded", "Failed", "Error")
 PODS = ("prepare", "train", "evaluate", "release", "serve", "verify", "coordinator", "report")
-SMALL = ["data.source=simulate://7?cards=150&terminals=300&days=70", "train.steps=20", "gate.minimum={auc: 0.01}"]
+SMALL = [
+    "data.source=simulate://7?cards=150&terminals=300&days=70",
+    "families=[transformer]",
+    "train.steps=20",
+    "gate.minimum={auc: 0.01}",
+]
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,8 @@ class Run:
         return phase if phase == "Succeeded" else f"{phase}: {self.describe()}"
 
     def outputs(self) -> dict[str, str]:
-        """Return the outputs of the workflow."""
-        parameters = self.workflow()["status"].get("outputs", {}).get("parameters", [])
-        return {parameter["name"]: parameter.get("value", "") for parameter in parameters}
+        """Return the outputs of the workflow, with the results of its evaluation."""
+        return outcome.parameters(self.workflow()["status"])
 
     def nodes(self, template: str) -> list[Object]:
         """Return the attempts of a template, in order."""
@@ -160,8 +165,9 @@ class Run:
         return self.namespace.watch.find(self.training_pod(replica))
 
     def sha256(self) -> str:
-        """Return the sha256 of the weights in the object store."""
-        return json.loads(self.namespace.store.get(f"{self.name}/train/model/model.json"))["sha256"]
+        """Return the sha256 of the weights in the object store: of the chosen model, if there are several."""
+        task = "choose" if self.nodes("choose") else "train"
+        return json.loads(self.namespace.store.get(f"{self.name}/{task}/model/model.json"))["sha256"]
 
     def describe(self) -> str:
         """Return the state and logs of the workflow, for the message of a failed test."""

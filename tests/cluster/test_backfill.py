@@ -15,7 +15,7 @@ from tests.commands import BIN, ROOT
 from tests.waiting import until
 
 NAME = "weeks"
-WEEKS = [*SMALL, f"name={NAME}", "families=[transformer]", "data.window=50d", "schedule.cron=0 3 * * 1"]
+WEEKS = [*SMALL, f"name={NAME}", "data.window=50d", "schedule.cron=0 3 * * 1"]
 DAYS = ["--from", "2024-02-26", "--to", "2024-03-17"]  # three Mondays; the source ends on March 10
 LAST, NEXT = "2024-03-11T03:00:00Z", "2024-03-18T03:00:00Z"
 KILLS = 6

@@ -65,7 +65,6 @@ class Project:
         return [
             *SMALL,
             f"name={MODEL}",
-            "families=[transformer]",
             "cluster.pods.train.node_selector={kubernetes.io/os: linux}",
         ]
 

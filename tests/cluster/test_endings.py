@@ -1,9 +1,9 @@
 """A training job ends with its workflow."""
 
-from tests.cluster.run import Namespace, Run, rekindle
+from tests.cluster.run import SMALL, Namespace, Run, rekindle
 from tests.waiting import until
 
-SHORT = ["name=endings", "data.source=simulate://7?cards=150&terminals=300&days=70", "gate.minimum={auc: 0.01}"]
+SHORT = ["name=endings", *SMALL]
 
 
 def _remaining(run: Run) -> list[str]:

@@ -28,7 +28,7 @@ def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
     assert seconds(end) <= seconds(second["metadata"]["creationTimestamp"])
     assert [run.outputs()["verdict"] for run in runs] == ["release", "same"]
     assert runs[0].sha256() == runs[1].sha256()
-    assert [bool(run.pods("train-transformer-master")) for run in runs] == [
+    assert [bool(run.pods("train-master")) for run in runs] == [
         True,
         False,
     ]  # the second run knows the model

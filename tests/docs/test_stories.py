@@ -17,7 +17,8 @@ TRACKING, SURVIVING = ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
 ARGOLOCAL = ROOT / "docs/argolocal.md"
 CACHE, COST, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters"))
-TYPED = {ARGOLOCAL, README, TRACKING, CACHE, COST, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
+AFTER = ROOT / "docs/after-release.md"
+TYPED = {AFTER, ARGOLOCAL, README, TRACKING, CACHE, COST, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 
@@ -51,7 +52,7 @@ def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     (notebook,) = blocks(TRACKING, "python")
     (tmp_path / "notebook.py").write_text(f"{notebook.text}\nprint(model.predict(model.input_example))")
     with shell(tmp_path) as typed:
-        for command in [c for page in (README, SURVIVING, TRACKING, CACHE, COST) for c in typed_by_hand(page)]:
+        for command in [c for page in (README, SURVIVING, TRACKING, CACHE, COST, AFTER) for c in typed_by_hand(page)]:
             done = typed(RECIPES.get(command, command).replace("jupyter lab", "python notebook.py"))
             code = 10 if command.startswith("rekindle plan") else 0
             assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"

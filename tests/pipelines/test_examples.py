@@ -120,4 +120,4 @@ def test_a_model_is_released_after_approval(typed: Any, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     until("the run to end", lambda: file.read_text().strip().endswith("}"), 120, evidence=log.read_text)
     result = json.loads(file.read_text())
-    assert result["verdict"] == "release" and "decide.ship.verify" in finished(result)
+    assert result["verdict"] == "release" and "decide.ship.promote.verify" in finished(result)

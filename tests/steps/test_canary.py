@@ -89,6 +89,8 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
     tracking.promote(name, earlier.version, "older")  # as a rollback during the canary does
     result, _ = run_canary(name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30}))
     assert result.endswith("by now the champion is version 1")
+    result, tags = run_canary(name=name, champion=champion.version, can_repeat=True)
+    assert result == "champion changed" == tags["rekindle.canary"] and "verdict" not in tags
 
 
 def test_a_canary_without_traffic_is_not_promoted(servers: dict[str, Running]) -> None:

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
+from rekindle.release import promotion
 from rekindle.release.client import resolve
-from rekindle.release.compare import read_numerics, read_predictions
+from rekindle.release.compare import Comparison, read_numerics, read_predictions
 from rekindle.release.files import PREDICTIONS, record_predictions
 from rekindle.release.judge import evaluate
 from rekindle.release.watch.scrape import scrape
@@ -269,3 +270,36 @@ def test_a_service_that_never_serves_the_weights_is_an_error(
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
     with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
         verify.run(verify_inputs(liar, report, 0.3))
+
+
+@pytest.fixture
+def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
+    """Inputs for version 3, which was compared with version 1; by now the champion is version 2."""
+    name = f"cards-{uuid4().hex[:6]}"
+    run_id = tracking.start_run(name, name)
+    versions = [
+        tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}).version for n in ("aa", "bb", "cc")
+    ]
+    promotion.promote(s3, name, versions[0], "", f"{name}-1")
+    promotion.promote(s3, name, versions[1], versions[0], f"{name}-2")
+    (tmp_path / "verdict.json").write_text('{"verdict": "release"}')
+    target: dict[str, Any] = {"name": name, "version": versions[2], "champion": versions[0], "deployment": f"{name}-3"}
+    return verify.Inputs(**target, report=tmp_path, model_sha256="cc", run_id=run_id, model_uri=f"releases/{name}/c/")
+
+
+def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
+    changed: verify.Inputs, s3: Store
+) -> None:
+    name, compared = changed.name, Comparison(1e-5)
+    again = changed.model_copy(update={"repetitions": 1})
+    for inputs in (again, again.model_copy(update={"champion": "2", "canary": "champion changed"})):
+        outputs = verify.record(inputs, compared)
+        assert outputs == {"promoted": False, "former": f"{name}-2", "retained": [f"{name}-3"], "expired": []}
+    with pytest.raises(promotion.ChampionChanged, match=r"was compared with version 1, but by now .* version 2"):
+        verify.record(changed, compared)
+    assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)
+    outputs = verify.record(changed.model_copy(update={"champion": "2"}), compared)
+    assert (outputs["promoted"], outputs["former"]) == (True, f"{name}-2")
+    champion = tracking.champion(name)
+    assert champion and champion.version == "3" and tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
+    assert json.loads(s3.get(f"releases/{name}/c/verdict.json")) == {"verdict": "release"}

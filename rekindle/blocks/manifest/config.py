@@ -25,7 +25,7 @@ from rekindle.blocks.settings import DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
-from rekindle.release.config import ServeConfig
+from rekindle.release.config import RetentionConfig, ServeConfig
 from rekindle.sections import Section, Setting, broken_rule, known_keys, settings
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
@@ -86,6 +86,7 @@ class Config(Section):
     schedule: ScheduleConfig = _default_section(ScheduleConfig)
     notify: NotifyConfig = _default_section(NotifyConfig)
     cache: CacheConfig = _default_section(CacheConfig)
+    retention: RetentionConfig = _default_section(RetentionConfig)
     cluster: ClusterConfig = _default_section(ClusterConfig)
 
     @field_validator("notify", mode="before")

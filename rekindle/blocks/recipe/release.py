@@ -20,12 +20,24 @@ from rekindle.blocks.serving.route import http_route, route
 from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.serving.switch import switch
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.blocks.wiring import Block, Condition, Outputs, Value, refuse, resolve, resolve_missing
-from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, group, step
-from rekindle.release.config import PORT, ServeConfig
+from rekindle.blocks.wiring import (
+    Block,
+    Condition,
+    Outputs,
+    Value,
+    find_provider,
+    refuse,
+    resolve,
+    resolve_missing,
+    to_expression,
+)
+from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, group, nested, repeat, step
+from rekindle.release.config import CHAMPION_CHANGED, PASSED, PORT, ServeConfig
 from rekindle.step import load
 
 OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
+RESULTS = ("promoted", "max_difference", "replayed", "former", "retained", "expired")  # outputs of the block `verify`
+MAX_REPETITIONS = 5  # maximum number of repeated evaluations, because the champion has changed again
 
 
 def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
@@ -38,9 +50,14 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     check_workload(values["workload"], **{name: values[name] for name in ("minimum", "maximum") if name in inputs})
     evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)
     evaluation.outputs.metrics.keys = current().metrics
-    arguments: dict[str, Any] = evaluation.arguments  # pyright: ignore[reportAssignmentType]
-    current().part_setters.setdefault("evaluate", []).append(partial(arguments.setdefault, "part", evaluation.name))
+    current().part_setters.setdefault("evaluate", []).append(partial(_set_part, evaluation))
     return evaluation
+
+
+def _set_part(evaluation: Block) -> None:
+    for block in (evaluation, *evaluation.repetitions):
+        arguments: dict[str, Any] = block.arguments  # pyright: ignore[reportAssignmentType]
+        arguments.setdefault("part", evaluation.name)
 
 
 def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
@@ -112,46 +129,92 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     """Replay test rows at the new servers, compare the predictions, promote the model and switch clients to it.
 
     With `serve.canary`, the new servers first get a growing share of the requests, and are verified again before the
-    promotion. Earlier Deployments are scaled to zero and kept for a rollback. New servers that fail are removed.
+    promotion. If the champion has changed since the evaluation, the candidate is evaluated again. Earlier Deployments
+    are scaled to zero and kept for a rollback. New servers that fail, or that are not promoted, are removed.
     """
     pipeline = current()
     serve, server, model = (resolve(deployed, name) for name in ("serve", "server", "name"))
     values = {"name": model, "endpoint": f"http://{server}:{PORT}"}
-    values |= resolve_missing(deployed, inputs, "version", "champion", "model_sha256", "run_id", "report")
+    names = ("version", "champion", "model_sha256", "run_id", "report", "model_uri")
+    values |= resolve_missing(deployed, inputs, *names)
     values |= {
         "deployment": server,
         "keep_releases": serve.keep_releases,
         "wait_seconds": float(serving.STARTUP_SECONDS),
     }
-    promote = {"promote": False} if serve.canary else {}
-    block = step("steps.verify", task=task, inputs=values | promote | inputs, after=[deployed.name]).follow(deployed)
     template = pipeline.container("steps.verify", "verify", False)
     template.retry_strategy = retries(1, RETRY_CONDITION)  # verify has its own timeout
     template.env = [m.EnvVar.model_validate(variable) for variable in token(serve)] or template.env
-    if not serve.canary:
-        return _promote(pipeline, model, serve, server, block, [deployed.name])
-    canary = _canary(pipeline, model, serve, server, block)
-    has_passed = canary.outputs.canary == "passed"
-    _withdraw(pipeline, server, [deployed.name, block.name, canary.name])
-    _unshare(pipeline, model, serve, server, [canary.name], when=~has_passed)
-    pipeline.delete("take-back", OBJECTS, server, [canary.name], when=~has_passed)
-    suffix = block.name.removeprefix("verify") if block.name.startswith("verify") else f"-{block.name}"
-    with group(f"promote{suffix}", when=has_passed) as promotion:
-        second_verification = step("steps.verify", task=f"verify-again{suffix}", inputs=values | inputs).follow(canary)
-        _promote(pipeline, model, serve, server, second_verification, [])
-    pipeline.scope().guarded += [block.name, canary.name, promotion.name]
-    return second_verification
+    suffix = task.removeprefix("verify").removeprefix("-")
+    name = pipeline.name(f"promote-{suffix}" if suffix else "", "promote")
+    with nested(name, after=[deployed.name]) as promotion:
+        fields = _attempt(pipeline, deployed, values | inputs, task)
+    path = f"tasks.{promotion.name}.outputs.parameters"
+    outputs = {field: Value(field, f"{path}.{field}", kind) for field, kind in fields.items()}
+    promotion.outputs = Outputs(promotion.name, outputs)
+    promotion.follow(deployed)
+    _switch(pipeline, model, serve, server, deployed, promotion)
+    return promotion
 
 
-def _canary(pipeline: Pipeline, model: str, serve: Any, server: str, verified: Block) -> Block:
+def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: str) -> dict[str, Any]:
+    """Add the tasks that verify and promote a release to the active group; return the group's outputs and their types.
+
+    If the champion has changed, the evaluation is repeated, and the group calls itself if its verdict is `release`.
+    """
+    scope, serve = pipeline.scope(), resolve(deployed, "serve")
+    judge = _find_judge(deployed)
+    limit = {"champion": values["champion"], "repetitions": str(MAX_REPETITIONS if judge else 0)}
+    values = values | {name: pipeline.pass_in(scope, name, value) for name, value in limit.items()}
+    promote = {"promote": False} if serve.canary else {}
+    first = last = step("steps.verify", task=task, inputs=values | promote).follow(deployed)
+    canary = None
+    if serve.canary:
+        canary = _canary(pipeline, deployed, first, can_repeat=bool(judge))
+        suffix = first.name.removeprefix("verify") if first.name.startswith("verify") else f"-{first.name}"
+        inputs = values | {"canary": canary.outputs.canary}
+        last = step("steps.verify", task=f"verify-again{suffix}", inputs=inputs, when=_is_over(canary)).follow(canary)
+    expressions = {name: getattr(last.outputs, name).expression for name in RESULTS}
+    if judge:
+        again = repeat(judge, when=last.outputs.promoted == False)  # noqa: E712
+        again.depends = f"{last.name}.Succeeded"  # and not if it was skipped
+        following = pipeline.repeat_group(again)
+        is_last = f"{last.outputs.promoted.expression} == 'true' || {again.outputs.verdict.expression} != 'release'"
+        for name, expression in expressions.items():
+            result = to_expression(f"tasks.{following.name}.outputs.parameters.{name}")
+            expressions[name] = f"{is_last} ? {expression} : {result}"
+    if canary:
+        for name, expression in expressions.items():
+            first_result = getattr(first.outputs, name).expression
+            expressions[name] = f"{_is_over(canary).text} ? ({expression}) : {first_result}"
+    scope.dag.outputs = [
+        Parameter(name=name, value_from=m.ValueFrom(expression=expression)) for name, expression in expressions.items()
+    ]
+    return {name: getattr(last.outputs, name).kind for name in RESULTS}
+
+
+def _find_judge(block: Block) -> Block | None:
+    """Return the block whose verdict released a model, or None if it also made the model and cannot judge it again."""
+    judge = find_provider(block, "verdict")
+    return judge if judge and "champion" in judge.outputs and "model" not in judge.outputs else None
+
+
+def _is_over(canary: Block) -> Condition:
+    """Return the condition that a canary was not rolled back."""
+    return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
+
+
+def _canary(pipeline: Pipeline, deployed: Block, verified: Block, can_repeat: bool) -> Block:
     """Increase the candidate's share of the requests while it is as good as the champion. Output: canary."""
+    serve, server, model = (resolve(deployed, name) for name in ("serve", "server", "name"))
     watch = pipeline.container("steps.canary", "canary", False)
     servers = servers_of(model, pipeline.config.cluster, serve)
-    template = canaries.rollout(pipeline.template_name, watch, model, serve, servers)
+    template = canaries.rollout(pipeline.template_name, watch, model, serve, servers, can_repeat)
     values = {name: resolve(verified, name) for name in ("model_uri", "version", "champion", "run_id", "former")}
     name = pipeline.name("", "canary")
     block = pipeline.add(name, template, values | {"server": server, "percent": "0"}).follow(verified)
     block.outputs = Outputs(name, {"canary": Value("canary", f"tasks.{name}.outputs.parameters.canary", str)})
+    _unshare(pipeline, model, serve, server, [name], when=block.outputs.canary != PASSED)
     with at_exit():  # in case the workflow is stopped during the rollout
         _unshare(pipeline, model, serve, "", [], when=FAILED)
     return block
@@ -170,26 +233,24 @@ def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: lis
     pipeline.delete("unshare", "deployment", objects, after, **options)
 
 
-def _promote(pipeline: Pipeline, model: str, serve: Any, server: str, block: Block, earlier_tasks: list[str]) -> Block:
+def _switch(pipeline: Pipeline, model: str, serve: Any, server: str, deployed: Block, promotion: Block) -> None:
     """Add the tasks after a promotion: switch traffic, scale old servers to zero, delete expired and failed servers."""
     champion = pipeline.container("steps.champion", "champion", False)
     template = switch(pipeline.template_name, champion, model, serve)
-    values = {"server": server, "retained": block.outputs.retained}
-    switch_task = pipeline.add(pipeline.name("", "switch"), template, values, after=[block.name])
+    values = {"server": server, "retained": promotion.outputs.retained}
+    switch_task = pipeline.add(pipeline.name("", "switch"), template, values, after=[promotion.name])
     if serve.canary:
         _unshare(pipeline, model, serve, server, [switch_task.name])
-    is_champion = f"'{{{{tasks.{switch_task.name}.outputs.parameters.deployment}}}}' == '{server}'"
-    expired_servers = block.outputs.expired
+    champion_server = f"'{{{{tasks.{switch_task.name}.outputs.parameters.deployment}}}}'"
+    expired_servers, is_champion = promotion.outputs.expired, f"{champion_server} == '{server}'"
     pipeline.delete("expire", OBJECTS, "{{item}}", [switch_task.name], with_param=expired_servers, when=is_champion)
-    _withdraw(pipeline, server, [*earlier_tasks, block.name])
-    pipeline.scope().guarded += [block.name, switch_task.name]
-    return block
-
-
-def _withdraw(pipeline: Pipeline, server: str, tasks: list[str]) -> None:
-    """Delete the new servers if one of `tasks` fails."""
+    # the candidate may be an earlier release that a rollback has just made the champion
+    is_refused = f"{champion_server} != '{server}' && '{promotion.outputs.promoted}' == 'false'"
+    pipeline.delete("take-back", OBJECTS, server, [switch_task.name], when=is_refused)
     withdraw = pipeline.delete("withdraw", OBJECTS, server)
+    tasks = (deployed.name, promotion.name)
     withdraw.depends = " || ".join(f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored"))
+    pipeline.scope().guarded += [promotion.name, switch_task.name]
 
 
 def ship(evaluation: Block, *, name: str = "ship", when: Condition | None = None, **inputs: Any) -> Block:
@@ -203,7 +264,7 @@ def ship(evaluation: Block, *, name: str = "ship", when: Condition | None = None
 
 
 def decide(model: Block, **inputs: Any) -> Block:
-    """Evaluate and ship a model, one run at a time, so that the champion does not change in between; return `evaluate`.
+    """Evaluate and ship a model, one run at a time, so that evaluations are rarely repeated; return `evaluate`.
 
     `inputs`: inputs of `evaluate`. A pipeline with several models creates the group itself.
     """

@@ -24,16 +24,22 @@ OUTCOME_EXPRESSION = f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary :
 
 
 def rollout(
-    unique_name: Callable[[str], str], watch: Container, model: str, serve: ServeConfig, servers: Manifest
+    unique_name: Callable[[str], str],
+    watch: Container,
+    model: str,
+    serve: ServeConfig,
+    servers: Manifest,
+    can_repeat: bool,
 ) -> DAG:
     """Return a DAG that increases a candidate's share from `percent`, at first 0; its output `canary` has the outcome.
 
     `unique_name` returns unique template names, `watch` is the template of steps.canary, and `servers` is the
-    candidate's Deployment.
+    candidate's Deployment. `can_repeat`: input of the step.
     """
     candidate = {field: text(field) for field in CANDIDATE_INPUTS}
     watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
     rule_inputs = {"name": model, "rule": to_text(serve.canary), "servers": to_text(serve.min_replicas)}
+    rule_inputs |= {"can_repeat": to_text(can_repeat)}
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:

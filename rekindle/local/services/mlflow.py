@@ -21,6 +21,7 @@ from typing import Any
 from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.login import Login
+from rekindle.tracking import REMOVED
 
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # name of an environment variable
 ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
@@ -89,6 +90,13 @@ def confine(destination: str) -> None:
                     f"artifact_location is {artifact_location}: it must start with {ARTIFACT_ROOT}, or be left out."
                 )
             return super().create_experiment(name, artifact_location, tags)
+
+        def delete_run(self, run_id: Any) -> None:
+            """Delete a run, and its data too if retention removes the run: otherwise only `mlflow gc` frees space."""
+            removed = REMOVED in self.get_run(run_id).data.tags
+            super().delete_run(run_id)
+            if removed:
+                self._hard_delete_run(run_id)
 
     handlers._tracking_store_registry.register("sqlite", lambda store_uri, artifact_uri: Store(store_uri, artifact_uri))
 

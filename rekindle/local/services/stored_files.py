@@ -30,9 +30,14 @@ class StoredFiles:
 
     def get(self, key: str) -> bytes:
         """Return the bytes of an object. Raises NotFound."""
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """Return the bytes of an object and its ETag. Raises NotFound."""
         try:
             with (self.folder / file_name(key)).open("rb") as file:
-                return file.read(meta_of(file)["size"])
+                meta = meta_of(file)
+                return file.read(meta["size"]), f'"{meta["etag"]}"'
         except (OSError, ValueError):
             raise NotFound(f"s3://{self.bucket}/{key} does not exist.") from None
 

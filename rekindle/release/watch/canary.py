@@ -23,6 +23,7 @@ class Canary:
         self.version, self.champion, self.config = version, champion, config
         self.alpha = config.false_alarms / (len(config.shares) * (CHECKS + 1))
         self.start = time.monotonic()
+        self.champion_changed = False
 
     @property
     def stats(self) -> tuple[VersionStats, VersionStats]:
@@ -51,7 +52,7 @@ class Canary:
                     f"(serve.canary.requests is {self.config.requests})"
                 )
             self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
-        return find_breach(*self.stats, self.config, self.alpha)
+        return self._champion_change() or find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of candidate and champion, for MLflow."""
@@ -74,6 +75,7 @@ class Canary:
             return ""  # MLflow is unavailable; the promotion checks the champion again
         if not champion or champion.version == self.champion:
             return ""
+        self.champion_changed = True
         return f"by now the champion is version {champion.version}"
 
     def _watch_until(self, end_time: float) -> None:

@@ -18,6 +18,7 @@ from rekindle.view.overview import label
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the attempts of a step, and of the items of a loop
+TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")  # DAG, Steps: of templates that call themselves
 RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}  # differ in each run
 NAME_LABEL = "app.kubernetes.io/name"
 
@@ -104,7 +105,7 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
     """Return the durations and inputs of the tasks of a run."""
     records = {}
     for node in (status.get("nodes") or {}).values():
-        is_task = node.get("phase") == "Succeeded" and node.get("type") in ("Pod", "Retry", "TaskGroup", "HTTP")
+        is_task = node.get("phase") == "Succeeded" and node.get("type") in TASK_TYPES
         node_name = str(node.get("name"))
         is_attempt = node.get("type") != "TaskGroup" and ATTEMPT.search(node_name)
         if not (is_task and node.get("startedAt") and node.get("finishedAt")) or is_attempt:

@@ -26,7 +26,6 @@ CACHE_CONDITION = re.compile(
 )
 FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler
-MAX_DEPTH = 20  # templates that call themselves are not followed further
 Scope = dict[str, Any]
 
 
@@ -44,6 +43,7 @@ class Task:
     items: int | None = 1  # number of loop items; None if it is known only at run time
     children: dict[str, "Task"] = field(default_factory=dict)  # by name in the template
     needs: dict[str, list[str]] = field(default_factory=dict)  # child → children that end before it starts
+    repeats: str = ""  # path of the outer task with the same template, which calls itself and is not followed further
 
     def leaves(self) -> Iterator["Task"]:
         """Yield the tasks that create pods, in the order of the manifest."""
@@ -64,24 +64,26 @@ class Tree:
         parameters = (spec.get("arguments") or {}).get("parameters") or []
         self.scope: Scope = {f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p}
         self.cached: dict[str, Any] = json.loads(cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}")
-        self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, 0)
+        self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, {})
         self.root.status, self.root.reason = RUNS, ""
         self._classify(self.root)
         self.exit: Task | None = None
         if spec.get("onExit"):
             scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
-            self.exit = self._task(EXIT_PATH, EXIT_PATH, {"template": spec["onExit"]}, scope, 0)
+            self.exit = self._task(EXIT_PATH, EXIT_PATH, {"template": spec["onExit"]}, scope, {})
             self._classify(self.exit)
 
     def leaves(self) -> list[Task]:
         return [*self.root.leaves(), *(self.exit.leaves() if self.exit else ())]
 
-    def _task(self, path: str, name: str, call: Mapping[str, Any], scope: Scope, depth: int) -> Task:
+    def _task(self, path: str, name: str, call: Mapping[str, Any], scope: Scope, outer: Mapping[str, str]) -> Task:
+        """Return a task with its children. `outer`: path of each outer task, by its template."""
         template = call.get("inline") or self.templates.get(str(call.get("template"))) or {}
-        task = Task(path, name, call, template, scope)
+        task = Task(path, name, call, template, scope, repeats=outer.get(call.get("template", ""), ""))
         groups = [[t] for t in template["dag"]["tasks"]] if "dag" in template else template.get("steps") or []
-        if not groups or depth > MAX_DEPTH:
+        if not groups or task.repeats:
             return task
+        outer = {**outer, call["template"]: path or "main"} if "template" in call else outer
         inner_scope = self._inner_scope(call, template, scope)
         by_name = {child["name"]: child for group in groups for child in group}
         earlier: list[str] = []
@@ -89,7 +91,7 @@ class Tree:
             for child in group:
                 prefix = f"{path}[{number}]" if "steps" in template else path
                 child_path = f"{prefix}.{child['name']}" if prefix else child["name"]
-                task.children[child["name"]] = self._task(child_path, child["name"], child, inner_scope, depth + 1)
+                task.children[child["name"]] = self._task(child_path, child["name"], child, inner_scope, outer)
                 is_step = "steps" in template
                 task.needs[child["name"]] = list(earlier) if is_step else dependencies(dict(child), by_name)[0]
             earlier = [child["name"] for child in group]
@@ -131,6 +133,8 @@ class Tree:
             child.status, child.reason = self._status(task, name, child)
             if child.status == RUNS and task.status == CONDITIONAL:
                 child.status, child.reason = CONDITIONAL, task.reason
+            if child.repeats and child.status in (RUNS, CONDITIONAL):
+                child.reason = "; ".join(filter(None, [child.reason, f"repeats {child.repeats}"]))
             self._count_items(child)
             if child.status in (SKIPPED, CACHED_RESULT):
                 child.children = {}

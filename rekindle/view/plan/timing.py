@@ -161,7 +161,7 @@ def _find_record(former: FormerRun, task: Task) -> Record | None:
     """Return the record of the same task, or of a task with the same name in another group."""
     if record := former.records.get(task.path):
         return record
-    if not task.name:
+    if not task.name or task.repeats:
         return None
     return next((r for path, r in former.records.items() if path.rpartition(".")[2] == task.name), None)
 

@@ -52,16 +52,19 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
         "dataset": cached_key("prepare", "dataset"),
         "model": cached_key("train-wide", "model"),
     }
-    second = tasks(workflow, "ship-wide")
     assert keys(workflow, "ship-wide", "release-wide")["report"] == "{{workflow.name}}/evaluate-wide/report"
-    served = {p["name"]: p["value"] for p in second["verify-wide"]["arguments"]["parameters"]}
+    served = {p["name"]: p["value"] for p in tasks(workflow, "promote-wide")["verify-wide"]["arguments"]["parameters"]}
     assert served["name"] == "cards-wide" and served["endpoint"].startswith("http://cards-wide-{{")
     assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
     assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
-    assert templates["ship-wide"]["dag"]["target"] == "verify-wide switch-wide expire-wide withdraw-wide"
+    assert templates["ship-wide"]["dag"]["target"] == " ".join(
+        f"{task}-wide" for task in ("promote", "switch", "expire", "take-back", "withdraw")
+    )
     parameters = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
     assert {"name": "part", "value": "evaluate-wide"} in parameters
+    repetition = tasks(workflow, "promote-wide")["evaluate-wide-again"]["arguments"]["parameters"]
+    assert [p for p in repetition if p["name"] != "run_id"] == [p for p in parameters if p["name"] != "run_id"]
     jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]
     assert '"--part=train-small"' in jobs[0] and '"--part=train-wide"' in jobs[1]
     assert '"name": "{{workflow.name}}-train-wide"' in jobs[1] and jobs[0] != jobs[1]

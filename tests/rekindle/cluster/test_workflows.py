@@ -250,6 +250,19 @@ def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(server: A
     assert server.objects[f"{ARGO}/cronworkflows"]["cards"]["status"] == {"active": []}
 
 
+def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    kinds = lambda: [kind for kind in ("workflowtemplates", "cronworkflows") if server.objects.get(f"{ARGO}/{kind}")]  # noqa: E731
+    delays: list[tuple[float, list[str]]] = []
+    monkeypatch.setattr(workflows.time, "sleep", lambda seconds: delays.append((seconds, kinds())))
+    template = manifest() | {"kind": "WorkflowTemplate", "metadata": {"name": "cards"}}
+    cron = {"kind": "CronWorkflow", "metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"]}}
+    for _ in range(2):  # the second time, nothing is created
+        list(workflows.schedule(cluster, template, cron))
+    assert delays == [(workflows.TEMPLATE_DELAY_S, ["workflowtemplates"])]
+
+
 def test_the_error_of_a_refused_submit_has_the_servers_reason(server: ApiServer, cluster: Cluster):
     server.refuse("POST", "workflows", 422, status(422, "Invalid", "spec is wrong"))
     with pytest.raises(ConfigError, match="spec is wrong"):

@@ -218,6 +218,11 @@ def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: 
     assert not promotion.superseded(name, third, first, "cards-3"), "it was never promoted"
     assert not promotion.superseded(name, first, "", "cards-9"), "this Deployment was never promoted"
     assert promotion.promote(s3, name, first, "", "cards-1") == "" and champion(name) == second
+    promotion.promote(s3, name, third, second, "cards-3", "run-3")
+    promotion.promote(s3, name, second, third, "cards-2", "run-2")
+    assert promotion.superseded(name, third, first, "cards-3", "run-3")
+    assert promotion.superseded(name, third, second, "cards-3", "run-3"), "its promotion was rolled back"
+    assert not promotion.superseded(name, third, first, "cards-3", "run-4"), "another run promoted it"
     assert promotion.superseded("unknown", first, "", "cards-1") is False
 
 

@@ -69,6 +69,28 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
     assert words in text and ("released: ship" in text) == bool(more)
 
 
+def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own():
+    def judge(name: str, end: float, **outputs: str) -> Any:
+        values = [{"name": key, "value": value} for key, value in outputs.items()]
+        return node(f".{name}", displayName=name.rpartition(".")[2], end=end, outputs={"parameters": values})
+
+    own = {"champion": "1", "reason": "first"}
+    repeated = [
+        judge("judge-again(0)", 1, verdict="release", **own),  # an evaluation that a user has named like a repetition
+        judge("promote.judge-again(0)", 4, verdict="keep", **own | {"reason": "last"}),
+        judge("judge(0)", 1, verdict="release", **own),
+    ]
+    ended = status(ROOT, *repeated[1:], phase="Succeeded")
+    result = as_json(WORKFLOW, ended)
+    assert (result["verdict"], result["reason"], exit_code(ended, is_rekindle=True)) == ("keep", "last", 3)
+    named = {"inputs": {"parameters": [{"name": "task-name", "value": "judge-again"}]}}
+    ended = status(ROOT, repeated[0] | named, phase="Succeeded")
+    assert [row["task"] for row in as_json(WORKFLOW, ended)["verdicts"]] == ["judge-again"]
+    loop = [judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **own) for n, verdict in enumerate(("keep", "same"))]
+    rows = as_json(WORKFLOW, status(ROOT, *loop, phase="Succeeded"))["verdicts"]
+    assert [(row["task"], row["verdict"]) for row in rows] == [("judge", "keep"), ("judge", "same")]
+
+
 def test_training_progress_is_shown(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / f"{WORKFLOW}-train-worker-0.log"

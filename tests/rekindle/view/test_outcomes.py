@@ -18,6 +18,7 @@ from argolocal.state.locks import SharedLocks
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.local.cluster import LocalCluster
+from rekindle.view.outcome import as_json, exit_code
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PREVIOUS = "cards-aaaaaaaaaaaa-012345"
@@ -27,6 +28,8 @@ OUTPUTS = {
     "verdict": "release",
     "model_uri": "releases/cards/bbbbbbbbbbbb/",
     "content": "bbbbbbbbbbbb",
+    "promoted": "true",
+    "unchanged": "",
     "former": PREVIOUS,
     "retained": json.dumps([PREVIOUS]),
     "expired": "[]",
@@ -45,10 +48,13 @@ FAILURES = {  # end of a pod, as Argo records it: phase, message, exit code
 
 
 class Run:
-    """Drives the scheduler; `failure` returns how the n-th pod (from 1) of a template fails, None if it succeeds."""
+    """Drives the scheduler; `failure` returns how the n-th pod (from 1) of a template fails, None if it succeeds.
 
-    def __init__(self, failure: Callable[[str, int], str | None], **outputs: str) -> None:
-        rendered = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config)
+    An output that is a list has one value for each pod of a template.
+    """
+
+    def __init__(self, failure: Callable[[str, int], str | None], sets: list[str] = [], **outputs: Any) -> None:  # noqa: B006
+        rendered = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
         locks = SharedLocks(LocalCluster(Path(tempfile.mkdtemp())))
         self.scheduler = Scheduler(manifests.workflow(rendered), locks=locks)
         self.failure, self.outputs = failure, OUTPUTS | outputs
@@ -72,7 +78,13 @@ class Run:
         declared = (start.template.get("outputs") or {}).get("parameters") or []
         inputs = {p["name"]: p.get("value") for p in (start.template.get("inputs") or {}).get("parameters") or []}
         found = {"server": inputs.get("server"), "deployment": inputs.get("server")} | self.outputs
-        values = [{**p, "value": found.get(p["name"], "0.5")} for p in declared]
+        number = self.started.count(name) - 1
+
+        def output(field: str) -> Any:
+            value = found.get(field, "0.5")
+            return value[number] if isinstance(value, list) else value
+
+        values = [{**p, "value": output(p["name"])} for p in declared]
         return PodEnded(start.id, "Succeeded", "", {"exitCode": "0", "parameters": values})
 
     @property
@@ -83,12 +95,17 @@ class Run:
         (match,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.name}.{name}"]
         return match
 
+    def inputs(self, template: str) -> list[dict[str, str]]:
+        """Return the inputs of each pod of a template."""
+        texts = [text for name, text in zip(self.started, self.texts, strict=True) if name == template]
+        return [{p["name"]: p["value"] for p in json.loads(text)["inputs"]["parameters"]} for text in texts]
+
     def phases(self) -> dict[str, str]:
         return {n["displayName"]: n["phase"] for n in self.scheduler.nodes.values()}
 
 
 def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
-    run = Run(lambda name, n: None)
+    run = Run(lambda name, n: None, metrics='{"ap": 0.5}')
     assert run.phase == "Succeeded"
     parallel = {"address", *SWITCH}
     order = [template for template in run.started if template not in parallel]
@@ -96,9 +113,9 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     assert order == ["prepare", "train-secret", "train", "evaluate", *after]
     assert parallel < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
-    assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "reason": "x", "verdict": "release"} | {
-        "metrics": "0.5"
-    }
+    assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x"}
+    result = as_json("w", run.scheduler.status)
+    assert (result["verdict"], result["reason"], exit_code(run.scheduler.status, True)) == ("release", "x", 0)
 
 
 @pytest.mark.parametrize("verdict", ["keep", "same"])
@@ -131,8 +148,88 @@ def test_traffic_moves_before_the_previous_model_loses_its_pods() -> None:
     assert "cards-000000000000-012345" in texts["delete"]
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "promoted", "verdict"),
+    [
+        (["release", "release"], ["false", "true"], "release"),
+        (["release", "keep"], ["false"], "keep"),
+        (["release", "release", "release", "same"], ["false"] * 3, "same"),
+    ],
+)
+def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
+    verdicts: list[str], promoted: list[str], verdict: str
+) -> None:
+    numbers = [str(number) for number in range(len(verdicts))]
+    champion: dict[str, Any] = {} if verdict == "release" else {"deployment": PREVIOUS}
+    run = Run(
+        lambda name, n: None,
+        metrics='{"ap": 0.5}',
+        verdict=verdicts,
+        promoted=promoted,
+        champion=numbers,
+        reason=numbers,
+        **champion,
+    )
+    assert run.phase == "Succeeded"
+    assert [run.started.count(name) for name in ("evaluate", "verify")] == [len(verdicts), len(promoted)]
+    assert [inputs["champion"] for inputs in run.inputs("verify")] == numbers[: len(promoted)]
+    assert ("service" in run.started, "delete" in run.started) == (verdict == "release", verdict != "release")
+    result = as_json("w", run.scheduler.status)
+    assert (result["verdict"], result["reason"]) == (verdict, numbers[-1])
+    assert exit_code(run.scheduler.status, is_rekindle=True) == 3 * (verdict == "keep")
+    assert [(row["task"], row["verdict"], bool(row["version"])) for row in result["verdicts"]] == [
+        ("evaluate", verdict, verdict == "release")
+    ]
+
+
+def test_the_number_of_repeated_evaluations_is_limited() -> None:
+    run = Run(lambda name, n: "wrong data" if (name, n) == ("verify", 6) else None, promoted="false")
+    assert run.phase == "Failed" and run.started.count("evaluate") == 6
+    assert [inputs["repetitions"] for inputs in run.inputs("verify")] == ["5", "4", "3", "2", "1", "0"]
+    assert run.node("decide.ship.withdraw")["phase"] == "Succeeded" and "service" not in run.started
+
+
+def test_a_canary_is_repeated_with_a_changed_champion() -> None:
+    run = Run(
+        lambda name, n: None,
+        sets=["serve.canary.steps=[50, 100]"],
+        promoted=["false", "false", "false", "true"],
+        canary=["passed", "champion changed", "passed", "passed"],
+        percent=["50", "0", "50", "0"],
+        champion=["7", "8"],
+    )
+    steps = ("evaluate", "verify", "canary", "champion")
+    assert run.phase == "Succeeded"
+    assert [name for name in run.started if name in steps] == [
+        "evaluate",
+        "verify",
+        "canary",
+        "canary",
+        "verify",
+        "evaluate",
+        "verify",
+        "canary",
+        "canary",
+        "verify",
+        "champion",
+    ]
+    assert [inputs["champion"] for inputs in run.inputs("canary")] == ["7", "7", "8", "8"]
+    run = Run(
+        lambda name, n: None,
+        sets=["serve.canary.steps=[50, 100]"],
+        promoted=["false"],
+        canary=["passed", "taken back: slow"],
+        percent=["50", "0"],
+        deployment=PREVIOUS,
+    )
+    assert (
+        run.phase == "Succeeded" and run.started.count("evaluate") == 1 and exit_code(run.scheduler.status, True) == 3
+    )
+    assert run.node("decide.ship.take-back")["phase"] == "Succeeded" and "service" not in run.started
+
+
 @pytest.mark.parametrize("previous", [{"retained": '[""]'}, {"server": ""}, {"replicas": "0"}])
-def test_a_model_without_pods_is_not_retired(previous: dict[str, str]) -> None:
+def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
     """A first model, a previous model that was deleted by hand, and a previous model that is scaled to zero."""
     run = Run(lambda name, n: None, **previous)
     assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started

@@ -72,7 +72,7 @@ def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
     unobserved = old | {"metadata": {"generation": 2}}  # recorded from a cluster
     assert evaluate_conditions(unobserved, SUCCESS, ",".join(FAILURE))[0]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
-    verify = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "verify")
+    verify = next(each for each in templates["promote"]["dag"]["tasks"] if each["name"] == "verify")
     wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}["wait_seconds"]
     deployment = next(t for t in templates.values() if t["name"] == "deployment")["resource"]["manifest"]
     (server,) = json.loads(deployment)["spec"]["template"]["spec"]["containers"]

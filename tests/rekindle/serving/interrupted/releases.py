@@ -117,8 +117,9 @@ class Project:
             "service": (service["spec"]["selector"][INSTANCE], champion.deployment),
             "pods": (pods, {name: int(name == champion.deployment) for name in pods}),
             "addresses": (addresses, set(pods)),
-            "record": (state | {"former": ""}, {"version": champion.version, "deployment": champion.deployment,
-                                                "former": "", "unfinished": False}),
+            "record": (state | {"former": "", "run_id": ""},
+                       {"version": champion.version, "deployment": champion.deployment, "former": "",
+                        "unfinished": False, "run_id": ""}),
         }  # fmt: skip
         wrong = [f"{name}: {value}, not {expected}" for name, (value, expected) in checks.items() if value != expected]
         wrong += [f"{len(pods)} Deployments exist"] * (len(pods) > KEPT + 1)

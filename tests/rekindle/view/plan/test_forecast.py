@@ -64,6 +64,20 @@ spec:
             template: {spec: {parallelism: 3, template: {spec: {containers: [
               {name: main, resources: {requests: {cpu: 2, memory: 4Gi}}}]}}}}
 """
+FLIP = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: coin-}
+spec:
+  entrypoint: coin
+  templates:
+  - name: coin
+    steps:
+    - - {name: flip, template: flip}
+    - - {name: tails, template: coin, when: "{{steps.flip.outputs.result}} == tails"}
+  - name: flip
+    container: {image: python:3.11, command: [python, -c, "print('tails')"]}
+"""
 
 
 def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]]) -> None:
@@ -78,7 +92,7 @@ def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[f
 
     def node(path: str, start: float, end: float) -> dict[str, Any]:
         full_name = f"{name}{path}" if path.startswith("[") else f"{name}.{path}"
-        kind = "TaskGroup" if path.endswith("each") else "Pod"
+        kind = {"each": "TaskGroup", "next": "DAG"}.get(path.rpartition(".")[2], "Pod")
         return {"id": full_name, "name": full_name, "displayName": path, "type": kind, "phase": "Succeeded",
                 "startedAt": time(start), "finishedAt": time(end)}  # fmt: skip
 
@@ -170,6 +184,27 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
     shown = text(plan)
     assert "2 min" not in shown and "[1].slow" not in shown and "if all conditional tasks run" in shown
     assert as_json(plan)["former_runs"] == ["plain-a"]
+
+
+def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> None:
+    manifest, promote = digits("serve.canary.steps=[50, 100]"), "decide.ship.promote"
+    times = {
+        f"{promote}.canary.watch": (0, 60),
+        f"{promote}.canary.next": (60, 150),
+        f"{promote}.evaluate-again": (0, 1),
+    }
+    record_run(tmp_path, manifest, "digits-a", times)
+    plan = forecast(Sources(tmp_path, None), manifest, {})
+    by_name = rows(plan)
+    assert [name for name in by_name if name.endswith("next")] == [f"{promote}.canary.next", f"{promote}.next"]
+    assert not any(".next." in name for name in by_name)
+    assert by_name[f"{promote}.canary.next"].time.seconds == 90
+    again = by_name[f"{promote}.next"]
+    assert (again.status, again.time.seconds, again.requests) == ("conditional", None, {})
+    assert again.reason.text == f"depends on verdict of {promote}.evaluate-again; repeats {promote}"
+    (flip,) = read.documents(FLIP)
+    _, child = forecast(Sources(tmp_path, None), flip, {}).rows
+    assert (child.task, child.reason.text) == ("[1].tails", "depends on result of [0].flip; repeats main")
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])

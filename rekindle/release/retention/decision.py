@@ -1,0 +1,133 @@
+"""Decides which runs, releases and cache entries to remove. The functions read and change nothing.
+
+References never dangle while a removal is interrupted: a cache entry becomes invalid before its artifacts go, a
+version is marked before its files are removed, and the record of a run (MLflow, the folder of the run, the Workflow) is
+removed last, so that the next removal finds the run again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rekindle.cache.entries import DAY_S, Entry
+from rekindle.release.config import RetentionConfig
+
+NO_LIMITS = RetentionConfig.model_validate({})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run. `ended`: Unix time of its end; None if it is active, or may be active."""
+
+    name: str
+    pipeline: str
+    ended: float | None = None
+    succeeded: bool = True
+    counted: bool = True  # False: `keep_runs` does not apply, as for the runs of `rekindle backfill`
+    uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
+    compared: bool = False  # True: later runs are compared with the record in MLflow
+    emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of a model. `needed`: it has an alias, or `rekindle rollback` can go back to it."""
+
+    model: str
+    version: int
+    prefix: str  # key prefix of its files
+    pipeline: str  # "": of another pipeline
+    sha256: str = ""  # of the weights
+    run: str = ""  # name of the run that released it
+    created: float = 0.0
+    needed: bool = False
+    marked: bool = False  # True: an earlier removal was interrupted
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All runs, releases and cache entries. `claim_s`: number of seconds that a claimed cache entry stays."""
+
+    runs: list[Run] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    claim_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunRemoval:
+    """The removal of a run. `kept_tasks`: RUN/TASK whose artifacts stay; then the run's records stay, too."""
+
+    run: Run
+    kept_tasks: frozenset[str]
+    keep_mlflow: bool  # True: the record in MLflow stays
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The releases, cache entries and runs to remove, in this order."""
+
+    releases: list[Release] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    runs: list[RunRemoval] = field(default_factory=list)
+
+
+def decide(
+    listing: Listing, limits: Mapping[str, RetentionConfig], now: float, inputs: Callable[[Release], Iterable[str]]
+) -> Removal:
+    """Choose the runs and releases that exceed the `limits` of their pipeline and are not needed.
+
+    A pipeline without limits keeps everything.
+
+    `inputs`: the prefixes of the releases that `rekindle reproduce` of a release reads.
+    """
+    removed_releases = _surplus_releases(listing.releases, limits, inputs)
+    kept_releases = [release for release in listing.releases if release not in removed_releases]
+    expired = {run.name for run in listing.runs if run in _surplus_runs(listing.runs, limits, now)}
+    released = {release.run for release in kept_releases}
+    claimed = {entry.at for entry in listing.entries if now - entry.used < listing.claim_s}
+    while True:
+        readers = [run for run in listing.runs if run.name not in expired or run.name in released]
+        needed_tasks = claimed.union(*(run.uses for run in readers))
+        sources = {task.partition("/")[0] for task in needed_tasks}
+        # a failed run stays as a whole: without some of its artifacts it could not be resumed
+        resumable = {run.name for run in listing.runs if run.name in expired & sources and not run.succeeded}
+        if not resumable:
+            break
+        expired -= resumable
+    removals = []
+    for run in (run for run in listing.runs if run.name in expired):
+        kept_tasks = frozenset(task for task in needed_tasks if task.startswith(f"{run.name}/"))
+        keep_mlflow = bool(kept_tasks) or run.compared or run.name in released
+        if not (run.emptied and keep_mlflow):
+            removals.append(RunRemoval(run, kept_tasks, keep_mlflow))
+    removed_entries = [e for e in listing.entries if e.workflow in expired and e.at not in needed_tasks]
+    return Removal(removed_releases, removed_entries, removals)
+
+
+def _surplus_runs(runs: Iterable[Run], limits: Mapping[str, RetentionConfig], now: float) -> list[Run]:
+    surplus, counts = [], Counter[str]()
+    for run in sorted(runs, key=lambda run: (-(run.ended or 0), run.name)):
+        limit = limits.get(run.pipeline, NO_LIMITS)
+        if run.ended is None:
+            continue
+        is_counted = run.counted and not run.emptied
+        counts[run.pipeline] += is_counted
+        exceeds_number = is_counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
+        if run.emptied or exceeds_number or (limit.keep_days is not None and now - run.ended > limit.keep_days * DAY_S):
+            surplus.append(run)
+    return surplus
+
+
+def _surplus_releases(
+    releases: Iterable[Release], limits: Mapping[str, RetentionConfig], inputs: Callable[[Release], Iterable[str]]
+) -> list[Release]:
+    surplus, kept, counts = [], [], Counter[str]()
+    for release in sorted(releases, key=lambda release: -release.version):
+        limit = limits.get(release.pipeline, NO_LIMITS).keep_releases
+        counts[release.model] += not release.marked
+        exceeds_number = limit is not None and counts[release.model] > limit
+        is_surplus = release.marked or (exceeds_number and not release.needed)
+        (surplus if is_surplus else kept).append(release)
+    needed_prefixes = {prefix for release in kept for prefix in inputs(release)} if surplus else set()
+    return [release for release in surplus if release.marked or release.prefix not in needed_prefixes]

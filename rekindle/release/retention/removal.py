@@ -1,0 +1,130 @@
+"""Removes what `decision.py` has chosen. Each part can be repeated, by an interrupted or a concurrent removal too."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+from urllib.parse import quote, urlsplit
+
+from rekindle import tracking
+from rekindle.cache import difference, entries
+from rekindle.mlflow_api import RequestRefused, request
+from rekindle.release.retention import listing
+from rekindle.release.retention.decision import Release, Removal, RunRemoval
+from rekindle.storage import Store
+
+MAX_AT_END = 50  # number of runs and releases that the end of one run removes at most: the run must end soon
+COMMIT_S = 300  # time from the creation of a version to the last write of its files
+
+
+class Host(Protocol):
+    """The place where runs are recorded in addition to MLflow."""
+
+    def hold(self, run: str) -> AbstractContextManager[bool]:
+        """Prevent that the run is resumed. The value is False if the run is active."""
+        ...
+
+    def remove(self, run: str) -> None:
+        """Remove the record of the run, if it exists."""
+        ...
+
+
+class NoHost:
+    """A pod: it has access only to MLflow and the object store."""
+
+    @contextmanager
+    def hold(self, run: str) -> Iterator[bool]:
+        yield True
+
+    def remove(self, run: str) -> None:
+        pass
+
+
+def at_end(removal: Removal) -> Removal:
+    """Return the part of a removal for the end of one run; later runs remove the rest."""
+    releases = removal.releases[:MAX_AT_END]
+    return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
+
+
+def remove(store: Store, removal: Removal, host: Host, source: listing.Source) -> list[str]:
+    """Remove releases, cache entries and runs; return the names of the removed runs.
+
+    A run that became active, or whose artifacts another run has claimed since the decision, is kept.
+    Raises StorageError, TrackingError.
+    """
+    for release in removal.releases:
+        _remove_release(store, release, source.resumable_s)
+    removed_names = []
+    for item in removal.runs:
+        with host.hold(item.run.name) as is_held:
+            if is_held:
+                own = [entry for entry in removal.entries if entry.workflow == item.run.name]
+                claimed = {entry.at for entry in own if not entries.invalidate(store, entry, source.claim_s)}
+                _remove_run(store, item, item.kept_tasks | claimed, host)
+                entries.remove(store, [entry for entry in own if entry.at not in claimed])
+                removed_names.append(item.run.name)
+    if removal.entries:
+        difference.remove_unused_code(store)
+    return removed_names
+
+
+def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> list[tuple[str, int]]:
+    """Return the keys and sizes of the objects of a run, except the artifacts of `kept_tasks`."""
+    kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
+    return [(obj.key, obj.size) for obj in store.list(f"{item.run.name}/") if not obj.key.startswith(kept_prefixes)]
+
+
+def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> None:
+    store.delete([key for key, _ in artifacts(store, item, kept_tasks)])
+    if kept_tasks:
+        return
+    if run_id := tracking.find_run(item.run.pipeline, item.run.name):
+        if item.keep_mlflow:
+            tags = {listing.EMPTIED_TAG: "removed", listing.STORE_TAG: listing.store_id(store)}
+            tracking.log(run_id, tags=tags)
+        else:
+            for each in (*listing.children(run_id), run_id):
+                delete_record(each)
+    host.remove(item.run.name)
+
+
+def delete_record(run_id: str) -> None:
+    """Delete the artifacts and the record of a run in MLflow. Raises TrackingError.
+
+    MLflow keeps the data of a deleted run until `mlflow gc`; the embedded MLflow deletes the data of a run with the tag
+    tracking.REMOVED.
+    """
+    with suppress_missing():
+        root = urlsplit(request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["artifact_uri"])
+        if root.scheme == "mlflow-artifacts":  # otherwise only the server's administrator has access
+            request("DELETE", f"mlflow-artifacts/artifacts/{quote(root.path.strip('/'))}")
+        tracking.log(run_id, tags={tracking.REMOVED: "yes"})
+        request("POST", "mlflow/runs/delete", json={"run_id": run_id})
+
+
+def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
+    """Remove a version, then its files, unless a run is releasing the same files again."""
+    objects = list(store.list(release.prefix))
+    newest = max((obj.modified for obj in objects), default=0.0)
+    if newest > release.created + COMMIT_S and time.time() - newest < resumable_s and not release.marked:
+        return
+    version = {"name": release.model, "version": str(release.version)}
+    with suppress_missing():
+        request("POST", "mlflow/model-versions/set-tag", json={**version, "key": tracking.REMOVED, "value": "yes"})
+        if listing.has_alias(release.model, str(release.version)):  # set since the decision
+            request("DELETE", "mlflow/model-versions/delete-tag", json={**version, "key": tracking.REMOVED})
+            return
+    if not listing.has_other_version(release):  # registered since the decision, for the same files
+        store.delete([obj.key for obj in objects])
+    with suppress_missing():
+        request("DELETE", "mlflow/model-versions/delete", json=version)
+
+
+@contextmanager
+def suppress_missing() -> Iterator[None]:
+    """Ignore that MLflow does not have an object, or that a run is deleted: a concurrent removal has deleted it."""
+    try:
+        yield
+    except RequestRefused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST" and "must be in the 'active' state" not in str(error):
+            raise

@@ -1,0 +1,238 @@
+"""The retention on this machine, at the end of a run and by `rekindle prune`, and on a cluster by `rekindle prune`."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import homes
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.state.journal import Busy, RunFiles
+from argolocal.view import runs as overview
+from argolocal.view.summary import timestamp
+from rekindle.blocks.manifest.provenance import BACKFILL
+from rekindle.blocks.settings import ClusterConfig
+from rekindle.cache.plan import reused_tasks
+from rekindle.cluster import workflows
+from rekindle.cluster.api import WORKFLOWS, Cluster
+from rekindle.cluster.objects import ClusterObjects
+from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from rekindle.release.config import VERSION_ANNOTATION, RetentionConfig
+from rekindle.release.retention import listing, removal
+from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
+from rekindle.release.retention.pod import resumable_s
+from rekindle.sections import parse_section
+from rekindle.storage import Store
+
+CLAIM_S = 7200.0  # time from the look-up in the cache until a run on this machine exists, with a margin
+RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())  # of runs of other machines
+DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines without limits
+REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted removal
+NAME_LABEL = "app.kubernetes.io/name"
+
+
+@dataclass
+class Place:
+    """This machine, or a namespace: its runs, and the limits of each pipeline."""
+
+    store: Store
+    host: removal.Host
+    objects: Any  # with the method `deployments`
+    runs: dict[str, Run] = field(default_factory=dict)
+    limits: dict[str, RetentionConfig] = field(default_factory=dict)
+    claim_s: float = CLAIM_S
+
+    def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Source]:
+        """Decide what to remove of `pipelines`. Raises StorageError, TrackingError."""
+        source = listing.Source(self.runs, self.claim_s, RESUMABLE_S, self._targets)
+        found = listing.read(self.store, pipelines, source)
+        limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
+        return decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)), source
+
+    def _targets(self, model: str) -> set[str]:
+        annotations = (obj["metadata"].get("annotations") or {} for obj in self.objects.deployments(model))
+        return {version for found in annotations if (version := found.get(VERSION_ANNOTATION))}
+
+
+class Machine:
+    """The runs in a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    @contextmanager
+    def hold(self, run: str) -> Iterator[bool]:
+        """Lock the run, so that it cannot be resumed."""
+        files = RunFiles(self.home, run)
+        if not files.root.exists():
+            yield True
+            return
+        try:
+            files.lock()
+        except Busy:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            files.close()
+
+    def remove(self, run: str) -> None:
+        """Move the folder of the run away at once, then remove it: a part of the folder would look like another run."""
+        root, target = RunFiles(self.home, run).root, self.home / REMOVED_FOLDER / run
+        if root.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            root.replace(target)
+            shutil.rmtree(target)
+
+
+class Namespace:
+    """The workflows in a namespace."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    @contextmanager
+    def hold(self, run: str) -> Iterator[bool]:
+        """Check that the workflow has not been resumed; a lock does not exist."""
+        workflow = self.cluster.find(WORKFLOWS, run)
+        yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
+
+    def remove(self, run: str) -> None:
+        if self.cluster.find(WORKFLOWS, run):
+            workflows.delete(self.cluster, run)
+
+
+def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
+    """Apply the limits of a run's config to its pipeline on this machine. Errors are only reported."""
+    limits, pipeline = _limits(workflow), (workflow["metadata"].get("labels") or {}).get(NAME_LABEL)
+    if limits == NO_LIMITS or not pipeline:
+        return
+    try:
+        with _locked(home):
+            place = _machine(home)
+            place.limits = {pipeline: limits}
+            plan, source = place.plan([pipeline])
+            plan = removal.at_end(plan)
+            names = removal.remove(place.store, plan, place.host, source)
+    except (RekindleError, OSError) as error:
+        say(f"old runs are not removed: {error}")
+        return
+    if names or plan.releases:
+        say(f"removed {len(names)} runs and {len(plan.releases)} releases (config section retention)")
+
+
+def prune(
+    home: Path, cluster: Cluster | None, options: Mapping[str, float | None], *, delete: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs and releases that exceed the limits; remove them if `delete`.
+
+    The newest run of each pipeline has the limits; `options` replace them.
+    """
+    with nullcontext() if cluster else _locked(home):
+        place = _namespace(cluster) if cluster else _machine(home)
+        given = {name: value for name, value in options.items() if value is not None}
+        if "keep_runs" in given:  # also applies to the runs of `rekindle backfill`
+            place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
+        for pipeline, limits in place.limits.items():
+            unset = limits == NO_LIMITS and not cluster
+            defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
+            place.limits[pipeline] = limits.model_copy(update=defaults | given)
+        plan, source = place.plan(place.limits)
+        rows = [row for item in plan.runs if (row := _row(home, place.store, item))]
+        releases = [{"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)} for r in plan.releases]
+        if delete:
+            removed_names = removal.remove(place.store, plan, place.host, source)
+            rows = [row for row in rows if row["run"] in removed_names]
+    return {"runs": rows, "releases": releases}
+
+
+def _row(home: Path, store: Store, item: Any) -> dict[str, Any]:
+    name = item.run.name
+    size = sum(size for _, size in removal.artifacts(store, item, item.kept_tasks))
+    root = RunFiles(home, name).root
+    size += 0 if item.kept_tasks else sum(path.lstat().st_size for path in root.rglob("*"))
+    is_record_removed = not item.kept_tasks and (root.exists() or not item.keep_mlflow)
+    if not size and not is_record_removed:
+        return {}
+    phase = "Succeeded" if item.run.succeeded else "Failed"
+    return {"run": name, "phase": phase, "bytes": size, "kept": ", ".join(sorted(item.kept_tasks))}
+
+
+def _size(store: Store, prefix: str) -> int:
+    return sum(entry.size for entry in store.list(prefix))
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Let only one process of this machine remove runs."""
+    homes.make(home)
+    with (home / "retention.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _machine(home: Path) -> Place:
+    local = LocalCluster(home)
+    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    place = Place(local.store(), Machine(home), LocalObjects(local))
+    shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
+    for name in overview.names(home):
+        try:
+            workflow, status = RunFiles(home, name).workflow(), overview.state(home, name)
+        except ConfigError as error:
+            say(f"{name} is kept: {error}")
+            continue
+        ended = None if status["phase"] == "Running" else _last_change(home, name, status)
+        place.runs[name] = _run(name, workflow, ended, status["phase"])
+        place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))  # of the newest run
+    return place
+
+
+def _namespace(cluster: Cluster) -> Place:
+    place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
+    place.claim_s = RESUMABLE_S
+    found = cluster.list_objects(WORKFLOWS, "app.kubernetes.io/part-of=rekindle")
+    for workflow in sorted(found, key=lambda found: found["metadata"]["creationTimestamp"], reverse=True):
+        name, status = workflow["metadata"]["name"], workflow.get("status") or {}
+        phase = status.get("phase") or "Pending"
+        ended = timestamp(status["finishedAt"]) if phase in COMPLETED else None
+        place.runs[name] = _run(name, workflow, ended, phase)
+        pipeline = place.runs[name].pipeline
+        if pipeline not in place.limits:
+            place.limits[pipeline] = parse_section(RetentionConfig, listing.limits_of(pipeline), "retention")
+    return place
+
+
+def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
+    """Return the time when a run ended, or when its runner was killed."""
+    if finished := status.get("finishedAt"):
+        return timestamp(finished)
+    files = RunFiles(home, name).root
+    return max(file.stat().st_mtime for file in files.glob("*") if file.name in ("manifest.yaml", "journal.jsonl"))
+
+
+def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
+    labels = workflow["metadata"].get("labels") or {}
+    pipeline = labels.get(NAME_LABEL) or name.rpartition("-")[0] or name
+    counted = not _parameters(workflow).get(BACKFILL)
+    return Run(name, pipeline, ended, phase == "Succeeded", counted, frozenset(reused_tasks(workflow).values()))
+
+
+def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
+    config = json.loads(_parameters(workflow).get("config") or "{}")
+    return parse_section(RetentionConfig, config.get("retention") or {}, "retention")
+
+
+def _parameters(workflow: Mapping[str, Any]) -> dict[str, str]:
+    parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
+    return {item["name"]: str(item.get("value") or "") for item in parameters}

@@ -1,0 +1,392 @@
+"""Retention removes old runs from the store, MLflow, the home and the cache, but nothing that is still needed."""
+
+import json
+import os
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.controllers.kubectl import Object
+from argolocal.state.journal import RunFiles
+from rekindle import tracking
+from rekindle.cache import entries
+from rekindle.cluster.api import Cluster
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from rekindle.mlflow_api import request
+from rekindle.release.config import VERSION_ANNOTATION
+from rekindle.release.retention import listing, removal
+from rekindle.storage import Store
+from rekindle.view import retention
+from steps import report
+from tests.rekindle.cluster.server import ApiServer
+
+pytestmark = pytest.mark.usefixtures("mlflow_server")
+
+
+@pytest.fixture
+def name() -> str:
+    return f"cards-{uuid.uuid4().hex[:6]}"
+
+
+class Runs:
+    """Creates runs of pipelines, each with a folder, artifacts, a record in MLflow and a cache entry."""
+
+    def __init__(self, home: Path, store: Store, pipeline: str) -> None:
+        self.home, self.store, self.pipeline, self.number = home, store, pipeline, 0
+
+    def make(
+        self, phase: str = "Succeeded", pipeline: str = "", uses: str = "", backfill: str = "", **limits: float
+    ) -> str:
+        pipeline, self.number = pipeline or self.pipeline, self.number + 1
+        name = f"{self.pipeline}-{self.number:03}"
+        files = RunFiles(self.home, name)
+        cached = {"prepare": {"task": "prepare", "at": uses}} if uses else {}
+        values = {"cached": json.dumps(cached), "config": json.dumps({"retention": limits}), "backfill": backfill}
+        files.create({
+            "kind": "Workflow", "metadata": {"name": name, "labels": {"app.kubernetes.io/name": pipeline}},
+            "spec": {"entrypoint": "main", "templates": [{"name": "main"}],
+                     "arguments": {"parameters": [{"name": n, "value": v} for n, v in values.items()]}},
+        })  # fmt: skip
+        ended = (
+            {} if phase == "Running" else {"finishedAt": f"2026-01-01T00:{self.number // 60:02}:{self.number % 60:02}Z"}
+        )
+        files.snapshot({"phase": phase, "nodes": {}, "startedAt": "2026-01-01T00:00:00Z", **ended})
+        run_id = tracking.start_run(pipeline, name)
+        tracking.log_artifact(run_id, "config.yaml", b"name: cards")
+        if ended:
+            tracking.finish(run_id, "FINISHED" if phase == "Succeeded" else "FAILED")
+        for task in ("prepare", "train"):
+            self.store.put(f"{name}/{task}/out/part", b"123")
+            artifacts = {"out": {"sha256": "abc", "files": 1, "bytes": 3}}
+            entry = entries.Entry(f"{name}-{task}", f"{name}/{task}", {}, artifacts, {"step": "steps.x"}, 1.0)
+            entries.record(self.store, entry)
+        files.close()
+        return name
+
+    def workflow(self, name: str) -> dict[str, Any]:
+        return RunFiles(self.home, name).workflow()
+
+    def places(self, name: str, pipeline: str = "") -> set[str]:
+        """Return where something of a run is left."""
+        run_id = tracking.find_run(pipeline or self.pipeline, name)
+        keys = [entry.at for entry in entries.entries(self.store)]
+        found = {
+            "folder": RunFiles(self.home, name).root.exists(),
+            "mlflow": bool(run_id),
+            "prepare": bool(list(self.store.list(f"{name}/prepare/"))),
+            "train": bool(list(self.store.list(f"{name}/train/"))),
+            "cache": f"{name}/train" in keys,
+        }
+        return {place for place, exists in found.items() if exists}
+
+
+EVERYWHERE = {"folder", "mlflow", "prepare", "train", "cache"}
+
+
+@pytest.fixture
+def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
+    entries.remove(s3, entries.entries(s3))
+    return Runs(tmp_path, s3, name)
+
+
+def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(runs: Runs) -> None:
+    names = [runs.make() for _ in range(4)]
+    other, running = runs.make(pipeline=f"{runs.pipeline}-other"), runs.make("Running")
+    files = RunFiles(runs.home, running)
+    files.lock()
+    record = tracking.find_run(runs.pipeline, names[0])
+    last = runs.make(keep_runs=3)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
+    assert runs.places(running) == runs.places(last) == EVERYWHERE
+    assert runs.places(other, f"{runs.pipeline}-other") == EVERYWHERE
+    with pytest.raises(Exception, match="not found"):  # the embedded MLflow frees the space of its database
+        tracking.tags_of(str(record))
+    files.close()
+
+
+def test_the_end_of_one_run_removes_a_limited_number_of_runs(runs: Runs) -> None:
+    names = [runs.make() for _ in range(removal.MAX_AT_END + 2)]
+    last = runs.make(keep_runs=1)
+    for left in (2, 0):
+        retention.end_of_run(runs.home, runs.workflow(last))
+        assert len([name for name in names if runs.places(name)]) == left
+
+
+def test_without_limits_the_end_of_a_run_removes_nothing(runs: Runs) -> None:
+    names = [runs.make() for _ in range(3)]
+    retention.end_of_run(runs.home, runs.workflow(names[-1]))
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
+
+
+def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_option_replaces_them(runs: Runs) -> None:
+    names = [runs.make(), runs.make("Failed"), runs.make(keep_runs=1), runs.make(keep_runs=2)]
+    listed = retention.prune(runs.home, None, {"keep_runs": None}, delete=False)
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and all(row["bytes"] > 0 for row in listed["runs"])
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 4
+    assert len(retention.prune(runs.home, None, {"keep_runs": 3}, delete=False)["runs"]) == 1
+    assert {row["run"] for row in retention.prune(runs.home, None, {"keep_runs": 0}, delete=False)["runs"]} == {*names}
+    assert retention.prune(runs.home, None, {}, delete=True)["runs"] == listed["runs"]
+    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
+    assert retention.prune(runs.home, None, {}, delete=True) == {"runs": [], "releases": []}
+
+
+def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: Runs) -> None:
+    week, other = runs.make(backfill="true"), runs.make()
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(week), runs.places(other)) == (EVERYWHERE, set())
+    assert {row["run"] for row in retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)["runs"]} == {week}
+
+
+def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:
+    names = [runs.make() for _ in range(6)]
+    assert [row["run"] for row in retention.prune(runs.home, None, {}, delete=False)["runs"]] == names[:1]
+
+
+def test_artifacts_stay_while_a_kept_run_reuses_them(runs: Runs) -> None:
+    source = runs.make()
+    reader = runs.make(uses=f"{source}/prepare", keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(reader))
+    assert runs.places(source) == {"folder", "mlflow", "prepare"}
+    assert retention.prune(runs.home, None, {}, delete=True)["runs"] == [], "nothing else can be removed"
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(source), runs.places(reader)) == (set(), set())
+
+
+def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
+    failed = runs.make("Failed")
+    reader = runs.make(uses=f"{failed}/prepare", keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(reader))
+    assert runs.places(failed) == EVERYWHERE
+
+
+def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
+    failed, last = runs.make("Failed"), runs.make(keep_runs=1)
+    place = retention._machine(runs.home)
+    place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
+    plan, source = place.plan([runs.pipeline])
+    files = RunFiles(runs.home, failed)
+    files.lock()  # after the decision
+    assert removal.remove(runs.store, plan, place.host, source) == [] and runs.places(failed) == EVERYWHERE
+    files.close()
+    assert removal.remove(runs.store, plan, place.host, source) == [failed] and runs.places(failed) == set()
+
+
+def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> None:
+    old, last = runs.make(), runs.make(keep_runs=1)
+    lookup = entries.Lookup(runs.store, 1)
+    found = lookup.find(f"{old}-train")
+    assert found and lookup.close(), "a look-up before a run, which is not created yet"
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert runs.places(old) == {"folder", "mlflow", "train", "cache"}
+    assert entries.find(runs.store, f"{old}-train") == found and entries.find(runs.store, f"{old}-prepare") is None
+
+
+def test_of_a_look_up_and_a_removal_at_the_same_time_only_one_succeeds(runs: Runs) -> None:
+    old = runs.make()
+    entry = entries.read(runs.store, f"{old}-train")
+    assert entry and entries.invalidate(runs.store, entry, 60.0)
+    assert entries.invalidate(runs.store, entry, 60.0), "a repeated removal"
+    assert not entries.claim(runs.store, entry) and entries.find(runs.store, entry.key) is None
+    assert entries.record(runs.store, replace(entry, made=datetime.now(UTC).timestamp())), (
+        "a later result replaces the entry"
+    )
+    fresh = entries.read(runs.store, entry.key)
+    assert fresh and entries.claim(runs.store, fresh) and not entries.invalidate(runs.store, fresh, 60.0)
+
+
+def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> None:
+    class Killed(retention.Machine):
+        def remove(self, run: str) -> None:
+            raise KeyboardInterrupt
+
+    names = [runs.make(), runs.make(), runs.make(keep_runs=1)]
+    place = retention._machine(runs.home)
+    plan, source = place.plan([runs.pipeline])
+    with pytest.raises(KeyboardInterrupt):
+        removal.remove(runs.store, plan, Killed(runs.home), source)
+    assert any(runs.places(name) == {"folder", "cache"} for name in names[:2]), "the entry is invalid"
+    remains = runs.home / "removed/earlier/logs"
+    remains.mkdir(parents=True)
+    retention.end_of_run(runs.home, runs.workflow(names[-1]))
+    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE] and not remains.exists()
+
+
+def release(runs: Runs, run: str, start: str = "", champion: str = "", sha256: str = "") -> str:
+    """Release a model in a run; return its version."""
+    prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
+    runs.store.put(f"{prefix}model.json", json.dumps({"start": start}).encode())
+    runs.store.put(f"{prefix}origin.json", json.dumps({"champion": champion}).encode())
+    run_id = tracking.find_run(runs.pipeline, run) or ""
+    source = runs.store.uri(prefix)
+    registered = tracking.register(runs.pipeline, prefix, source, sha256 or uuid.uuid4().hex, run_id, {})
+    runs.store.put(f"{prefix}release.json", b"{}")
+    return registered.version
+
+
+def versions(runs: Runs) -> dict[str, bool]:
+    """Map the versions of the model to the existence of their files."""
+    found = request("GET", "mlflow/model-versions/search", params={"filter": f"name = '{runs.pipeline}'"})
+    rows = {item["version"]: item["source"].split("/", 3)[3] for item in found.get("model_versions") or []}
+    return {version: bool(list(runs.store.list(prefix))) for version, prefix in sorted(rows.items())}
+
+
+def serve(home: Path, model: str, version: str) -> None:
+    """Create the Deployment of a release, to which `rekindle rollback` can go back."""
+    labels = {"app.kubernetes.io/name": model}
+    container = {"name": "main", "image": "a"}
+    obj: Object = {
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": f"{model}-{version}", "labels": labels, "annotations": {VERSION_ANNOTATION: version}},
+        "spec": {"replicas": 0, "selector": {"matchLabels": labels},
+                 "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}}},
+    }  # fmt: skip
+    LocalObjects(LocalCluster(home)).controllers["Deployment"].apply(obj)
+
+
+def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs) -> None:
+    names = [runs.make() for _ in range(5)]
+    numbers = [release(runs, name) for name in names]
+    tracking.promote(runs.pipeline, numbers[0], "d-1")
+    serve(runs.home, runs.pipeline, numbers[1])
+    last = runs.make(keep_runs=1, keep_releases=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
+    assert [runs.places(name) for name in names] == [{"mlflow"}, {"mlflow"}, set(), set(), {"mlflow"}]
+    emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
+    assert emptied[listing.EMPTIED_TAG] == "removed"
+    assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
+    tracking.promote(runs.pipeline, numbers[4], "d-5")
+    listed = retention.prune(runs.home, None, {}, delete=True)
+    assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
+    assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
+
+
+def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
+    base = release(runs, runs.make())
+    unused = release(runs, runs.make())
+    champion = release(runs, runs.make(), sha256="same")
+    found = tracking.find_version(runs.pipeline, base)
+    tuned = release(runs, runs.make(), start=found.uri if found else "")
+    refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="same")
+    retention.prune(runs.home, None, {}, delete=True)
+    assert versions(runs) == {base: True, champion: True, tuned: True, refreshed: True} and unused not in versions(runs)
+
+
+def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Runs) -> None:
+    run = runs.make()
+    number = release(runs, run)
+    found = tracking.find_version(runs.pipeline, number)
+    assert found
+    key = {"name": runs.pipeline, "version": number, "key": tracking.REMOVED, "value": "yes"}
+    request("POST", "mlflow/model-versions/set-tag", json=key)
+    again = tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, found.run_id, {})
+    assert int(again.version) > int(number)
+    runs.make(keep_runs=9)
+    assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
+    assert versions(runs) == {again.version: True}, "the files belong to the new version"
+
+
+CLUSTER = {"keep_days": 14, "deadline_hours": 168}
+
+
+def report_end(runs: Runs, name: str, **limits: float) -> None:
+    config = {"name": runs.pipeline, "retention": limits, "cluster": CLUSTER, "serve": {"keep_releases": 1}}
+    report.run(report.Inputs(workflow=name, status="Succeeded", experiment=runs.pipeline, config=config))
+
+
+def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [runs.make(phase) for phase in ("Succeeded", "Succeeded", "Failed", "Running", "Succeeded", "Succeeded")]
+    for name in (names[0], *names[2:]):  # the second run belongs to another store, or to an earlier Rekindle
+        run_id = tracking.find_run(runs.pipeline, name) or ""
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
+    report_end(runs, names[-1], keep_runs=2)
+    assert all("mlflow" in runs.places(name) for name in names), "on one machine, `rekindle run` removes runs"
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    report_end(runs, names[-1])
+    assert all("mlflow" in runs.places(name) for name in names), "without limits"
+    report_end(runs, names[-1], keep_runs=2)
+    assert [runs.places(name) - {"folder"} for name in names] == [
+        set(), *[EVERYWHERE - {"folder"}] * 3, EVERYWHERE - {"folder"}, EVERYWHERE - {"folder"}
+    ]  # fmt: skip
+    monkeypatch.setenv("S3_BUCKET", "missing")
+    report_end(runs, names[-1], keep_runs=1)  # a run ends even if its object store does not work
+
+
+def test_in_a_cluster_releases_are_removed_after_a_promotion(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    names = [runs.make() for _ in range(3)]
+    numbers = [release(runs, name) for name in names]
+    for number in numbers:
+        tracking.promote(runs.pipeline, number, f"d-{number}")
+    report_end(runs, names[-1], keep_releases=1)
+    assert len(versions(runs)) == 3, "the run has promoted nothing, so older Deployments may still exist"
+    run_id = tracking.find_run(runs.pipeline, names[-1]) or ""
+    tracking.log(run_id, tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
+    report_end(runs, names[-1], keep_releases=1)
+    assert versions(runs) == {numbers[1]: True, numbers[2]: True}, "serve.keep_releases keeps one earlier Deployment"
+
+
+def test_prune_removes_runs_of_a_cluster_with_their_workflows(
+    runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
+    phases = ["Succeeded", "Failed", "Running", "Succeeded", "Succeeded"]
+    names = [runs.make(phase) for phase in phases]
+    for number, (name, phase) in enumerate(zip(names, phases, strict=True)):
+        workflow = runs.workflow(name)
+        workflow["metadata"]["labels"]["app.kubernetes.io/part-of"] = "rekindle"
+        workflow["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{number:02}Z"
+        ended = {"finishedAt": f"2026-01-01T01:00:{number:02}Z"} if phase != "Running" else {}
+        server.put(collection, workflow | {"status": {"phase": phase, **ended}})
+    assert retention.prune(tmp_path, cluster, {}, delete=True) == {"runs": [], "releases": []}, "no config has a limit"
+    tracking.log(tracking.find_run(runs.pipeline, names[-1]) or "", params={"retention": {"keep_runs": 2}})
+    listed = retention.prune(tmp_path, cluster, {}, delete=False)
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and set(server.objects[collection]) == {*names}
+    assert len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, delete=False)["runs"]) == 1
+    retention.prune(tmp_path, cluster, {}, delete=True)
+    assert set(server.objects[collection]) == {*names[2:]}
+    assert [runs.places(name) - {"folder"} for name in names[:2]] == [set(), set()]
+    assert all(runs.places(name) == EVERYWHERE for name in names[2:])
+
+
+def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
+    sweep, previous = runs.make(), runs.make()
+    parent = tracking.find_run(runs.pipeline, sweep) or ""
+    trials = [tracking.start_run(runs.pipeline, f"{sweep}.trial-{n}", {listing.PARENT_TAG: parent}) for n in range(3)]
+    last = runs.make(keep_runs=2)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert runs.places(previous) == EVERYWHERE and runs.places(sweep) == set() and len(trials) == 3
+    assert all(tracking.find_run(runs.pipeline, f"{sweep}.trial-{n}") is None for n in range(3))
+
+
+def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Runs) -> None:
+    scheduled, other, last = runs.make(), runs.make(), runs.make(keep_runs=1)
+    run_id = tracking.find_run(runs.pipeline, scheduled) or ""
+    tracking.log(run_id, tags={"rekindle.code": "abc"})
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(scheduled), runs.places(other)) == ({"mlflow"}, set())
+
+
+def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
+    old, recent = runs.make(), runs.make()
+    files = RunFiles(runs.home, recent)
+    status, _ = files.load()
+    status["finishedAt"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    files.snapshot(status)
+    files.close()
+    last = runs.make(keep_days=1)
+    retention.end_of_run(runs.home, runs.workflow(recent))
+    assert runs.places(old) == EVERYWHERE, "the config of this run has no limits"
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(old), runs.places(recent)) == (set(), EVERYWHERE)
+    assert os.listdir(runs.home / "runs") == [recent], "the run itself has ended long ago"
