@@ -17,12 +17,14 @@ from rekindle import tracking
 from rekindle.view import outcome
 from tests.cluster.run import Namespace, Run
 
-NAME = "pairs"
+NAME, PAIRS = "pairs", int(os.environ.get("REKINDLE_TEST_PAIRS", "10"))
 PIPELINES = ("tests.cluster.unlocked", "pipelines.training")
 SETTINGS = [
     f"name={NAME}",
     "data.source=simulate://7?cards=150&terminals=300&days=70",
+    "families=[transformer]",  # the trees do not depend on train.steps and train.seed
     "train.workers=1",
+    "train.validation=0",
     "gate={minimum: {auc: 0.01}, tolerance: 0.2, confidence: 0.6}",
     "serve.keep_releases=30",
 ]
@@ -50,12 +52,13 @@ def problems(run: Run) -> list[str]:
     return [f"{run.name}: {name} {pair}" for name, pair in pairs.items() if pair[0] != pair[1]]
 
 
+@pytest.mark.timeout(900 * PAIRS)
 def test_every_champion_was_judged_against_the_one_that_it_replaced(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw, champions, runs = random.Random(1), Champions(namespace.store), list[Run]()
     with champions.watched():
-        for number in range(int(os.environ.get("REKINDLE_TEST_PAIRS", "10"))):
+        for number in range(PAIRS):
             runs += run_pair(namespace, draw, PIPELINES[number % 2])
     with namespace.kube.forward("mlflow", 5000) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)

@@ -75,9 +75,9 @@ def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trai
 def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
     image, seed = SETTINGS
     for settings in [(*SETTINGS, "train.seed=1"), (*SETTINGS, "model.layers=1"), (f"{image}cd", seed), (seed,)]:
-        assert known(s3, rendered(*settings), "other") == {"train": ""}
-    assert known(s3, rendered(*SETTINGS), "other", OUTPUTS | {"digest": "def"}) == {"train": ""}
-    assert not list(s3.list("other/"))
+        assert known(s3, rendered(*settings), "with-another-training") == {"train": ""}
+    assert known(s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "def"}) == {"train": ""}
+    assert not list(s3.list("with-another-training/"))
 
 
 def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest(s3: Store, trained: str) -> None:
