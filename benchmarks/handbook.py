@@ -12,7 +12,6 @@ the model for the last week.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.loop import free_port
 
 LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")  # last days of the handbook's four test weeks
 BARS = {"ap": 0.700, "auc": 0.875, "cp100": 0.306}
@@ -34,10 +34,8 @@ def pipeline(
 ) -> dict[str, Any]:
     """Return the output of `rekindle run -o json` for a run that ends before the release."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     # no model reaches ap 1, so no model is released: only the evaluation is needed
-    settings += ["gate.minimum.ap=1", f"serve.port={port}", *sets]
+    settings += ["gate.minimum.ap=1", f"serve.port={free_port()}", *sets]
     command = [*REKINDLE, "run", config, "-o", "json", *(f"--set={setting}" for setting in settings)]
     run = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.PIPE, text=True)
     if run.returncode != NOT_RELEASED:

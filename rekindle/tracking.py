@@ -19,6 +19,7 @@ from rekindle.mlflow_api import RequestRefused, address, request
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
+PARENT = "mlflow.parentRunId"  # tag of a run: the run that it is a part of, as a trial of its sweep
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
 BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version: prefix of its files, sha256 of its weights
@@ -90,7 +91,7 @@ def last_prepared(experiment: str, workload: str, except_run: str, more_filter: 
     run_filter += " AND metrics.rows > 0"  # excludes runs that reused a dataset
     run_filter += f" AND {more_filter}" if more_filter else ""
     runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
-    return [RunData(*(_mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]
+    return [RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]
 
 
 def page(workflow: str = "", mlflow_url: str = "") -> str:
@@ -99,7 +100,7 @@ def page(workflow: str = "", mlflow_url: str = "") -> str:
     `mlflow_url`: MLflow's address for people (empty: the address that this process uses).
     """
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
-    ids = {experiment["experiment_id"]: _mapping(experiment.get("tags")) for experiment in experiments}
+    ids = {experiment["experiment_id"]: mapping(experiment.get("tags")) for experiment in experiments}
     run_filter = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
     runs = _runs(list(ids), "start_time DESC", run_filter)
     if not runs:
@@ -185,12 +186,12 @@ def artifacts(run_id: str, folder: str) -> list[str]:
 
 
 def tags_of(run_id: str) -> dict[str, str]:
-    return _mapping(_run(run_id)["data"].get("tags"))
+    return mapping(_run(run_id)["data"].get("tags"))
 
 
 def params_of(run_id: str) -> dict[str, str]:
     """Return the parameters of a run; config settings have their config key, such as train.workers."""
-    return _mapping(_run(run_id)["data"].get("params"))
+    return mapping(_run(run_id)["data"].get("params"))
 
 
 def show_columns(experiment: str, metrics: Iterable[str]) -> None:
@@ -240,10 +241,10 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
     versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions")
     tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
     for existing in sorted(versions or [], key=lambda version: int(version["version"])):
-        if REMOVED not in _mapping(existing.get("tags")):
+        if REMOVED not in mapping(existing.get("tags")):
             _set_alias(name, CANDIDATE, existing["version"])  # from now on, retention keeps the version
             found = _get("model-versions/get", "model_version", name=name, version=existing["version"])
-            if found and REMOVED not in _mapping(found.get("tags")):
+            if found and REMOVED not in mapping(found.get("tags")):
                 return _release(found)
     content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
     version = _post("model-versions/create", content)["model_version"]
@@ -276,7 +277,7 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 
 
 def _release(version: dict[str, Any]) -> Release:
-    tags = _mapping(version.get("tags"))
+    tags = mapping(version.get("tags"))
     try:
         facts = tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""), tags.get(PROMOTED_BY, "")
         return Release(version["version"], *facts)
@@ -348,7 +349,8 @@ def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"key": name, "value": str(value)} for name, value in values.items()]
 
 
-def _mapping(pairs: list[dict[str, Any]] | None) -> dict[str, Any]:
+def mapping(pairs: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Return tags, parameters or metrics of MLflow's API as a dictionary."""
     return {pair["key"]: pair.get("value", "") for pair in pairs or []}
 
 

@@ -135,9 +135,7 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     from rekindle.errors import say
     from rekindle.release import promotion
 
-    promoted, tags = inputs.promote, {}
-    champion = tracking.champion(inputs.name)
-    former = champion.deployment if champion and champion.deployment != inputs.deployment else ""
+    promoted, former, tags = inputs.promote, "", {}
     try:
         if promoted:
             former = promote(Store.from_env(), inputs)
@@ -147,6 +145,8 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
             raise
         promoted = False
         say(f"{error}")
+    if not promoted and (champion := tracking.champion(inputs.name)) and champion.deployment != inputs.deployment:
+        former = champion.deployment
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags=tags)

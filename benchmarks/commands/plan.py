@@ -8,8 +8,6 @@ the conditional tasks if the run has released its model. CPU time: of `rekindle 
 without the import of Hera: before the first run, after the run, and after a change of the first step's input.
 """
 
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.commands import REKINDLE, down, environment, rekindle
 from benchmarks.runner import cpu
 from rekindle import project
 from rekindle.cache import entries
 from rekindle.local.cluster import LocalCluster
 
-REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
-FINISHED = (0, 3)  # exit codes of runs: released, not released
 CHANGES = {"seed": ("train.seed=90", 0.25), "gate": ("gate.minimum.auc=0.7", 0.25), "epochs": ("train.epochs=8", 0.40)}
 STEP = """
 from rekindle import Reuse, StepInputs, StepOutputs
@@ -60,25 +57,19 @@ def build(config):
 """
 
 
-def rekindle(folder: Path, *arguments: str, codes: tuple[int, ...] = FINISHED) -> dict[str, Any]:
-    """Return the output of a command of the project in `folder`. Raises SystemExit for other exit codes."""
-    command = [REKINDLE, *arguments, "-o", "json"]
-    environment = {**os.environ, "REKINDLE_HOME": str(folder / ".rekindle")}
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in codes:
-        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
-    return json.loads(done.stdout)
+def home_of(folder: Path) -> Path:
+    return folder / ".rekindle"
 
 
 def accuracy(folder: Path, runs: int) -> list[Bar]:
     """Return the differences of forecasts and runs of the demo, for time and cost."""
     (folder / "configs/demo.yaml").write_text(DEMO.read_text())
     for seed in range(1, runs + 1):
-        rekindle(folder, "run", "configs/demo.yaml", f"--set=train.seed={seed}")
+        rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set=train.seed={seed}")
     bars = []
     for name, (change, limit) in CHANGES.items():
-        plan = rekindle(folder, "plan", "configs/demo.yaml", f"--set={change}", codes=(10,))
-        run = rekindle(folder, "run", "configs/demo.yaml", f"--set={change}")
+        plan = rekindle(folder, home_of(folder), "plan", "configs/demo.yaml", f"--set={change}", codes=(10,))
+        run = rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set={change}")
         released = run["verdict"] == "release"
         total = plan["total"]["seconds"] if released else plan["without_conditional_tasks"]["seconds"]
         cost = plan["cost"] if released else plan["without_conditional_tasks"]["cost"]
@@ -106,14 +97,13 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
     sections = f"workload: steps.{folder.name}\ndata: {{source: data/power.csv}}\ntasks: {tasks}\n"
     config = f"name: large\npipeline: pipelines.large\n{sections}"
     (folder / "configs/large.yaml").write_text(config)
-    environment = {**os.environ, "REKINDLE_HOME": str(folder / ".rekindle")}
     hera = cpu(partial(subprocess.run, [sys.executable, "-c", "import hera.workflows"], check=True))
 
     def measure(name: str, code: int, *sets: str) -> Bar:
         command = [REKINDLE, "plan", "configs/large.yaml", "-o", "json", *sets]
 
         def plan() -> None:
-            done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+            done = subprocess.run(command, cwd=folder, env=environment(home_of(folder)), stdout=subprocess.DEVNULL)
             if done.returncode != code:
                 raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
 
@@ -121,7 +111,7 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
 
     limit = 1.0 if tasks == 500 else None
     bars = [measure("before the first run", 10)]
-    rekindle(folder, "run", "configs/large.yaml")
+    rekindle(folder, home_of(folder), "run", "configs/large.yaml")
     bars += [measure("all cached", 0), measure("with another input", 10, "--set=start=1000000")]
     for name, delete in ((" without an index", True), (", with the index", False)):
         seconds = [_first_look(folder, tasks, delete) for _ in range(runs)]
@@ -130,16 +120,16 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
 
 
 def _first_look(folder: Path, tasks: int, delete: bool) -> float:
-    """Return the seconds that a new client needs to find the results of all tasks."""
-    store = LocalCluster(folder / ".rekindle").store()
+    """Return the seconds that a new client needs to find the results of all tasks, and to claim them for a run."""
+    store = LocalCluster(home_of(folder)).store()
     keys = [entry.key for entry in entries.entries(store)]
     if delete:
         store.delete([entries.INDEX_KEY])
     start = time.perf_counter()
-    lookup = entries.Lookup(LocalCluster(folder / ".rekindle").store(), tasks)
+    lookup = entries.Lookup(LocalCluster(home_of(folder)).store(), tasks)
     found = sum(lookup.find(key) is not None for key in keys)
-    took = time.perf_counter() - start
     lookup.close()
+    took = time.perf_counter() - start
     if found < tasks:
         raise SystemExit(f"{found} of {tasks} results were found")
     return took
@@ -156,8 +146,7 @@ def main() -> int:
         try:
             bars = plan_cpu(folder, options.tasks, options.runs) + accuracy(folder, options.runs)
         finally:
-            down = {**os.environ, "REKINDLE_HOME": str(folder / ".rekindle")}
-            subprocess.run([REKINDLE, "down"], env=down, stdout=subprocess.DEVNULL)
+            down(home_of(folder))
     return report(bars, as_json=options.json)
 
 

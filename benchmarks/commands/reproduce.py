@@ -8,34 +8,21 @@ reproduce` trains it again in another clone, with the same home for the released
 measured.
 """
 
-import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.commands import down, rekindle
+from benchmarks.loop import free_port
 
-REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 ROOT = Path(__file__).parents[2]
 CONFIGS = ["configs/demo.yaml", "configs/digits.yaml", "configs/language.yaml"]
-
-
-def rekindle(folder: Path, home: Path, *arguments: str) -> dict[str, Any]:
-    """Return the output of a command in `folder`. Raises SystemExit if it fails."""
-    environment = {**os.environ, "REKINDLE_HOME": str(home)}
-    command = [REKINDLE, *arguments, "-o", "json"]
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 3) or not done.stdout:
-        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
-    return json.loads(done.stdout)
 
 
 def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
@@ -44,10 +31,8 @@ def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
     home, first, second = base / f"home-{name}", base / f"{name}-first", base / f"{name}-second"
     for clone in (first, second):
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     try:
-        settings = [f"serve.port={port}", *sets]
+        settings = [f"serve.port={free_port()}", *sets]
         started = time.monotonic()
         run = rekindle(first, home, "run", config, *(f"--set={setting}" for setting in settings))
         trained = time.monotonic()
@@ -57,8 +42,7 @@ def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
         result = rekindle(second, home, "reproduce", name)
         seconds, whole = time.monotonic() - trained, trained - started
     finally:
-        rekindle_down = {**os.environ, "REKINDLE_HOME": str(home)}
-        subprocess.run([REKINDLE, "down"], env=rekindle_down, stdout=subprocess.DEVNULL)
+        down(home)
     text = result["difference"] or "; ".join(finding["text"] for finding in result["findings"])
     return [
         bar(f"{name}: 1 if the weights differ, else 0", int(not result["equal"]), "", 0, text=text),

@@ -3,6 +3,7 @@
 run(home, manifest, parameters, as_json=False, ask=True)     # → also 3: not released by the gate
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
 from rekindle.local.cluster import LocalCluster
-from rekindle.view import outcome, overview, retention
+from rekindle.view import outcome, overview
 from rekindle.view.progress import LogProgress
 
 SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
@@ -55,7 +56,11 @@ class Pipeline(foreground.Foreground):
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
         """Run the workflow, and then remove old runs of the pipeline as its config says."""
         code = super().run(as_json=as_json, ask=ask, full_status=full_status)
-        if code < SIGNALLED:
+        config = json.loads(overview.parameter(self.local.workflow, "config") or "{}")
+        if code < SIGNALLED and any((config.get("retention") or {}).values()):
+            # imported in this function: it needs the clients of MLflow and the object store
+            from rekindle.view import retention
+
             retention.end_of_run(self.local.cluster.home, self.local.workflow)
         return code
 

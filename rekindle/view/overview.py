@@ -31,9 +31,7 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
     # imported in this function, for a fast `rekindle status`
     from rekindle.blocks.manifest.render import manifest_sha256
 
-    parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
-    recorded = [parameter.get("value") for parameter in parameters if parameter["name"] == "manifest_hash"]
-    sha256 = recorded[0] if recorded and recorded[0] else manifest_sha256(manifest)
+    sha256 = parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
     cost = outcome.costs(status, manifest)
     return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | ({"cost": cost} if cost else {})
 
@@ -59,6 +57,12 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
 def label(manifest: Mapping[str, Any], name: str) -> str | None:
     """Return a label that Rekindle sets on its manifests, such as the name of the pipeline."""
     return (manifest["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{name}")
+
+
+def parameter(manifest: Mapping[str, Any], name: str) -> str:
+    """Return the value of a workflow parameter; "" if it is missing or empty."""
+    parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
+    return next((str(item.get("value") or "") for item in parameters if item["name"] == name), "")
 
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:

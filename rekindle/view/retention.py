@@ -14,7 +14,7 @@ from typing import Any
 from argolocal.common import homes
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.state.journal import Busy, RunFiles
-from argolocal.view import runs as overview
+from argolocal.view import runs
 from argolocal.view.summary import timestamp
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.settings import ClusterConfig
@@ -31,12 +31,12 @@ from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
 from rekindle.release.retention.pod import resumable_s
 from rekindle.sections import parse_section
 from rekindle.storage import Store
+from rekindle.view import overview
 
 CLAIM_S = 7200.0  # time from the look-up in the cache until a run on this machine exists, with a margin
 RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())  # of runs of other machines
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines without limits
 REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted removal
-NAME_LABEL = "app.kubernetes.io/name"
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Namespace:
 
 def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits of a run's config to its pipeline on this machine. Errors are only reported."""
-    limits, pipeline = _limits(workflow), (workflow["metadata"].get("labels") or {}).get(NAME_LABEL)
+    limits, pipeline = _limits(workflow), overview.label(workflow, "name")
     if limits == NO_LIMITS or not pipeline:
         return
     try:
@@ -186,9 +186,9 @@ def _machine(home: Path) -> Place:
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
     place = Place(local.store(), Machine(home), LocalObjects(local))
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
-    for name in overview.names(home):
+    for name in runs.names(home):
         try:
-            workflow, status = RunFiles(home, name).workflow(), overview.state(home, name)
+            workflow, status = RunFiles(home, name).workflow(), runs.state(home, name)
         except ConfigError as error:
             say(f"{name} is kept: {error}")
             continue
@@ -222,17 +222,11 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
-    labels = workflow["metadata"].get("labels") or {}
-    pipeline = labels.get(NAME_LABEL) or name.rpartition("-")[0] or name
-    counted = not _parameters(workflow).get(BACKFILL)
+    pipeline = overview.label(workflow, "name") or name.rpartition("-")[0] or name
+    counted = not overview.parameter(workflow, BACKFILL)
     return Run(name, pipeline, ended, phase == "Succeeded", counted, frozenset(reused_tasks(workflow).values()))
 
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
-    config = json.loads(_parameters(workflow).get("config") or "{}")
+    config = json.loads(overview.parameter(workflow, "config") or "{}")
     return parse_section(RetentionConfig, config.get("retention") or {}, "retention")
-
-
-def _parameters(workflow: Mapping[str, Any]) -> dict[str, str]:
-    parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
-    return {item["name"]: str(item.get("value") or "") for item in parameters}

@@ -13,6 +13,7 @@ import yaml
 
 from rekindle import tracking
 from rekindle.step import pack
+from tests.steps.bills import workload
 from tests.steps.fraud.written import Written
 
 
@@ -143,43 +144,16 @@ def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
     assert week(tmp_path, "2024-04-29", **data | {"window": "9w"})[0] == "", "another window"
 
 
-BILLS = """
-from rekindle import DataConfig, Metric, Prepared, Section
-
-
-class Data(DataConfig):
-    window: str = ""
-    count: int
-    until: str = ""
-
-    def at(self, time):
-        return self.model_copy(update={"until": time.isoformat()})
-
-
-class Model(Section):
-    pass
-
-
-metrics = (Metric("rmse", max),)
-
-
-def prepare(data, out):
-    (out / "rows").write_text(f"{data.count}")
-    return Prepared(rows=data.count)
-
-
-def dataset(path, split): ...
-def model(section, facts): ...
-def loss(model, batch): ...
-def examples(path): ...
-def predictor(release): ...
+PREPARE = """
+(out / "rows").write_text(f"{data.count}")
+return Prepared(rows=data.count)
 """
 
 
 @pytest.mark.usefixtures("mlflow_server")
 def test_a_shrinking_window_is_a_warning_for_any_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pipelines").mkdir()
-    (tmp_path / "bills.py").write_text(BILLS)
+    (tmp_path / "bills.py").write_text(workload("count: int", PREPARE))
     monkeypatch.chdir(tmp_path)
     data = {"source": "bills.csv", "window": "4w"}
     assert week(tmp_path, "2024-05-06", "--workload=bills", count=1000, **data)[0] == ""

@@ -83,7 +83,7 @@ def decide(
     """
     removed_releases = _surplus_releases(listing.releases, limits, inputs)
     kept_releases = [release for release in listing.releases if release not in removed_releases]
-    expired = {run.name for run in listing.runs if run in _surplus_runs(listing.runs, limits, now)}
+    expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
     released = {release.run for release in kept_releases}
     claimed = {entry.at for entry in listing.entries if now - entry.used < listing.claim_s}
     while True:

@@ -23,7 +23,6 @@ from rekindle.storage import NotFound, Store
 
 STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
-PARENT_TAG = "mlflow.parentRunId"
 STORE_ID_KEY = "store-id"  # object with a random id of the object store
 PAGE = 1000
 # later runs are compared with the newest successful run with each of these tags (steps/prepare.py)
@@ -48,6 +47,8 @@ class Source:
 
 def store_id(store: Store) -> str:
     """Return the id of the object store; create it if it is missing. Raises StorageError."""
+    with suppress(NotFound):
+        return store.get(STORE_ID_KEY).decode()
     with suppress(Conflict):
         store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
     return store.get(STORE_ID_KEY).decode()
@@ -112,7 +113,9 @@ def has_alias(model: str, version: str) -> bool:
 def has_other_version(release: Release) -> bool:
     """True if another version, which is not being removed, has the same files now."""
     versions = _all("model-versions", "model_versions", {"filter": f"name = '{release.model}'"})
-    others = [_mapping(version.get("tags")) for version in versions if int(version["version"]) != release.version]
+    others = [
+        tracking.mapping(version.get("tags")) for version in versions if int(version["version"]) != release.version
+    ]
     return any(tags.get(tracking.URI, "").rstrip("/") == release.prefix.rstrip("/") for tags in others
                if tracking.REMOVED not in tags)  # fmt: skip
 
@@ -120,13 +123,13 @@ def has_other_version(release: Release) -> bool:
 def children(run_id: str) -> list[str]:
     """Return the ids of the child runs of an MLflow run, such as the trials of a sweep."""
     experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["experiment_id"]
-    return [record["id"] for record in _pages([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")]
+    return [record["id"] for record in _pages([experiment], f"tags.`{tracking.PARENT}` = '{run_id}'")]
 
 
 def _records(experiment: str) -> Iterator[dict[str, Any]]:
     """Yield the runs of an experiment, newest first, without the trials of sweeps."""
     for record in _search([experiment], f"tags.`{tracking.WORKFLOW}` != ''"):
-        if PARENT_TAG not in record["tags"]:
+        if tracking.PARENT not in record["tags"]:
             yield record
 
 
@@ -147,7 +150,7 @@ def _pages(experiments: list[str], run_filter: str, limit: int = PAGE) -> Iterat
     while True:
         answer = request("POST", "mlflow/runs/search", json=search)
         for run in answer.get("runs", []):
-            fields = {name: _mapping(run["data"].get(name)) for name in ("tags", "params")}
+            fields = {name: tracking.mapping(run["data"].get(name)) for name in ("tags", "params")}
             yield {"id": run["info"]["run_id"], "info": run["info"], "name": fields["tags"][tracking.WORKFLOW]} | fields
         if not (token := answer.get("next_page_token")):
             return
@@ -196,7 +199,7 @@ def _releases(
         if pipeline := name if name in pipelines else next(owners, ""):
             needed |= targets(name) | promotion.versions_in_use(store, name)
         for version in versions:
-            if tracking.URI in (tags := _mapping(version.get("tags"))):
+            if tracking.URI in (tags := tracking.mapping(version.get("tags"))):
                 run, number = records.get(version.get("run_id", "")), version["version"]
                 yield Release(
                     name, int(number), f"{tags[tracking.URI].rstrip('/')}/", pipeline, tags.get(tracking.SHA256, ""),
@@ -213,7 +216,3 @@ def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[
         if not (token := answer.get("next_page_token")):
             return
         parameters["page_token"] = token
-
-
-def _mapping(pairs: list[dict[str, Any]] | None) -> dict[str, str]:
-    return {pair["key"]: pair.get("value", "") for pair in pairs or []}

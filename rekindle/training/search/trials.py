@@ -24,7 +24,6 @@ from rekindle.training.search.study import Study
 from rekindle.training.spec import TrainingSpec
 
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
-PARENT_TAG = "mlflow.parentRunId"
 RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
 MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
 TEMPORARY_FAILURE = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
@@ -115,7 +114,9 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
 
 def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
     name = f"{experiment}/{run}"
-    run_id = tracking.start_run(experiment, f"{run}.trial-{trial.number}", {PARENT_TAG: tracking.resolve_run_id(name)})
+    run_id = tracking.start_run(
+        experiment, f"{run}.trial-{trial.number}", {tracking.PARENT: tracking.resolve_run_id(name)}
+    )
     tracking.log(run_id, params=trial.settings)
     return run_id
 

@@ -23,6 +23,7 @@ from rekindle.training.search import report
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.costs import total_amounts, trial_bills
 from rekindle.training.search.study import FOLDER, Study
+from rekindle.view.overview import parameter
 
 Trials = dict[str, Any]
 
@@ -55,8 +56,7 @@ def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
-    parameters = {item["name"]: item.get("value") for item in (spec.get("arguments") or {}).get("parameters") or []}
-    section = json.loads(parameters.get("config") or "{}").get("sweep")
+    section = json.loads(parameter({"spec": spec}, "config") or "{}").get("sweep")
     if not section:
         raise ConfigError(
             f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status` lists runs."

@@ -14,7 +14,7 @@ from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.view.overview import label
+from rekindle.view.overview import label, parameter
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the attempts of a step, and of the items of a loop
@@ -92,10 +92,8 @@ def _fetch(cluster: Cluster, archive: ArgoServer | None, name: str) -> tuple[str
 
 def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name and the module of a pipeline, which all its runs share."""
-    parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
-    config = next((p.get("value") for p in parameters if p["name"] == "config"), None)
     try:
-        pipeline = json.loads(config or "{}").get("pipeline")
+        pipeline = json.loads(parameter(workflow, "config") or "{}").get("pipeline")
     except (ValueError, AttributeError):
         pipeline = None
     return label(workflow, "name"), pipeline

@@ -362,7 +362,7 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
 def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
     sweep, previous = runs.make(), runs.make()
     parent = tracking.find_run(runs.pipeline, sweep) or ""
-    trials = [tracking.start_run(runs.pipeline, f"{sweep}.trial-{n}", {listing.PARENT_TAG: parent}) for n in range(3)]
+    trials = [tracking.start_run(runs.pipeline, f"{sweep}.trial-{n}", {tracking.PARENT: parent}) for n in range(3)]
     last = runs.make(keep_runs=2)
     retention.end_of_run(runs.home, runs.workflow(last))
     assert runs.places(previous) == EVERYWHERE and runs.places(sweep) == set() and len(trials) == 3

@@ -10,42 +10,14 @@ import pytest
 
 from rekindle import DataError, tracking
 from rekindle.step import load, pack
+from tests.steps.bills import workload
 
-BILLS = '''
-"""Counts the rows that its config names."""
-
-from datetime import timedelta
-
-from rekindle import DataConfig, Metric, Prepared, Section
-
-
-class Data(DataConfig):
-    window: str
-    until: str = ""
-
-    def at(self, time):
-        return self.model_copy(update={"until": time.isoformat()})
-
-
-class Model(Section):
-    pass
-
-
-metrics = (Metric("rmse", max),)
-
-
-def prepare(data, out):
-    rows = [row.split() for row in open(data.source) if row.split()[0] < data.until]
-    (out / "rows").write_text(str(rows))
-    return Prepared(rows=sum(int(count) for _, count in rows), newest=f"{rows[-1][0]}T00:00:00+00:00")
-
-
-def dataset(path, split): ...
-def model(section, facts): ...
-def loss(model, batch): ...
-def examples(path): ...
-def predictor(release): ...
-'''
+# counts the rows of the days before the end of the window
+PREPARE = """
+rows = [row.split() for row in open(data.source) if row.split()[0] < data.until]
+(out / "rows").write_text(str(rows))
+return Prepared(rows=sum(int(count) for _, count in rows), newest=f"{rows[-1][0]}T00:00:00+00:00")
+"""
 prepare: Any = load("steps.prepare")
 
 
@@ -55,7 +27,7 @@ class Weeks:
     def __init__(self, folder: Path) -> None:
         self.name = f"bills_{uuid4().hex[:6]}"  # each test imports its own module
         self.module, self.source = folder / f"{self.name}.py", folder / "bills.txt"
-        self.module.write_text(BILLS)
+        self.module.write_text(workload("", PREPARE))
 
     def run(self, day: str, status: str = "FINISHED", more: Any = None, **config: Any) -> Any:
         data = {"source": str(self.source), "window": "4w"} | config.pop("data", {})
@@ -100,7 +72,7 @@ def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -
     changed = weeks.run("2024-04-22", train={"seed": 2})
     assert changed.unchanged == "" and "train.seed changed: this run trains." in changed.warnings[-1]
     assert weeks.run("2024-04-29", train={"seed": 2}).unchanged, "the changed config was that of the last run"
-    weeks.module.write_text(BILLS.replace("Counts", "Sums"))
+    weeks.module.write_text(workload("", PREPARE) + "# a comment\n")
     from rekindle.cache import code
 
     code._digest.cache_clear()  # each run is a process of its own
