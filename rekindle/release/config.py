@@ -1,7 +1,5 @@
 """The sections `serve:` and `drift:` of a config, and the settings of a server."""
 
-import re
-
 from pydantic import Field, model_validator
 
 from rekindle.sections import Section
@@ -9,7 +7,7 @@ from rekindle.step import StepInputs
 
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
-HOST = re.compile(r"(?=.{1,253}$)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 TOKENS = "REKINDLE_TOKEN"  # environment variable with the tokens that a server accepts, and key in their Secret
 PASSED, CHAMPION_CHANGED = "passed", "champion changed"  # results of a canary; `taken back: REASON` is another
 VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
@@ -104,11 +102,24 @@ class ServeConfig(Limits):
     max_replicas: int = Field(default=4, ge=1, description="maximum number of servers")
     host: str = Field(
         default="",
-        description="DNS name of the model outside of the cluster, by an HTTPRoute of `gateway` or an Ingress",
+        pattern=rf"^({DNS_NAME})?$",
+        max_length=253,
+        description="DNS name of the model outside of the cluster, such as models.example.com: in lower case, without "
+        "scheme, port, path and wildcard",
     )
-    gateway: str = Field(default="", description="Gateway of the HTTPRoute: NAME or NAMESPACE/NAME (empty: Ingress)")
-    ingress_class: str = Field(default="", description="class of the Ingress (empty: the cluster's default class)")
-    tls_secret: str = Field(default="", description="Secret with the certificate of the Ingress (empty: no TLS)")
+    gateway: str = Field(
+        default="",
+        pattern=rf"^(({DNS_NAME}/)?{DNS_NAME})?$",
+        description="Gateway of the HTTPRoute for `host`: NAME or NAMESPACE/NAME (empty: Ingress)",
+    )
+    ingress_class: str = Field(
+        default="", pattern=rf"^({DNS_NAME})?$", description="name of the IngressClass (empty: the cluster's default)"
+    )
+    tls_secret: str = Field(
+        default="",
+        pattern=rf"^({DNS_NAME})?$",
+        description="name of the Secret with the certificate of the Ingress (empty: no TLS)",
+    )
     annotations: dict[str, str] = Field(
         default_factory=dict, description="annotations of the HTTPRoute or Ingress, such as of an authentication proxy"
     )
@@ -145,11 +156,6 @@ class ServeConfig(Limits):
 
     @model_validator(mode="after")
     def _validate_host(self) -> "ServeConfig":
-        if self.host and not HOST.fullmatch(self.host):
-            raise ValueError(
-                f'host is "{self.host}": it must be a DNS name in lower case without scheme, port, path and '
-                "wildcard, such as models.example.com"
-            )
         for name in ("gateway", "ingress_class", "tls_secret", "annotations"):
             if getattr(self, name) and not self.host:
                 raise ValueError(f"{name} has no effect without host: set serve.host to the DNS name of the model")

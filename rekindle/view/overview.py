@@ -48,7 +48,7 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
 
 def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     """Return the flag of curl that sends the token of this machine; "" if the model servers of a run need no token."""
-    if f'"{TOKENS}"' not in json.dumps(manifest):
+    if not outcome.needs_token(manifest):
         return ""
     value = f"${TOKENS}" if os.environ.get(TOKENS) else f"$(cat {home / 'services/token'})"
     return f' -H "Authorization: Bearer {value}"'

@@ -19,7 +19,7 @@ MAX_GROWTH_MB = 200.0  # maximum growth of a process
 
 @dataclass(frozen=True)
 class Result:
-    """What a target did without a failure; `grown`: growth of the process in MB."""
+    """Result of a target without failures; `grown`: growth of the process in MB."""
 
     name: str
     cases: int = 0
@@ -34,7 +34,7 @@ class Result:
 def run(
     name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: float = 1e9, deadline: float = 1e18
 ) -> Result:
-    """Run cases for `seconds`, at most until `deadline`. A failure names the command to repeat it."""
+    """Run cases for `seconds`, at most until `deadline`, and at least one. A failure names the command to repeat it."""
 
     def fail_slow_case(*_: Any) -> None:
         raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")
@@ -45,7 +45,7 @@ def run(
     deadline = min(began + seconds, deadline)
     try:
         case = TARGETS[name](folder)
-        while number < first + count and time.monotonic() < deadline:
+        while number < first + count and (number == first or time.monotonic() < deadline):
             signal.setitimer(signal.ITIMER_REAL, CASE_TIMEOUT_S)
             log = io.StringIO()
             try:

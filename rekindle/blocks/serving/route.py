@@ -24,7 +24,8 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
     """
     namespace, _, gateway = (serve.gateway or (serve.canary and serve.canary.gateway) or "").rpartition("/")
     parent = {"name": gateway} | ({"namespace": namespace} if namespace else {})
-    paths = [{"type": {"Prefix": "PathPrefix"}.get(kind, kind), "value": path} for path, kind in _paths(model)]
+    predict, other = _paths(model)
+    paths = [{"type": "Exact", "value": predict}, {"type": "PathPrefix", "value": other}]
     champion, candidate = {"name": model, "port": serve.port}, {"name": server, "port": PORT}
     rule: dict[str, Any] = {"matches": [{"path": path} for path in paths], "backendRefs": [champion]}
     if server and serve.canary and serve.canary.shadow:
@@ -43,7 +44,11 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
 def _ingress(model: str, serve: ServeConfig) -> Manifest:
     """Return an Ingress. Source: networking.k8s.io/v1 IngressSpec."""
     backend = {"service": {"name": model, "port": {"number": serve.port}}}
-    paths = [{"path": path, "pathType": kind, "backend": backend} for path, kind in _paths(model)]
+    # ingress-nginx rejects a colon in paths of the types Exact and Prefix
+    kinds = ("ImplementationSpecific", "Prefix")
+    paths = [
+        {"path": path, "pathType": kind, "backend": backend} for path, kind in zip(_paths(model), kinds, strict=True)
+    ]
     spec: dict[str, Any] = {"rules": [{"host": serve.host, "http": {"paths": paths}}]}
     if serve.ingress_class:
         spec["ingressClassName"] = serve.ingress_class
@@ -57,9 +62,9 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
     }
 
 
-def _paths(model: str) -> list[tuple[str, str]]:
-    """Return the public paths; a prefix matches whole parts of a path. Probes and metrics are not public."""
-    return [(f"/v1/models/{model}:predict", "Exact"), (f"/v1/models/{model}", "Prefix")]
+def _paths(model: str) -> tuple[str, str]:
+    """Return the public paths: a path, and a prefix of whole parts of a path. Probes and metrics are not public."""
+    return f"/v1/models/{model}:predict", f"/v1/models/{model}"
 
 
 def _metadata(model: str, serve: ServeConfig) -> Manifest:

@@ -46,7 +46,7 @@ def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_
     assert rule["host"] == "models.example.com"
     backend = {"service": {"name": "cards", "port": {"number": 9000}}}
     assert [(path["path"], path["pathType"], path["backend"]) for path in rule["http"]["paths"]] == [
-        ("/v1/models/cards:predict", "Exact", backend),
+        ("/v1/models/cards:predict", "ImplementationSpecific", backend),
         ("/v1/models/cards", "Prefix", backend),
     ]
 
@@ -83,10 +83,12 @@ def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> No
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["serve.host=https://models.example.com"], 'host is "https://models.example.com": it must be a DNS name'),
-        (["serve.host=models.example.com:443"], "it must be a DNS name"),
-        (["serve.host=Models.example.com"], "it must be a DNS name in lower case"),
-        (["serve.host='*.example.com'"], "it must be a DNS name"),
+        (["serve.host=https://models.example.com"], "has the wrong form for: DNS name of the model"),
+        (["serve.host=models.example.com:443"], "has the wrong form for: DNS name of the model"),
+        (["serve.host=Models.example.com"], "has the wrong form for: DNS name of the model"),
+        (["serve.host='*.example.com'"], "has the wrong form for: DNS name of the model"),
+        ([HOST, "serve.gateway=a/b/c"], "has the wrong form for: Gateway of the HTTPRoute"),
+        ([HOST, "serve.tls_secret=My_TLS"], "has the wrong form for: name of the Secret"),
         (["serve.gateway=edge"], "gateway has no effect without host: set serve.host"),
         (["serve.tls_secret=tls"], "tls_secret has no effect without host"),
         (["serve.annotations={a: b}"], "annotations has no effect without host"),
