@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from argolocal.language.quantity import quantity
+from rekindle.cache import claims
 from rekindle.errors import Conflict, NotFound, StorageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ READ_THREADS = 8
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
 DAY_S = 86400
-CLAIM_INTERVAL_S = 3600  # a younger claim of an entry is not renewed
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class Entry:
     facts: dict[str, Any]  # the key is a hash of these values
     seconds: float  # duration of the step
     made: float = field(default_factory=time.time)  # Unix time of the entry, in seconds
-    # Unix time of the last claim: a run that uses the artifacts may not have started yet
-    used: float = field(default=0.0, compare=False)
 
     @property
     def workflow(self) -> str:
@@ -80,38 +78,11 @@ def entries(store: "Store") -> list[Entry]:
     return Index(store).read()
 
 
-def claim(store: "Store", entry: Entry) -> bool:
-    """Record that a new run uses the artifacts of an entry, so that retention keeps them. Raises StorageError.
-
-    Return False if retention has just removed the entry.
-    """
-    while time.time() - entry.used >= CLAIM_INTERVAL_S:
-        current, etag = _read_with_etag(store, entry.key)
-        if not current or current.at != entry.at or not current.made:
-            return False
-        claimed = json.dumps(asdict(replace(current, used=time.time()))).encode()
-        with suppress(Conflict):  # another run has claimed the entry, or retention has removed it
-            store.put(_object_key(entry.key), claimed, if_match=etag)
-            return True
-        entry = current
-    return True
-
-
-def invalidate(store: "Store", entry: Entry, claim_s: float) -> bool:
-    """Make an entry invalid before its artifacts are removed. Raises StorageError.
-
-    Return False if a run has claimed the entry in the last `claim_s` seconds, so that the artifacts must stay.
-    """
-    current, etag = _read_with_etag(store, entry.key)
-    if not current or current.at != entry.at or not current.made:
-        return True
-    if time.time() - current.used < claim_s:
-        return False
-    try:
-        store.put(_object_key(entry.key), json.dumps(asdict(replace(current, made=0.0))).encode(), if_match=etag)
-    except Conflict:
-        return False
-    return True
+def find_and_claim(store: "Store", key: str) -> Entry | None:
+    """Return the valid entry of `key`, claimed for this run, or None. Raises StorageError."""
+    lookup = Lookup(store, 1)
+    entry = lookup.find(key)
+    return entry if lookup.close() else None
 
 
 def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
@@ -134,15 +105,10 @@ def _object_key(key: str) -> str:
 
 def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
-    return _read_with_etag(store, key)[0]
-
-
-def _read_with_etag(store: "Store", key: str) -> tuple[Entry | None, str]:
     try:
-        data, etag = store.get_with_etag(_object_key(key))
-        return Entry(**json.loads(data)), etag
+        return Entry(**json.loads(store.get(_object_key(key))))
     except (NotFound, ValueError, TypeError):  # the entry is missing, or another version of Rekindle wrote it
-        return None, ""
+        return None
 
 
 def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:
@@ -154,6 +120,10 @@ def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: f
         if size(artifact) != (recorded_size["files"], recorded_size["bytes"]):
             return f"{artifact} is missing or incomplete"
     return ""
+
+
+def _etags(store: "Store") -> dict[str, str]:
+    return {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
 
 
 def _size(store: "Store", artifact: str) -> tuple[int, int]:
@@ -197,7 +167,7 @@ class Index:
 
     def __init__(self, store: "Store") -> None:
         self.store = store
-        self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
+        self.etags = _etags(store)
         self.copies = self._read_copies()
         self.unread = [key for key, etag in self.etags.items() if self.copies.get(key, ("", None))[0] != etag]
         self.is_outdated = bool(self.unread) or self.copies.keys() != self.etags.keys()
@@ -260,12 +230,14 @@ class Lookup:
 
         Return False if retention has just removed one of the entries, so that the lookup must be repeated.
         """
-        if self.read_only:
+        if self.read_only or not self.found:
             return True
-        if self.index:
-            self.index.write()
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            return all(pool.map(partial(claim, self.store), self.found.values()))
+        claims.claim(self.store, [entry.at for entry in self.found.values()])
+        if not self.index:
+            return all(read(self.store, key) == entry for key, entry in self.found.items())
+        self.index.write()
+        etags = _etags(self.store)
+        return all(etags.get(key) == self.index.etags[key] for key in self.found)
 
     def _size(self, artifact: str) -> tuple[int, int]:
         run = artifact.partition("/")[0]

@@ -35,8 +35,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
     if (
         step_facts
         and options.reuse == "yes"
-        and (entry := entries.result_or_none(entries.find, store, key(step_facts)))
-        and entries.result_or_none(entries.claim, store, entry)  # else retention may remove a part of the artifacts
+        and (entry := entries.result_or_none(entries.find_and_claim, store, key(step_facts)))
     ):
         try:
             _reuse(store, entry, inputs, targets, task)

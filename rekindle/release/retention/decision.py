@@ -1,6 +1,6 @@
 """Decides which runs, releases and cache entries to remove. The functions read and change nothing.
 
-References never dangle while a removal is interrupted: a cache entry becomes invalid before its artifacts go, a
+References never dangle while a removal is interrupted: a cache entry is deleted before its artifacts, a
 version is marked before its files are removed, and the record of a run (MLflow, the folder of the run, the Workflow) is
 removed last, so that the next removal finds the run again.
 """
@@ -46,12 +46,12 @@ class Release:
 
 @dataclass(frozen=True)
 class Listing:
-    """All runs, releases and cache entries. `claim_s`: number of seconds that a claimed cache entry stays."""
+    """All runs, releases and cache entries. `claimed`: RUN/TASK whose artifacts a new run reuses."""
 
     runs: list[Run] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    claim_s: float = 0.0
+    claimed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,9 @@ def decide(
     kept_releases = [release for release in listing.releases if release not in removed_releases]
     expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
     released = {release.run for release in kept_releases}
-    claimed = {entry.at for entry in listing.entries if now - entry.used < listing.claim_s}
     while True:
         readers = [run for run in listing.runs if run.name not in expired or run.name in released]
-        needed_tasks = claimed.union(*(run.uses for run in readers))
+        needed_tasks = listing.claimed.union(*(run.uses for run in readers))
         sources = {task.partition("/")[0] for task in needed_tasks}
         # a failed run stays as a whole: without some of its artifacts it could not be resumed
         resumable = {run.name for run in listing.runs if run.name in expired & sources and not run.succeeded}

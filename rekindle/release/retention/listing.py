@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rekindle import tracking
-from rekindle.cache import entries
+from rekindle.cache import claims, entries
 from rekindle.errors import Conflict
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.release import origin, promotion
@@ -34,9 +34,9 @@ SETTINGS = ("keep_runs", "keep_days", "keep_releases")
 class Source:
     """The knowledge of the caller. `runs`: the runs of this machine or namespace, with exact phases.
 
-    `claim_s`: number of seconds that a claimed cache entry stays. `resumable_s`: number of seconds after its end that
-    any other failed run may be resumed, or be active again. `targets`: returns the versions of a model that `rekindle
-    rollback` can restore; None: releases are not removed.
+    `claim_s`: number of seconds that the artifacts of a claimed cache entry stay. `resumable_s`: number of seconds
+    after its end that any other failed run may be resumed, or be active again. `targets`: returns the versions of a
+    model that `rekindle rollback` can restore; None: releases are not removed.
     """
 
     runs: Mapping[str, Run]
@@ -73,7 +73,8 @@ def read(store: Store, pipelines: Iterable[str], source: Source) -> Listing:
                 runs[name] = replace(run, uses=uses, compared=record["id"] in compared, emptied=emptied)
                 by_id[record["id"]] = runs[name]
     releases = list(_releases(store, pipelines, by_id, source.targets)) if source.targets else []
-    return Listing([*runs.values()], releases, entries.entries(store), source.claim_s)
+    claimed = frozenset(claims.claimed_tasks(store, source.claim_s))
+    return Listing([*runs.values()], releases, entries.entries(store), claimed)
 
 
 def limits_of(pipeline: str) -> dict[str, Any]:

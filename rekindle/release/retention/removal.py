@@ -7,7 +7,7 @@ from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from rekindle import tracking
-from rekindle.cache import difference, entries
+from rekindle.cache import claims, difference, entries
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.release.retention import listing
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
@@ -58,10 +58,9 @@ def remove(store: Store, removal: Removal, host: Host, source: listing.Source) -
     for item in removal.runs:
         with host.hold(item.run.name) as is_held:
             if is_held:
-                own = [entry for entry in removal.entries if entry.workflow == item.run.name]
-                claimed = {entry.at for entry in own if not entries.invalidate(store, entry, source.claim_s)}
+                entries.remove(store, [entry for entry in removal.entries if entry.workflow == item.run.name])
+                claimed = claims.claimed_tasks(store, source.claim_s, item.run.name)  # also since the decision
                 _remove_run(store, item, item.kept_tasks | claimed, host)
-                entries.remove(store, [entry for entry in own if entry.at not in claimed])
                 removed_names.append(item.run.name)
     if removal.entries:
         difference.remove_unused_code(store)
@@ -78,6 +77,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
     store.delete([key for key, _ in artifacts(store, item, kept_tasks)])
     if kept_tasks:
         return
+    claims.remove(store, item.run.name)
     if run_id := tracking.find_run(item.run.pipeline, item.run.name):
         if item.keep_mlflow:
             tags = {listing.EMPTIED_TAG: "removed", listing.STORE_TAG: listing.store_id(store)}

@@ -29,7 +29,7 @@ class ReusableModel:
         with suppress(UnknownKey, StorageError, OSError):
             self.facts = facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
-            entry = entries.find(store, key(self.facts)) if self.spec.reuse == "yes" else None
+            entry = entries.find_and_claim(store, key(self.facts)) if self.spec.reuse == "yes" else None
             if entry and entry.at != self.prefix:
                 copy_model(store, entry.at, self.prefix)
                 self.is_reused = True

@@ -132,7 +132,10 @@ class Study:
                         return job, number
                     self._append({"stop": reason})
                     return None, -1
-            if len(jobs) not in numbers:
+            # each running job leads to at most one other job, which its own pod can train; results that are finished,
+            # but that no decision has used yet, may lead to more
+            unused = any(job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :])
+            if unused or not numbers:
                 return None, -1
         if all(job in values for job in jobs):
             return halving.final_job(sweep, jobs, values), len(jobs)

@@ -3,7 +3,6 @@
 import json
 import os
 import uuid
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from argolocal.controllers.kubectl import Object
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
-from rekindle.cache import entries
+from rekindle.cache import claims, entries
 from rekindle.cluster.api import Cluster
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
@@ -189,17 +188,22 @@ def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> Non
     assert entries.find(runs.store, f"{old}-train") == found and entries.find(runs.store, f"{old}-prepare") is None
 
 
-def test_of_a_look_up_and_a_removal_at_the_same_time_only_one_succeeds(runs: Runs) -> None:
-    old = runs.make()
-    entry = entries.read(runs.store, f"{old}-train")
-    assert entry and entries.invalidate(runs.store, entry, 60.0)
-    assert entries.invalidate(runs.store, entry, 60.0), "a repeated removal"
-    assert not entries.claim(runs.store, entry) and entries.find(runs.store, entry.key) is None
-    assert entries.record(runs.store, replace(entry, made=datetime.now(UTC).timestamp())), (
-        "a later result replaces the entry"
-    )
-    fresh = entries.read(runs.store, entry.key)
-    assert fresh and entries.claim(runs.store, fresh) and not entries.invalidate(runs.store, fresh, 60.0)
+def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(runs: Runs) -> None:
+    old, last = runs.make(), runs.make(keep_runs=1)
+    place = retention._machine(runs.home)
+    place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
+    plan, source = place.plan([runs.pipeline])
+    first, second = entries.Lookup(runs.store, 1), entries.Lookup(runs.store, 1)
+    assert first.find(f"{old}-train") and second.find(f"{old}-prepare")
+    assert first.close(), "claimed after the decision, before the removal"
+    assert removal.remove(runs.store, plan, place.host, source) == [old]
+    assert runs.places(old) == {"folder", "mlflow", "train"}, "the removal has noticed the claim"
+    assert not second.close(), "the look-up has noticed the removal"
+    assert entries.find_and_claim(runs.store, f"{old}-train") is None
+    place.claim_s = 0.0
+    plan, source = place.plan([runs.pipeline])
+    assert removal.remove(runs.store, plan, place.host, source) == [old] and runs.places(old) == set()
+    assert [item.key for item in runs.store.list(f"{claims.FOLDER}{old}")] == []
 
 
 def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> None:
@@ -212,7 +216,7 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
     plan, source = place.plan([runs.pipeline])
     with pytest.raises(KeyboardInterrupt):
         removal.remove(runs.store, plan, Killed(runs.home), source)
-    assert any(runs.places(name) == {"folder", "cache"} for name in names[:2]), "the entry is invalid"
+    assert any(runs.places(name) == {"folder"} for name in names[:2])
     remains = runs.home / "removed/earlier/logs"
     remains.mkdir(parents=True)
     retention.end_of_run(runs.home, runs.workflow(names[-1]))

@@ -68,6 +68,22 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
     assert not report.describe_untried(study)
 
 
+def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(study: Study, s3: Store) -> None:
+    while (claim := study.claim(0, DEFAULT, WHOLE)) and claim[0].number < 8:
+        finish(study, *claim)
+    assert claim and study.jobs[-1] == Job(8, 0)
+    with ThreadPoolExecutor(1) as pool:
+        other_pod = pool.submit(run_pod, study, 1)
+        try:
+            other_pod.result(30)
+        finally:
+            finish(study, *claim)
+    run_pod(study, 0)
+    undisturbed = Study(s3, "alone/search", study.sweep)
+    run_pod(undisturbed, 0)
+    assert study.read() == undisturbed.read() and study.jobs == undisturbed.jobs
+
+
 def test_the_trial_of_a_lost_pod_is_taken_over(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekindle.training.search.study.CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("rekindle.training.search.study.TAKEOVER_TIMEOUT_S", 0.5)

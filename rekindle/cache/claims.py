@@ -1,0 +1,71 @@
+"""Claims of cached results: retention keeps the artifacts that a new run reuses until the run itself is recorded.
+
+    cache-claims/RUN    for each claimed RUN/TASK, the Unix time of its last claim, in seconds
+
+A new run claims an entry, and then checks that the entry still exists; retention deletes the entry, and then reads the
+claims. Therefore at least one of the two notices the other.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rekindle.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+FOLDER = "cache-claims/"
+INTERVAL_S = 3600  # a younger claim of a task is not renewed
+THREADS = 8
+
+
+def claim(store: "Store", tasks: Iterable[str]) -> None:
+    """Record that a new run uses the artifacts of `tasks` (RUN/TASK). Raises StorageError."""
+    tasks_by_run: dict[str, set[str]] = defaultdict(set)
+    for task in tasks:
+        tasks_by_run[task.partition("/")[0]].add(task)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(partial(_claim, store), tasks_by_run, tasks_by_run.values()))
+
+
+def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
+    """Return the RUN/TASK that were claimed in the last `claim_s` seconds. Raises StorageError.
+
+    `run`: the run whose tasks are asked for; "": all runs.
+    """
+    runs = [run] if run else [item.key.removeprefix(FOLDER) for item in store.list(FOLDER)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        times = [times for times, _ in pool.map(partial(_read, store), runs)]
+    return {task for claims in times for task, claimed in claims.items() if time.time() - claimed < claim_s}
+
+
+def remove(store: "Store", run: str) -> None:
+    """Delete the claims of a run whose artifacts were removed. Raises StorageError."""
+    store.delete([f"{FOLDER}{run}"])
+
+
+def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
+    while True:
+        times, etag = _read(store, run)
+        now = time.time()
+        outdated = [task for task in tasks if now - times.get(task, 0.0) >= INTERVAL_S]
+        if not outdated:
+            return
+        data = json.dumps(times | dict.fromkeys(outdated, now)).encode()
+        with suppress(Conflict, NotFound):  # another run has changed the claims, or retention has removed them
+            store.put(f"{FOLDER}{run}", data, if_match=etag, if_absent=not etag)
+            return
+
+
+def _read(store: "Store", run: str) -> tuple[dict[str, float], str | None]:
+    try:
+        data, etag = store.get_with_etag(f"{FOLDER}{run}")
+    except NotFound:
+        return {}, None
+    return json.loads(data), etag
