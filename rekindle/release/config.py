@@ -104,8 +104,8 @@ class ServeConfig(Limits):
         default="",
         pattern=rf"^({DNS_NAME})?$",
         max_length=253,
-        description="DNS name of the model outside of the cluster, such as models.example.com: in lower case, without "
-        "scheme, port, path and wildcard",
+        description="DNS name of the model outside of the cluster, such as models.example.com (in lower case, "
+        "without scheme, port, path and wildcard)",
     )
     gateway: str = Field(
         default="",

@@ -141,7 +141,11 @@ def test_model_servers_need_a_token_as_documented(tmp_path: Path) -> None:
         assert "instances" in json.loads(typed(request.replace("127.0.0.1:8080", endpoint)).stdout)
         status = f"curl -s -o answer -w '%{{http_code}}' {endpoint}/v1/models/digits"
         headers = "", "-H 'Authorization: Bearer wrong'", '-H "Authorization: Bearer $(cat .rekindle/services/token)"'
-        for command in (f"{run} --set serve.host=digits.example.com", "rekindle rollback digits", "rekindle status"):
+        for command in (
+            f"{run} --set train.seed=2 --set gate.tolerance=1",
+            "rekindle rollback digits",
+            "rekindle status",
+        ):
             assert "predictions" in json.loads(typed(trial).stdout)
             assert [typed(f"{status} {header}").stdout for header in headers] == ["401", "401", "200"]
             done = typed(command)

@@ -48,7 +48,7 @@ def main() -> int:
     if options.case is not None:
         run((options.only or ["archives"])[0], options.seed, first=options.case, count=1)
         return 0
-    began, processes = time.monotonic(), os.cpu_count() or 1
+    began, source, processes = time.monotonic(), commit(), os.cpu_count() or 1
     results, failures = fuzz(options.only or list(TARGETS), options.seed, options.seconds, processes)
     took, cases = time.monotonic() - began, sum(result.cases for result in results.values())
     table = markdown(results)
@@ -56,7 +56,7 @@ def main() -> int:
     print(f"seed {options.seed}: {cases:,} cases in {took:.0f} s, {len(failures)} failures")
     if options.record:
         values = {"asked": options.seconds, "took": took, "processes": processes, "seed": options.seed, "cases": cases}
-        facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit(), "failures": len(failures)}
+        facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": source, "failures": len(failures)}
         options.record.write_text(TEXT.format(**values, **facts, table=table))
     return bool(failures)
 
