@@ -111,9 +111,9 @@ def test_a_changed_route_is_deployed_also_with_the_same_weights() -> None:
 
 
 def test_the_token_in_the_environment_does_not_set_a_key_of_the_config() -> None:
-    environment = {"REKINDLE_TOKEN": "secret", "REKINDLE_SERVE__TOKEN": "true"}
+    environment = {"REKINDLE_TOKEN": "own-value", "REKINDLE_SERVE__TOKEN": "true"}
     config = load_config(GOLDEN, environment=environment).config
-    assert config.serve.token and "secret" not in config.model_dump_json()
+    assert config.serve.token and "own-value" not in config.model_dump_json()
 
 
 def test_servers_and_verify_get_the_tokens_from_the_secret() -> None:
