@@ -67,10 +67,19 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
     values = {"name": inputs.get("name") or resolve(evaluation, "name"), "image": image}
     values |= {"image_digest": image.partition("@")[2] or "not pinned"}
     values |= resolve_missing(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
-    values |= {name: resolve(evaluation, name, "") for name in ("source_digest", "champion")}
+    values |= {"source_digest": _source_digest(evaluation), "champion": resolve(evaluation, "champion", "")}
     values |= {"parameters": "{{workflow.parameters.json}}", "created": "{{workflow.creationTimestamp}}"}
     values |= {name: parameter(name) for name in RELEASED} | inputs
     return step("steps.release", task=task, inputs=values).follow(evaluation)
+
+
+def _source_digest(evaluation: Block) -> str:
+    """Return the digest of the raw data, from a predecessor, or from the only block that reads raw data; else ""."""
+    if digest := resolve(evaluation, "source_digest", ""):
+        return digest
+    tasks = (task for scope in current().scope().path() for task in scope.dag.tasks if isinstance(task, Block))
+    digests = [task.outputs.source_digest for task in tasks if "source_digest" in task.outputs]
+    return digests[0] if len(digests) == 1 and digests[0].kind is str else ""
 
 
 def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
