@@ -11,11 +11,12 @@ from hera.workflows import models as m
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod import Manifest, token
 from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
+from rekindle.blocks.serving.route import http_route, route
 from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.serving.switch import switch
 from rekindle.blocks.settings import ClusterConfig
@@ -102,6 +103,8 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
 def digest(cluster: ClusterConfig, serve: Any) -> str:
     """Return a hash of the servers' objects without the release and the model's name."""
     objects = [servers_of("", cluster, serve), service("", serve.port, ""), autoscaler("", serve, "")]
+    if public := route("", serve):
+        objects.append(public)
     return hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:6]
 
 
@@ -148,8 +151,9 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
         "keep_releases": serve.keep_releases,
         "wait_seconds": float(serving.STARTUP_SECONDS),
     }
-    # verify has its own timeout
-    pipeline.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRY_CONDITION)
+    template = pipeline.container("steps.verify", "verify", False)
+    template.retry_strategy = retries(1, RETRY_CONDITION)  # verify has its own timeout
+    template.env = [m.EnvVar.model_validate(variable) for variable in token(serve)] or template.env
     suffix = task.removeprefix("verify").removeprefix("-")
     name = pipeline.name(f"promote-{suffix}" if suffix else "", "promote")
     with nested(name, after=[deployed.name]) as promotion:
@@ -230,8 +234,8 @@ def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: lis
     if serve.canary.gateway:
         key = ("unshare", model)
         if key not in pipeline.templates:
-            route = canaries.route(model, serve)
-            pipeline.templates[key] = apply(pipeline.template_name("unshare"), route, retry=retries(2))
+            unshared = http_route(model, serve)
+            pipeline.templates[key] = apply(pipeline.template_name("unshare"), unshared, retry=retries(2))
         pipeline.add(pipeline.name("", "unshare"), pipeline.templates[key], {}, options, after)
         return
     objects = f"{server}-canary" if server else f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}"
