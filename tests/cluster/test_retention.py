@@ -11,7 +11,7 @@ SETTINGS = [
     f"name={NAME}",
     "retention={keep_runs: 2, keep_releases: 1}",
     "serve.keep_releases=1",
-    "cluster.pods.candidate={cpu: 50m, memory: 512Mi}",
+    "cluster.pods.quality={cpu: 50m, memory: 512Mi}",
 ]
 
 
