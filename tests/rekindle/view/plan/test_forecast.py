@@ -305,4 +305,7 @@ def test_prices_of_the_project_give_the_cost_of_each_task(tmp_path: Path, monkey
     plan = forecast(Sources(tmp_path / "home", None), plain(), {})
     assert rows(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
     assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
-    assert plan.unconditional_cost == pytest.approx(plan.usage.cost) and "EUR" in text(plan) and "COST" in text(plan)
+    assert plan.unconditional_cost == pytest.approx(plan.usage.cost) and "117.00 EUR" in text(plan)
+    assert "COST" in text(plan) and "22.50" in text(plan)
+    unknown = text(forecast(Sources(tmp_path / "empty", None), plain(), {}))
+    assert "total      unknown" in unknown and "EUR" not in unknown and unknown.count("unknown") > 4
