@@ -14,7 +14,7 @@ from rekindle.errors import RekindleError
 from rekindle.step import StepInputs, is_artifact, load, to_text
 
 if TYPE_CHECKING:
-    from rekindle.storage import Store
+    from rekindle.storage import Entry, Store
 
 
 class UnknownKey(RekindleError):
@@ -80,7 +80,7 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
-        objects = bucket(parts.netloc).list(prefix)
+        objects = find_objects(bucket(parts.netloc), prefix)
         entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
@@ -95,6 +95,16 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")
     return digest(path)["sha256"]
+
+
+def find_objects(store: "Store", key: str) -> "list[Entry]":
+    """Return the object `key`, else the objects in the folder `key`, else all objects whose key starts with `key`.
+
+    A key that only starts with the name of the data, such as that of a backup, is not part of the data.
+    """
+    entries, folder = list(store.list(key)), f"{key.rstrip('/')}/"
+    exact = [entry for entry in entries if entry.key == key != folder]
+    return exact or [entry for entry in entries if entry.key.startswith(folder)] or entries
 
 
 def content_or_empty(uri: str) -> str:

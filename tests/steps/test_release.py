@@ -112,7 +112,7 @@ def test_an_unknown_version_cannot_be_reproduced(
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
     message = "version 7 of the model .* does not exist" if version else "does not have a champion"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"{message}: .* has nothing to reproduce"):
         origin.read(s3, name, version)
     with pytest.raises(ConfigError, match="was not released by a workflow"):
         origin.read(s3, name, outputs.version)

@@ -13,7 +13,7 @@ from argolocal.common.processes import python
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import content_or_empty
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.view.reproduce.checkout import find_commit
@@ -137,7 +137,7 @@ class Data:
         if not self.given_source and "://" not in self.recorded_source:
             parts = Path(self.recorded_source).parts[1:]
             places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {p: digest for p in [*places, recorded] if (digest := content_or_empty(p)) or p == recorded}
+        return {p: digest for p in [*places, recorded] if (digest := _digest(p)) or p == recorded}
 
     @cached_property
     def source(self) -> str:
@@ -167,6 +167,13 @@ class Data:
         elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(self.folder):
             text = f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use --data"
             yield Finding("data", text, True)
+
+
+def _digest(place: str) -> str:
+    try:
+        return content_or_empty(place)
+    except RekindleError:  # a bucket is missing, or the object store is unavailable
+        return ""
 
 
 def _versions(names: list[str]) -> dict[str, str]:

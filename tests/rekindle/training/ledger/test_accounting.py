@@ -176,7 +176,7 @@ EVENTS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 4), EVENTS), max_size=40))
 def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(steps: list[tuple[int, dict[str, Any]]]):
     t, events, living, expected, unseen = 0, [], dict[str, int](), 0, False
