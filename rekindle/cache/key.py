@@ -21,6 +21,10 @@ class UnknownKey(RekindleError):
     """The cache key of a step cannot be computed; the message is the reason."""
 
 
+class NotReusable(UnknownKey):
+    """The step must run for these inputs; the message is the reason."""
+
+
 Facts = dict[str, Any]
 OpenBucket = Callable[[str], "Store"]
 
@@ -47,7 +51,7 @@ def facts(
     """
     rule = load(module).REUSE
     if reason := rule.unless(inputs):
-        raise UnknownKey(reason)
+        raise NotReusable(reason)
     own, uris = own_facts(module, inputs, identity), rule.reads(inputs)
     return own | {
         "artifacts": dict(artifacts),

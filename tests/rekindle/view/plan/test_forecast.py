@@ -158,6 +158,15 @@ def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Pat
     assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
+def test_a_scheduled_run_prepares_its_data_in_any_case(tmp_path: Path, s3: Store) -> None:
+    manifest = render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"], environment={}).config)
+    by_hand, scheduled = (
+        rows(forecast(Sources(tmp_path, None), manifest, parameters))["prepare"].reason.text
+        for parameters in ({}, {"scheduled-time": "2024-03-25T03:00:00Z"})
+    )
+    assert "compares its data" in scheduled and "compares its data" not in by_hand
+
+
 def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
     record_run(tmp_path, digits(), "digits-none", {"train": (0, 60)})
     plan = forecast(Sources(tmp_path, None), digits("train.epochs=24"), {})
