@@ -3,7 +3,8 @@
 # make test-cluster: tests that need a cluster, in a namespace of their own; docs/cluster.md lists the settings.
 # make chaos: 200 trainings with seeded faults must give the same weights as undisturbed ones
 #   (N=1000: number of trainings. SEED=17: one training, with its events).
-# make fuzz: fuzzes the parsers of untrusted input for a minute (SECONDS=3600: an hour. SEED=17: reproducible).
+# make fuzz: fuzzes the parsers of untrusted input for a minute (SECONDS=3600: an hour.
+#   SEED=17: reproducible. RECORD=yes: writes benchmarks/fuzz.md).
 # make mutants: mutation tests of the critical modules (COUNT=80: mutants per target. SEED=17: other mutants).
 # make scan: checks all rendered objects with kubeconform and checkov, and the Dockerfiles with checkov.
 PYTHON ?= python3
@@ -60,7 +61,7 @@ scan: $(VENV)/scan/.installed
 	@$(BIN)/python -m tests.scan
 
 fuzz: install
-	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record benchmarks/fuzz.md)
 
 mutants: install
 	@$(BIN)/python -m tests.mutation $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

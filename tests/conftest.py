@@ -1,8 +1,10 @@
 """Fixtures: a real S3 endpoint and a real MLflow server, shared by all processes of a test session."""
 
+import atexit
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -26,9 +29,12 @@ THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS":
 os.environ.update(THREADS)  # the test processes share the cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without this, hundreds of processes compile all modules again
 sys.dont_write_bytecode = False
-# contains the key to the homes of tests
-os.environ["XDG_STATE_HOME"] = os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()
-os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one state directory for all processes
+if "PYTEST_STATE" not in os.environ:  # one state directory for all processes; contains the key to the homes of tests
+    os.environ["PYTEST_STATE"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["PYTEST_STATE"], ignore_errors=True)
+os.environ["XDG_STATE_HOME"] = os.environ["PYTEST_STATE"]
+hypothesis.settings.register_profile("tests", deadline=None)  # a busy machine is not a failure
+hypothesis.settings.load_profile("tests")
 # True in a background job of a shell; children would inherit the setting
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

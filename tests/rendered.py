@@ -37,6 +37,11 @@ VARIANTS = (  # (config, settings), in addition to the unchanged configs
     (CLUSTER, ["serve.canary={steps: [5, 25, 100]}"]),
     (CLUSTER, ["serve.canary={gateway: edge/public}"]),
     (CLUSTER, ["serve.canary={gateway: edge/public, shadow: true}"]),
+    (
+        CLUSTER,
+        ["serve.host=models.example.com", "serve.token=true", "serve.tls_secret=tls", "serve.ingress_class=nginx"],
+    ),
+    (CLUSTER, ["serve.host=models.example.com", "serve.gateway=edge/public", "serve.annotations={a/b: c}"]),
     ("drift.yaml", ["drift.retrain=true"]),
 )
 APPLIED = ("apply", "create")

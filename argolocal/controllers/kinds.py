@@ -11,7 +11,7 @@ from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 
 # kinds whose controller only stores the objects
-STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")
+STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute", "Ingress")
 
 
 class Kinds:

@@ -35,7 +35,7 @@ IGNORED_FLAGS = (
 ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
 # kinds whose objects do not have processes that a dead runner may leave
-PASSIVE_KINDS = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
+PASSIVE_KINDS = ("HTTPRoute", "Ingress", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 

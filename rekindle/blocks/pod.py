@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from argolocal.manifest.names import WORKFLOW
+from rekindle.release.config import TOKENS
 
 if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig
+    from rekindle.release.config import ServeConfig
 
 Manifest = dict[str, Any]
 
 CONFIG_MAP, SECRET = "rekindle", "rekindle-s3"
 SERVING_SECRET = "rekindle-serving"  # Secret with keys of the object store that can only read releases
+TOKEN_SECRET = "rekindle-token"  # Secret with the tokens of clients of model servers
 USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
 
 POD_IP = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
@@ -48,6 +51,12 @@ MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 def environment(secret: str = SECRET) -> list[Manifest]:
     """Return the sources of addresses and keys; without the Secret, pods use the cloud role of their account (IAM)."""
     return [{"configMapRef": {"name": CONFIG_MAP}}, {"secretRef": {"name": secret, "optional": True}}]
+
+
+def token(serve: "ServeConfig") -> list[Manifest]:
+    """Return the variable with the tokens that a model server accepts."""
+    reference = {"name": TOKEN_SECRET, "key": TOKENS}
+    return [{"name": TOKENS, "valueFrom": {"secretKeyRef": reference}}] if serve.token else []
 
 
 def image_digest(image: str) -> list[Manifest]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -13,11 +14,15 @@ from rekindle.errors import RekindleError
 from rekindle.step import StepInputs, is_artifact, load, to_text
 
 if TYPE_CHECKING:
-    from rekindle.storage import Store
+    from rekindle.storage import Entry, Store
 
 
 class UnknownKey(RekindleError):
     """The cache key of a step cannot be computed; the message is the reason."""
+
+
+class NotReusable(UnknownKey):
+    """The step must run for these inputs; the message is the reason."""
 
 
 Facts = dict[str, Any]
@@ -46,7 +51,7 @@ def facts(
     """
     rule = load(module).REUSE
     if reason := rule.unless(inputs):
-        raise UnknownKey(reason)
+        raise NotReusable(reason)
     own, uris = own_facts(module, inputs, identity), rule.reads(inputs)
     return own | {
         "artifacts": dict(artifacts),
@@ -79,7 +84,7 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
-        objects = bucket(parts.netloc).list(prefix)
+        objects = find_objects(bucket(parts.netloc), prefix)
         entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
@@ -96,6 +101,16 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     return digest(path)["sha256"]
 
 
+def find_objects(store: "Store", key: str) -> "list[Entry]":
+    """Return the object `key`, else the objects in the folder `key`, else all objects whose key starts with `key`.
+
+    A key that only starts with the name of the data, such as that of a backup, is not part of the data.
+    """
+    entries, folder = list(store.list(key)), f"{key.rstrip('/')}/"
+    exact = [entry for entry in entries if entry.key == key != folder]
+    return exact or [entry for entry in entries if entry.key.startswith(folder)] or entries
+
+
 def content_or_empty(uri: str) -> str:
     """Return the `content` that this process can read; "" if it is missing, or cannot be verified."""
     try:
@@ -106,7 +121,8 @@ def content_or_empty(uri: str) -> str:
 
 def digest(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    names = glob("**", root_dir=path, recursive=True, include_hidden=True)  # follows links, unlike Path.rglob
+    files = sorted(file for file in map(path.joinpath, names) if file.is_file()) if path.is_dir() else [path]
     file_digests = []
     for file in files:
         with file.open("rb") as stream:

@@ -112,4 +112,5 @@ def check_namespace(source: Source, target: Target, as_json: bool, wait: float |
     settings = loaded.cluster if loaded else ClusterConfig.model_validate({})
     train = loaded.train if loaded else TrainConfig.model_validate({})
     cluster = target.connect(settings.namespace)
-    return print_checks(doctor.check(cluster, settings, train, wait or doctor.PROBE_TIMEOUT_S), as_json)
+    token = bool(loaded and loaded.serve and loaded.serve.token)
+    return print_checks(doctor.check(cluster, settings, train, wait or doctor.PROBE_TIMEOUT_S, token), as_json)

@@ -6,7 +6,7 @@ Credentials are referenced by name only: `secret_command(namespace)` creates the
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from string import Template
 from typing import Any
@@ -29,6 +29,7 @@ IMAGES = {
     "@sha256:14cea493d9a34af32f524e538b8346cf79f3321eff8e708c1e2960462bd8936e",
 }
 CLUSTER_WIDE_KINDS = ("Namespace",)
+KEY_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 BUCKET = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
@@ -121,10 +122,11 @@ def text(objects: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, objects))
 
 
-def secret_command(namespace: str, name: str = SECRET) -> str:
+def secret_command(namespace: str, name: str = SECRET, keys: Iterable[str] = KEY_NAMES) -> str:
     """Return the command to create a Secret; it keeps the values out of process lists and the shell's history."""
+    lines = " and ".join(f"{key}=..." for key in keys)
     command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
-    return f"{command}    # FILE: the lines AWS_ACCESS_KEY_ID=... and AWS_SECRET_ACCESS_KEY=..."
+    return f"{command}    # FILE: {lines}, each on its own line"
 
 
 def _egress_to_store(platform: Platform) -> list[Manifest]:

@@ -20,6 +20,7 @@ from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster import platform, queue
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.platform import KEY_NAMES
 from rekindle.cluster.pod import pod_manifest
 from rekindle.doctor.pod import PROBE_TIMEOUT_S, checks_from_pod
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
@@ -31,7 +32,6 @@ SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
 ALL_PODS = Resource("v1", "pods", namespaced=False)
 ADDRESS_NAMES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
-KEY_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 ARGO_KINDS = {"argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults")}
 # kinds that each `cluster.backend` needs, by API
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
@@ -68,10 +68,12 @@ RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
-def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = PROBE_TIMEOUT_S) -> list[Check]:
+def check(
+    cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = PROBE_TIMEOUT_S, token: bool = False
+) -> list[Check]:
     """Run all checks, in order. If a check raises an error, the error is its result, and the other checks still run.
 
-    `seconds`: time limit of the pod, which takes minutes to start if its image must be pulled.
+    `seconds`: time limit of the pod, which may have to pull its image; `token`: value of `serve.token`.
     """
     results = [_check_api_server(cluster)]
     if not results[0].ok:
@@ -95,6 +97,9 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
         "serving credentials": check_serving_credentials(cluster),
         "admission": check_admission(cluster, config),
     }
+    if token:
+        command = platform.secret_command(cluster.namespace, pods.TOKEN_SECRET, [pods.TOKENS])
+        checks["tokens"] = _check_keys(cluster, "tokens", SECRETS, pods.TOKEN_SECRET, [pods.TOKENS], command)
     if config.backend == "pytorchjob":
         checks |= {"webhook": check_webhook(cluster, config, train), "init container": check_init_container(cluster)}
     else:

@@ -66,6 +66,7 @@ class LocalCluster(cluster.LocalCluster):
             ("Secret", "rekindle-s3"): lambda: services.credentials() | services.login(),
             ("Secret", "rekindle-serving"): services.credentials,
             ("Secret", "rekindle-notify"): lambda: self._webhook() | services.login(),
+            ("Secret", "rekindle-token"): services.serving_token,
         }
 
     def _webhook(self) -> dict[str, str]:

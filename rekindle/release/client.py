@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rekindle.errors import DataError, RekindleError
+from rekindle.release.config import TOKENS
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
 SHA256, VERSION = "model-sha256", "model-version"  # response headers: the weights and version that answered
@@ -55,6 +56,8 @@ class ModelClient:
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
+        if tokens := os.environ.get(TOKENS, "").split():
+            headers["authorization"] = f"Bearer {tokens[0]}"
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:
             try:

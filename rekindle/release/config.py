@@ -7,6 +7,8 @@ from rekindle.step import StepInputs
 
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
+DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+TOKENS = "REKINDLE_TOKEN"  # environment variable with the tokens that a server accepts, and key in their Secret
 PASSED, CHAMPION_CHANGED = "passed", "champion changed"  # results of a canary; `taken back: REASON` is another
 VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
 
@@ -98,6 +100,32 @@ class ServeConfig(Limits):
         default=2, ge=1, description="minimum number of servers; with 1, the service is down while its node is drained"
     )
     max_replicas: int = Field(default=4, ge=1, description="maximum number of servers")
+    host: str = Field(
+        default="",
+        pattern=rf"^({DNS_NAME})?$",
+        max_length=253,
+        description="DNS name of the model outside of the cluster, such as models.example.com (in lower case, "
+        "without scheme, port, path and wildcard)",
+    )
+    gateway: str = Field(
+        default="",
+        pattern=rf"^(({DNS_NAME}/)?{DNS_NAME})?$",
+        description="Gateway of the HTTPRoute for `host`: NAME or NAMESPACE/NAME (empty: Ingress)",
+    )
+    ingress_class: str = Field(
+        default="", pattern=rf"^({DNS_NAME})?$", description="name of the IngressClass (empty: the cluster's default)"
+    )
+    tls_secret: str = Field(
+        default="",
+        pattern=rf"^({DNS_NAME})?$",
+        description="name of the Secret with the certificate of the Ingress (empty: no TLS)",
+    )
+    annotations: dict[str, str] = Field(
+        default_factory=dict, description="annotations of the HTTPRoute or Ingress, such as of an authentication proxy"
+    )
+    token: bool = Field(
+        default=False, description="clients must send `Authorization: Bearer` with a token of the Secret rekindle-token"
+    )
     keep_releases: int = Field(
         default=3, ge=1, description="number of earlier releases whose Deployments are kept for `rekindle rollback`"
     )
@@ -123,6 +151,24 @@ class ServeConfig(Limits):
             raise ValueError(
                 f"min_replicas is {self.min_replicas}: it must be at most max_replicas ({self.max_replicas}). "
                 "Lower it, or raise serve.max_replicas"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validate_host(self) -> "ServeConfig":
+        for name in ("gateway", "ingress_class", "tls_secret", "annotations"):
+            if getattr(self, name) and not self.host:
+                raise ValueError(f"{name} has no effect without host: set serve.host to the DNS name of the model")
+        for name in ("ingress_class", "tls_secret"):
+            if self.gateway and getattr(self, name):
+                raise ValueError(
+                    f"{name} belongs to an Ingress, but gateway is set: remove one. The listener of a Gateway has the "
+                    "certificate"
+                )
+        if self.host and self.canary and self.canary.gateway not in ("", self.gateway):
+            raise ValueError(
+                f'gateway is "{self.gateway}": it must be "{self.canary.gateway}" like canary.gateway, because one '
+                "HTTPRoute has the host and splits the traffic. Set serve.gateway"
             )
         return self
 

@@ -48,9 +48,14 @@ class Origin:
 
 def read(store: Store, name: str, version: str = "") -> Origin:
     """Read the origin of a version (default: the champion). Raises ConfigError if it was not recorded."""
-    release = tracking.find_version(name, version) if version else tracking.require_champion(name)
-    if not release:
+    release = tracking.find_version(name, version) if version else tracking.champion(name)
+    if not release and version:
         raise ConfigError(f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all versions.')
+    if not release:
+        raise ConfigError(
+            f'the model "{name}" does not have a champion: `rekindle ui` shows all models and versions. A pipeline '
+            "that releases no trained model, such as batch scoring or a check for drift, has nothing to reproduce."
+        )
     prefix = f"{release.uri.rstrip('/')}/"
     try:
         record, model = (json.loads(store.get(prefix + file)) for file in ("release.json", "model.json"))

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
 
 ERROR_DESCRIPTIONS = {
+    401: "missing or wrong token",
     404: "unknown model name",
     413: "too large: send it in parts",
     422: "invalid request; the error has the location",
@@ -23,8 +24,10 @@ def schemas(request: type[BaseModel]) -> dict[str, Any]:
     return schema.pop("$defs", {}) | {"Request": schema}
 
 
-def openapi(name: str, version: str, example: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI document of a served model."""
+def openapi(
+    name: str, version: str, example: dict[str, Any], components: dict[str, Any], token: bool = False
+) -> dict[str, Any]:
+    """Return the OpenAPI document of a served model; `token`: requests need a token."""
     path = f"/v1/models/{name}"
     warning = {"type": "string", "description": "a reason to distrust the predictions; omitted if none is known"}
     properties = {"predictions": {"type": "array"}, "warning": warning}
@@ -56,7 +59,9 @@ def openapi(name: str, version: str, example: dict[str, Any], components: dict[s
             ),
             "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
         },
-        "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}},
+        "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}}
+        | ({"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}),
+        **({"security": [{"token": []}]} if token else {}),
     }
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -33,6 +34,7 @@ from rekindle.release.config import ServerSettings
 from rekindle.release.files import download
 from rekindle.release.watch.reference import FEATURES
 from rekindle.release.watch.scores import Scores
+from rekindle.serving.authentication import Authentication, tokens
 from rekindle.serving.batching import Batches
 from rekindle.serving.bodies import Bodies, Refusal
 from rekindle.serving.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
@@ -132,9 +134,16 @@ class ModelServer:
             Route("/docs", lambda _: RedirectResponse("/")),
             Route("/{path:path}", self.unknown, methods=["GET", "POST"]),
         ]
+        self.tokens = tokens()
+        app = Starlette(
+            routes=routes,
+            lifespan=self.lifespan,
+            exception_handlers={Refusal: self.reject},
+            middleware=[Middleware(Authentication, self.tokens)] if self.tokens else [],
+        )
         self.http = uvicorn.Server(
             uvicorn.Config(
-                Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.reject}),
+                app,
                 http=self.connections.protocol,
                 ws="none",  # WebSocket connections would bypass Connection
                 log_level="warning",
@@ -263,7 +272,8 @@ class ModelServer:
 
     async def openapi(self, _: Request) -> Response:
         model = self.loaded_model()
-        return answer(200, openapi(model.name, model.version, model.facts.example, model.facts.schemas))
+        facts = model.facts
+        return answer(200, openapi(model.name, model.version, facts.example, facts.schemas, bool(self.tokens)))
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""

@@ -17,6 +17,7 @@ from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
+from rekindle.release.config import TOKENS
 from rekindle.view import cluster_logs, outcome
 
 PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
@@ -73,7 +74,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
         print(json.dumps(as_object(cluster, workflow)), flush=True)
     if code in (0, outcome.NOT_RELEASED):
         cost = outcome.costs(status, {"spec": spec_of(workflow)}).get("words")
-        text = outcome.success(status, _facts(cluster, labels, endpoint) | {"cost": cost}, is_rekindle)
+        text = outcome.success(status, _facts(cluster, workflow, endpoint) | {"cost": cost}, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
@@ -100,12 +101,14 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}" if service else None
 
 
-def _facts(cluster: Cluster, labels: Mapping[str, str], endpoint: str | None) -> dict[str, str | None]:
+def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
+    name = (workflow["metadata"].get("labels") or {}).get(NAME)
     port = endpoint and endpoint.rpartition(":")[2]
-    forward = f"kubectl port-forward{cluster.flags} svc/{labels.get(NAME)} {port}"
+    forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
+    header = f' -H "Authorization: Bearer ${TOKENS}"' if outcome.needs_token({"spec": spec_of(workflow)}) else ""
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",
-        "try it": endpoint and f"{forward} & curl -s localhost:{port}/v1/models/{labels.get(NAME)}/example",
+        "try it": endpoint and f"{forward} & curl -s{header} localhost:{port}/v1/models/{name}/example",
     }
 
 

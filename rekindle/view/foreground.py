@@ -86,9 +86,10 @@ class Pipeline(foreground.Foreground):
     def success(self, status: Status) -> str:
         endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
         model = f"{endpoint}/v1/models/{overview.label(self.local.workflow, 'name')}"
+        curl = f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
         facts = {
             "endpoint": endpoint,
-            "try it": endpoint and f"curl -s {model}/example | curl -s {model}:predict -d @-",
+            "try it": endpoint and f"{curl} {model}/example | {curl} {model}:predict -d @-",
             "mlflow": "rekindle ui" if outcome.parameters(status).get("run_id") else None,
             "cost": outcome.costs(status, self.local.workflow).get("words"),
         }

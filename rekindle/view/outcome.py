@@ -12,6 +12,7 @@ from argolocal.view import summary
 from argolocal.view.summary import Status, lines_of, outputs, timestamp, warnings
 from rekindle.errors import ConfigError
 from rekindle.keys import AGAIN, TASK
+from rekindle.release.config import TOKENS
 
 NOT_RELEASED = 3
 ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
@@ -49,6 +50,11 @@ def parameters(status: Status) -> dict[str, str]:
             if p["name"] == "unchanged" and p.get("value"):
                 values |= {"verdict": "same", "reason": p["value"], "unchanged": "yes"}
     return values
+
+
+def needs_token(workflow: Mapping[str, Any]) -> bool:
+    """Return True if the model servers of a run need a token."""
+    return f'"{TOKENS}"' in json.dumps(workflow)
 
 
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:

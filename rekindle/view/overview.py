@@ -1,6 +1,7 @@
 """Runs, deployments and services on this machine: the tables of `rekindle status`."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status
 from rekindle.local.cluster import LocalCluster
+from rekindle.release.config import TOKENS
 from rekindle.view import outcome
 
 
@@ -42,6 +44,14 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
         return None
     address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
     return address if any(row.get("address") == address and row["running"] for row in cluster.overview()) else None
+
+
+def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
+    """Return the flag of curl that sends the token of this machine; "" if the model servers of a run need no token."""
+    if not outcome.needs_token(manifest):
+        return ""
+    value = f"${TOKENS}" if os.environ.get(TOKENS) else f"$(cat {home / 'services/token'})"
+    return f' -H "Authorization: Bearer {value}"'
 
 
 def label(manifest: Mapping[str, Any], name: str) -> str | None:

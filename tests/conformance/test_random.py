@@ -30,7 +30,6 @@ FINDINGS = re.compile(r"the manifest cannot run:(\nspec\.\S+: .{20,1000} \[\w+\]
 @pytest.mark.timeout(300)
 @settings(
     max_examples=10,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -17,8 +17,8 @@ TRACKING, SURVIVING = ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
 ARGOLOCAL = ROOT / "docs/argolocal.md"
 CACHE, COST, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters"))
-AFTER = ROOT / "docs/after-release.md"
-TYPED = {AFTER, ARGOLOCAL, README, TRACKING, CACHE, COST, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
+AFTER, SERVING = ROOT / "docs/after-release.md", ROOT / "docs/serving.md"
+TYPED = {AFTER, SERVING, ARGOLOCAL, README, TRACKING, CACHE, COST, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 
@@ -126,6 +126,30 @@ def test_extra_workers_do_not_change_the_weights_as_documented(tmp_path: Path) -
         assert re.search(r"[234] workers trained", explanation), explanation
         pods = typed("ps -eo args").stdout
         assert f"deployments/{runs[0]['workflow']}-train" not in pods, "they end with the training"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # two runs
+def test_model_servers_need_a_token_as_documented(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    with shell(tmp_path) as typed:
+        run, request = typed_by_hand(SERVING)
+        done = typed(run)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        (endpoint,) = re.findall(r"^endpoint +(.*)$", done.stdout, re.MULTILINE)
+        (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
+        assert "instances" in json.loads(typed(request.replace("127.0.0.1:8080", endpoint)).stdout)
+        status = f"curl -s -o answer -w '%{{http_code}}' {endpoint}/v1/models/digits"
+        headers = "", "-H 'Authorization: Bearer wrong'", '-H "Authorization: Bearer $(cat .rekindle/services/token)"'
+        for command in (
+            f"{run} --set train.seed=2 --set gate.tolerance=1",
+            "rekindle rollback digits",
+            "rekindle status",
+        ):
+            assert "predictions" in json.loads(typed(trial).stdout)
+            assert [typed(f"{status} {header}").stdout for header in headers] == ["401", "401", "200"]
+            done = typed(command)
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
 def test_the_pipeline_in_the_readme_equals_the_module_of_the_pipeline() -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 from tests.fuzz.targets import TARGETS, scratch
@@ -16,19 +17,35 @@ CASE_TIMEOUT_S = 10.0
 MAX_GROWTH_MB = 200.0  # maximum growth of a process
 
 
-def run(name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: float = 1e9) -> tuple[int, float]:
-    """Return the number of cases and the growth of the process in MB. A failure names the command to repeat it."""
+@dataclass(frozen=True)
+class Result:
+    """Result of a target without failures; `grown`: growth of the process in MB."""
+
+    name: str
+    cases: int = 0
+    seconds: float = 0.0
+    grown: float = 0.0
+
+    def __add__(self, other: "Result") -> "Result":
+        seconds, grown = self.seconds + other.seconds, max(self.grown, other.grown)
+        return Result(self.name, self.cases + other.cases, seconds, grown)
+
+
+def run(
+    name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: float = 1e9, deadline: float = 1e18
+) -> Result:
+    """Run cases for `seconds`, at most until `deadline`, and at least one. A failure names the command to repeat it."""
 
     def fail_slow_case(*_: Any) -> None:
         raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")
 
     folder = scratch()
-    memory, number = 0.0, first
+    memory, number, began = 0.0, first, time.monotonic()
     signal.signal(signal.SIGALRM, fail_slow_case)
-    deadline = time.monotonic() + seconds
+    deadline = min(began + seconds, deadline)
     try:
         case = TARGETS[name](folder)
-        while number < first + count and time.monotonic() < deadline:
+        while number < first + count and (number == first or time.monotonic() < deadline):
             signal.setitimer(signal.ITIMER_REAL, CASE_TIMEOUT_S)
             log = io.StringIO()
             try:
@@ -46,7 +63,7 @@ def run(name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: flo
         shutil.rmtree(folder, ignore_errors=True)
     grown = _memory_mb() - (memory or _memory_mb())
     assert grown < MAX_GROWTH_MB, f"{name} grew by {grown:.0f} MB in {number - first} cases"
-    return number - first, grown
+    return Result(name, number - first, time.monotonic() - began, grown)
 
 
 def _memory_mb() -> float:

@@ -1,8 +1,13 @@
 """Untrusted input does no harm: a short run of `make fuzz`."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.fuzz.__main__ import share
+from tests.commands import ROOT
+from tests.fuzz.__main__ import schedule
 from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
@@ -19,9 +24,26 @@ CASES |= {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_parsers_accept_generated_bytes_or_raise_an_expected_error(name: str) -> None:
-    assert run(name, seed=18, count=CASES[name])[0] == CASES[name]
+    assert run(name, seed=18, count=CASES[name]).cases == CASES[name]
 
 
 def test_fuzzing_takes_the_requested_time_for_any_number_of_targets() -> None:
-    for targets, processes, rounds in ((25, 2, 13), (2, 2, 1), (1, 8, 1), (25, 1, 25)):
-        assert share(3600, targets, processes) * rounds == pytest.approx(3600)
+    for targets, processes in ((25, 2), (2, 2), (1, 8), (25, 1)):
+        names = [f"target {number}" for number in range(targets)]
+        pieces = schedule(names, 3600, processes)
+        assert sum(seconds for *_, seconds in pieces) == pytest.approx(3600 * processes)
+        assert {name: sum(each == name for each, *_ in pieces) for name in names} == dict.fromkeys(names, processes)
+        assert len({(name, first) for name, first, _ in pieces}) == len(pieces)
+
+
+def test_a_run_is_recorded_with_its_cases_per_parser(tmp_path: Path) -> None:
+    record = tmp_path / "fuzz.md"
+    command = [sys.executable, "-m", "tests.fuzz", "--seconds=2", "--seed=7", f"--record={record}"]
+    names = ["yaml texts", "http bodies"]
+    done = subprocess.run([*command, *(f"--only={name}" for name in names)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|")[1:3] for line in record.read_text().splitlines() if line.startswith("| ")]
+    values = {name.strip(): value.strip() for name, value in lines}
+    assert values["seed"] == "7" and values["requested time"] == "2 s" and values["failures"] == "0"
+    cases = [int(values[name].replace(",", "")) for name in names]
+    assert all(cases) and sum(cases) == int(values["cases"].replace(",", "")) and len(values["commit"]) >= 12

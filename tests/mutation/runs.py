@@ -171,8 +171,8 @@ def _run_tests(
     # reproducible examples without shrinking: the first failure is enough
     generated = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutation", phases=generated, database=None, derandomize=True, deadline=None)
-    hypothesis.settings.load_profile("mutation")
     options = ["-x", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tree}"]
+    options.append("--hypothesis-profile=mutation")
     options += [f"--basetemp={runs / f'm{number}'}", *tests]
     code = pytest.main(options, plugins=[_Order(runs / f"{abs(hash(tests))}.json", measured)])
     sys.stdout.flush()

@@ -111,7 +111,7 @@ def test_an_unknown_version_cannot_be_reproduced(
     s3: Store, name: str, artifacts: dict[str, Path], version: str
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
-    message = "version 7 of the model .* does not exist" if version else "does not have a champion"
+    message = "version 7 of the model .* does not exist" if version else "no trained model, .* has nothing to reproduce"
     with pytest.raises(ConfigError, match=message):
         origin.read(s3, name, version)
     with pytest.raises(ConfigError, match="was not released by a workflow"):

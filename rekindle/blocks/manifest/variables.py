@@ -7,7 +7,7 @@ from rekindle.errors import ConfigError
 PREFIX = "REKINDLE_"
 PROCESS_SETTINGS = (  # settings of a process, not keys of a config
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
-    *("METRICS", "NOTICE", "PATH", "SECRET", "SHM"),
+    *("METRICS", "NOTICE", "PATH", "SECRET", "SHM", "TOKEN"),
 )
 
 

@@ -11,11 +11,12 @@ from hera.workflows import models as m
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod import Manifest, token
 from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
+from rekindle.blocks.serving.route import http_route, route
 from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.serving.switch import switch
 from rekindle.blocks.settings import ClusterConfig
@@ -66,10 +67,19 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
     values = {"name": inputs.get("name") or resolve(evaluation, "name"), "image": image}
     values |= {"image_digest": image.partition("@")[2] or "not pinned"}
     values |= resolve_missing(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
-    values |= {name: resolve(evaluation, name, "") for name in ("source_digest", "champion")}
+    values |= {"source_digest": _source_digest(evaluation), "champion": resolve(evaluation, "champion", "")}
     values |= {"parameters": "{{workflow.parameters.json}}", "created": "{{workflow.creationTimestamp}}"}
     values |= {name: parameter(name) for name in RELEASED} | inputs
     return step("steps.release", task=task, inputs=values).follow(evaluation)
+
+
+def _source_digest(evaluation: Block) -> str:
+    """Return the digest of the raw data, from a predecessor, or from the only block that reads raw data; else ""."""
+    if digest := resolve(evaluation, "source_digest", ""):
+        return digest
+    tasks = (task for scope in current().scope().path() for task in scope.dag.tasks if isinstance(task, Block))
+    digests = [task.outputs.source_digest for task in tasks if "source_digest" in task.outputs]
+    return digests[0] if len(digests) == 1 and digests[0].kind is str else ""
 
 
 def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
@@ -93,6 +103,8 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
 def digest(cluster: ClusterConfig, serve: Any) -> str:
     """Return a hash of the servers' objects without the release and the model's name."""
     objects = [servers_of("", cluster, serve), service("", serve.port, ""), autoscaler("", serve, "")]
+    if public := route("", serve):
+        objects.append(public)
     return hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:6]
 
 
@@ -139,8 +151,9 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
         "keep_releases": serve.keep_releases,
         "wait_seconds": float(serving.STARTUP_SECONDS),
     }
-    # verify has its own timeout
-    pipeline.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRY_CONDITION)
+    template = pipeline.container("steps.verify", "verify", False)
+    template.retry_strategy = retries(1, RETRY_CONDITION)  # verify has its own timeout
+    template.env = [m.EnvVar.model_validate(variable) for variable in token(serve)] or template.env
     suffix = task.removeprefix("verify").removeprefix("-")
     name = pipeline.name(f"promote-{suffix}" if suffix else "", "promote")
     with nested(name, after=[deployed.name]) as promotion:
@@ -221,8 +234,8 @@ def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: lis
     if serve.canary.gateway:
         key = ("unshare", model)
         if key not in pipeline.templates:
-            route = canaries.route(model, serve)
-            pipeline.templates[key] = apply(pipeline.template_name("unshare"), route, retry=retries(2))
+            unshared = http_route(model, serve)
+            pipeline.templates[key] = apply(pipeline.template_name("unshare"), unshared, retry=retries(2))
         pipeline.add(pipeline.name("", "unshare"), pipeline.templates[key], {}, options, after)
         return
     objects = f"{server}-canary" if server else f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}"

@@ -5,7 +5,6 @@ step ends the rollout, so the template does not depend on the number of `serve.c
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
@@ -14,7 +13,8 @@ from rekindle.blocks.container import retries
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, arguments, number, text
 from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, labels
-from rekindle.release.config import PORT, ServeConfig
+from rekindle.blocks.serving.route import http_route
+from rekindle.release.config import ServeConfig
 from rekindle.step import to_text
 
 CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # keys of the labels of a canary's objects
@@ -58,7 +58,7 @@ def rollout(
 def _share_template(name: str, model: str, serve: ServeConfig, servers: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
-        return apply(name, route(model, serve, text("server")), inputs=("server", "percent"), retry=retries(2))
+        return apply(name, http_route(model, serve, text("server")), inputs=("server", "percent"), retry=retries(2))
     inputs = ("model_uri", "server", "version", "former", "replicas")
     return apply(
         name, _canary_deployment(servers, model), inputs=inputs, retry=retries(2), success=SUCCESS, failure=FAILURE
@@ -78,33 +78,4 @@ def _canary_deployment(servers: Manifest, model: str) -> Manifest:
     return servers | {
         "metadata": {"name": f"{text('server')}-canary", "labels": selector | {WORKFLOW: "{{workflow.name}}"}},
         "spec": servers["spec"] | {"replicas": number("replicas"), "selector": {"matchLabels": selector}} | pods,
-    }
-
-
-def route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
-    """Return an HTTPRoute that sends a model's requests to its Service.
-
-    `server` gets `percent` of the requests or, as a shadow, a copy of each request.
-
-    Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
-    """
-    assert serve.canary
-    namespace, _, gateway = serve.canary.gateway.rpartition("/")
-    parent = {"name": gateway} | ({"namespace": namespace} if namespace else {})
-    paths = [
-        {"type": "Exact", "value": f"/v1/models/{model}:predict"},
-        {"type": "PathPrefix", "value": f"/v1/models/{model}"},
-    ]
-    champion, candidate = {"name": model, "port": serve.port}, {"name": server, "port": PORT}
-    rule: dict[str, Any] = {"matches": [{"path": path} for path in paths], "backendRefs": [champion]}
-    if server and serve.canary.shadow:
-        rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
-    elif server:
-        weights = "{{!=100 - asInt(inputs.parameters.percent)}}", number("percent")
-        rule["backendRefs"] = [champion | {"weight": weights[0]}, candidate | {"weight": weights[1]}]
-    return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": {"name": model, "labels": labels(model)},
-        "spec": {"parentRefs": [parent], "rules": [rule]},
     }

@@ -6,7 +6,7 @@ restores its weights, image, flags and resources.
 
 from math import ceil
 
-from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, metadata, pod_spec
+from rekindle.blocks.pod import POD_IP, SERVING_SECRET, Manifest, container, environment, metadata, pod_spec, token
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 
@@ -64,6 +64,7 @@ def _server_pod(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConf
         "serve",
         pod,
         ["-m", "rekindle", "step", "steps.serve", *flags],
+        env=[*POD_IP, *token(serve)],
         envFrom=environment(SERVING_SECRET),
         ports=[{"name": "http", "containerPort": PORT}],
         startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),

@@ -15,6 +15,7 @@ from rekindle.blocks.container import retries
 from rekindle.blocks.resource import apply, number, render, text
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import disruption_budget
+from rekindle.blocks.serving.route import route
 from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
 
@@ -47,6 +48,9 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
         ),
         "disruption-budget": apply(unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)),
     }
+    # the HTTPRoute of a canary is applied before and after the switch
+    if (public := route(model, serve)) and not (serve.canary and serve.canary.gateway):
+        templates["route"] = apply(unique_name("route"), public, retry=retries(2))
     outputs = [_output("deployment", parameter="{{tasks.champion.outputs.parameters.deployment}}")]
     inputs = [Parameter(name="server"), Parameter(name="retained")]
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
@@ -63,6 +67,8 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
         Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends="champion")
         Task(name="autoscaler", template=templates["autoscaler"], arguments={"server": SERVER}, depends="service")
         Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
+        if "route" in templates:
+            Task(name="route", template=templates["route"], depends="service")
         for task in dag.tasks[3:]:
             task.when = SERVES_CHAMPION  # pyright: ignore[reportAttributeAccessIssue]
         Task(

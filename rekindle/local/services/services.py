@@ -127,6 +127,12 @@ class Services:
             {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)},
         )
 
+    def serving_token(self) -> dict[str, str]:
+        """Return the token of the model servers: $REKINDLE_TOKEN, else a token of this home."""
+        self._make_folder()
+        token = self.environ.get("REKINDLE_TOKEN")
+        return {"REKINDLE_TOKEN": token or write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)}
+
     def login_page(self, page: str) -> str:
         """Return the address of a page of the embedded MLflow that logs a browser in."""
         address, _, fragment = page.partition("/#")

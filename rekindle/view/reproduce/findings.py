@@ -13,7 +13,7 @@ from argolocal.common.processes import python
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import content_or_empty
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.view.reproduce.checkout import find_commit
@@ -137,7 +137,7 @@ class Data:
         if not self.given_source and "://" not in self.recorded_source:
             parts = Path(self.recorded_source).parts[1:]
             places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {p: digest for p in [*places, recorded] if (digest := content_or_empty(p)) or p == recorded}
+        return {p: digest for p in [*places, recorded] if (digest := _digest(p)) or p == recorded}
 
     @cached_property
     def source(self) -> str:
@@ -145,6 +145,12 @@ class Data:
         existing = [place for place, digest in self.digests.items() if digest]
         equal = (place for place in existing if self.digests[place] == self.recorded_digest)
         return next(equal, existing[0] if existing else self.given_source or self.recorded_source)
+
+    @property
+    def place(self) -> str:
+        """The place of the data as text: a file of the commit by its path in the project."""
+        path = Path(self.source)
+        return f"{path.relative_to(self.folder)} of the commit" if path.is_relative_to(self.folder) else self.source
 
     def findings(self) -> Iterator[Finding]:
         digest = self.digests.get(self.source, "")
@@ -156,11 +162,18 @@ class Data:
             state = f"its digest is {digest}" if digest else "it does not exist, or cannot be read"
             remedy = "restore it, or give the place of the same data with --data"
             yield Finding(
-                "data", f"{self.source}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
+                "data", f"{self.place}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
             )
         elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(self.folder):
             text = f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use --data"
             yield Finding("data", text, True)
+
+
+def _digest(place: str) -> str:
+    try:
+        return content_or_empty(place)
+    except RekindleError:  # a bucket is missing, or the object store is unavailable
+        return ""
 
 
 def _versions(names: list[str]) -> dict[str, str]:

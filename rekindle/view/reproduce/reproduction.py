@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from argolocal.manifest.resolve import all_templates
 from rekindle import tracking
 from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
@@ -26,6 +27,7 @@ from rekindle.view.reproduce.findings import Finding
 from rekindle.view.reproduce.workspace import Workspace, temporary_workspace
 
 MAX_DIFF_LINES = 60
+SWEEP_STEP = "steps.search.trial"
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         result = Result(origin, commit.sha)
         folder = check_out(commit.sha, workspace.checkout)
         data = checks.Data(origin, request.data, folder)
-        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.source}")
+        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.place}")
 
         def report(found: Iterator[Finding]) -> None:
             for finding in found:
@@ -96,7 +98,7 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         report(checks.machine_findings(origin))
         inputs = Inputs(origin, store, data.source)
         report(inputs.findings())
-        manifest = render(workspace, folder, origin)
+        manifest = render(workspace, folder, origin.config)
         report(manifest_findings(origin, manifest))
         if request.check_only or (result.fatal and not request.ignore_errors):
             return result
@@ -113,7 +115,7 @@ class Inputs:
         self.origin, self.store, self.source = origin, store, source
         self.start = str(origin.model.get("start", ""))
         self.releases: dict[str, tracking.Release] = {}
-        if self.start:
+        if self.start.startswith("releases/"):  # and not another training of the run
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
         champion = origin.run["champion"]
         release = tracking.find_version(origin.name, champion) if champion else None
@@ -134,10 +136,10 @@ class Inputs:
             workspace.add_champion(self.store, release, name)
 
 
-def render(workspace: Workspace, folder: Path, origin: Origin, *sets: str) -> Manifest:
-    """Render the release's config in the project of the commit. Raises ConfigError."""
+def render(workspace: Workspace, folder: Path, config: Mapping[str, Any], *sets: str) -> Manifest:
+    """Render a config in the project of the commit. Raises ConfigError."""
     file = workspace.folder / "config.yaml"
-    file.write_text(yaml.safe_dump(origin.config, sort_keys=False))
+    file.write_text(yaml.safe_dump(config, sort_keys=False))
     try:
         return yaml.safe_load(workspace.rekindle(folder, "render", str(file), *(f"--set={item}" for item in sets)))
     except RekindleError as error:
@@ -167,13 +169,31 @@ def train(workspace: Workspace, folder: Path, origin: Origin, source: str, user_
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails."""
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
     sets += [f"data.source={source}"] if source != origin.config["data"]["source"] else []
-    manifest = render(workspace, folder, origin, *sets)
+    manifest = render(workspace, folder, config_of_training(origin), *sets)
+    for template, _ in all_templates(manifest["spec"], "spec"):
+        if "suspend" in template:
+            template["suspend"] = {"duration": "0"}  # nobody waits for the approval of a model that is not released
     workspace.use_images(origin.config, manifest, user_home)
     file = workspace.folder / "manifest.json"
     file.write_text(json.dumps(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
     output = workspace.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
     return json.loads(output)["workflow"]
+
+
+def config_of_training(origin: Origin) -> dict[str, Any]:
+    """Return the config that trains the model of the release; of a sweep, only the trial that was released.
+
+    The search is not repeated: with a budget, it depends on the speed of the machine.
+    """
+    config = origin.config
+    if SWEEP_STEP not in origin.run["modules"]:
+        return config
+    space = {
+        section: {key: [origin.model[section][key]] for key in keys}
+        for section, keys in config["sweep"]["space"].items()
+    }
+    return config | {"sweep": config["sweep"] | {"space": space, "trials": 1, "rungs": 1, "budget": {}}}
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:

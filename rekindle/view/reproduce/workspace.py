@@ -21,6 +21,7 @@ from argolocal.common.processes import python
 from argolocal.pods.containers import containers_of
 from rekindle import tracking
 from rekindle.cache.folder import CACHE
+from rekindle.cache.key import find_objects
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
@@ -107,10 +108,10 @@ class Workspace:
         store.client.create_bucket(Bucket=bucket)
         return store
 
-    def copy(self, source: Store, prefix: str) -> None:
-        """Copy the objects below a prefix to the bucket of the same name in the folder's own object store."""
+    def copy(self, source: Store, key: str) -> None:
+        """Copy an object or a folder to the bucket of the same name in the folder's own object store."""
         target = self.store(source.bucket)
-        for entry in source.list(prefix):
+        for entry in find_objects(source, key):
             target.put(entry.key, source.get(entry.key))
 
     def add_champion(self, source: Store, release: tracking.Release, name: str) -> None:

@@ -1004,7 +1004,7 @@ def mutate(data: st.DataObject, holder: Any) -> None:
         holder = holder[key]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_an_invalid_manifest_does_not_crash_lint(data: st.DataObject) -> None:
     manifest = copy.deepcopy(RIGHT)
@@ -1014,7 +1014,7 @@ def test_an_invalid_manifest_does_not_crash_lint(data: st.DataObject) -> None:
         assert str(finding)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.sampled_from(sorted({**OBJECTS, **OTHERS})))
 def test_an_invalid_object_does_not_crash_lint(data: st.DataObject, kind: str) -> None:
     thing = {**OBJECTS, **OTHERS}[kind]()

@@ -55,9 +55,10 @@ def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[
     removed = deleted_kinds(workflow)
     sets = ["serve.canary.gateway=edge"]
     canary = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
-    for manifest, flags in [*applied_objects(workflow), *applied_objects(canary)]:
+    ingress = render_manifest(load_config(GOLDEN / "config.yaml", sets=["serve.host=a.example"], environment={}).config)
+    for manifest, flags in [*applied_objects(workflow), *applied_objects(canary), *applied_objects(ingress)]:
         group = manifest["apiVersion"].rpartition("/")[0]
-        resource = manifest["kind"].lower() + "s"
+        resource = manifest["kind"].lower() + ("es" if manifest["kind"] == "Ingress" else "s")
         verbs = {"create", "patch"} | (set() if "--server-side" in flags else {"get"})
         verbs |= {"list", "watch", "delete"} if manifest["kind"].lower() in removed else set()
         needed |= {(group, resource, verb) for verb in verbs}

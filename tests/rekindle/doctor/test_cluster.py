@@ -232,6 +232,17 @@ def test_serving_keys_that_can_write_and_missing_serving_accounts_are_found(serv
     assert "create secret generic rekindle-serving" in checks["serving credentials"].remedy
 
 
+def test_a_config_with_tokens_needs_their_secret(server: HealthyCluster):
+    flags = ["platform", "check", str(ROOT / "configs/demo.yaml"), "--wait=5", "--set=serve.token=true", "-o", "json"]
+    (check,) = [c for c in json.loads(CliRunner().invoke(commands, flags).stdout) if c["name"] == "tokens"]
+    assert (check["ok"], check["found"]) == (False, "Secret rekindle-token lacks REKINDLE_TOKEN")
+    assert "create secret generic rekindle-token" in check["remedy"] and "REKINDLE_TOKEN=..." in check["remedy"]
+    secret = {"metadata": {"name": "rekindle-token"}, "data": {"REKINDLE_TOKEN": "eA=="}}
+    server.put("/api/v1/namespaces/models/secrets", secret)
+    checks = {check["name"]: check["ok"] for check in json.loads(CliRunner().invoke(commands, flags).stdout)}
+    assert checks["tokens"] and "tokens" not in run_checks()
+
+
 def test_other_backends_need_their_own_kinds_but_not_the_training_operator(server: HealthyCluster):
     server.remove("/api/v1/pods", "kubeflow-training-operator")
     server.refuse("GET", "/apis/jobset.x-k8s.io/v1alpha2$", 404, "404 page not found", times=1)

@@ -17,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from rekindle.release.client import REPLAY
+from rekindle.errors import DataError
+from rekindle.release.client import REPLAY, ModelClient
 from rekindle.storage import Store
 from tests.rekindle.serving.running import MODEL, PREDICT, Gate, Running, refuses_connections, release
 from tests.waiting import until
@@ -392,3 +393,56 @@ def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str
     assert re.fullmatch(
         rf"error: the model fails on its own example: {re.escape(ECHO)}:\d+: KeyError: 'a bug in .*", last
     ), log
+
+
+TOKENS = "first-token\nsecond-token"
+
+
+@pytest.fixture(scope="module")
+def guarded(sha256: str) -> Iterator[Running]:
+    with Running(f"--model={PREFIX}", REKINDLE_TOKEN=TOKENS) as running:
+        running.until_ready()  # probes need no token
+        yield running
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer first", "Basic first-token", "Bearer first-token,x", "first-token"]
+)
+def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(guarded: Running, header: str) -> None:
+    headers = {"authorization": header} if header else {}
+    for path in (MODEL, f"{MODEL}/example", "/v1/models", "/openapi.json", "/nowhere", f"{MODEL}/../echo"):
+        answer = guarded.client.get(path, headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert "Authorization: Bearer TOKEN" in answer.json()["error"] and "model-sha256" not in answer.headers
+    body = {"instances": [ONE]}
+    assert guarded.client.post(PREDICT, json=body, headers=headers).status_code == 401
+    assert guarded.client.request("HEAD", MODEL, headers=headers).status_code == 401
+
+
+def test_each_token_of_the_secret_is_accepted(guarded: Running) -> None:
+    for token in ("first-token", "second-token"):
+        for scheme in ("Bearer", "bearer"):
+            headers = {"authorization": f"{scheme} {token}"}
+            assert guarded.client.post(PREDICT, json={"instances": [ONE]}, headers=headers).status_code == 200
+    document = guarded.client.get("/openapi.json", headers={"authorization": "Bearer first-token"}).json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+
+
+def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_failures(guarded: Running) -> None:
+    assert guarded.client.get("/health/live").status_code == guarded.client.get("/health/ready").status_code == 200
+    assert guarded.predict(ONE).status_code == 401
+    assert 'status="401"' not in guarded.client.get("/metrics").text
+
+
+def test_verify_sends_the_first_token(guarded: Running, sha256: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ModelClient(guarded.url, "echo", sha256, deadline=0)
+    with pytest.raises(DataError, match="answered 401"):
+        client.wait()
+    monkeypatch.setenv("REKINDLE_TOKEN", TOKENS)
+    assert client.wait()["ready"] and client.predict(client.example())
+
+
+def test_a_server_with_an_empty_token_does_not_start() -> None:
+    with Running(f"--model={PREFIX}", REKINDLE_TOKEN=" \n", listens=False) as running:
+        code, log = running.end()
+    assert code == 78 and "REKINDLE_TOKEN contains no token" in log

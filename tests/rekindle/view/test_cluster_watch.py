@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.blocks.manifest.render import manifest_sha256
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.cluster import workflows
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle
 from tests.rekindle.cluster.server import ApiServer
@@ -43,6 +44,19 @@ def test_a_watch_ends_like_a_local_run(server: ApiServer, tmp_path: Path, workfl
     done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_the_request_to_try_has_the_token_if_the_servers_need_one(server: ApiServer, tmp_path: Path, token: bool):
+    config = load_config(GOLDEN / "config.yaml", sets=[f"serve.token={str(token).lower()}"], environment={}).config
+    workflow = run("Succeeded")
+    workflow["metadata"]["labels"]["app.kubernetes.io/name"] = "cards"
+    server.put(WORKFLOWS_AT, workflow | {"spec": render_manifest(config)["spec"]})
+    service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
+    server.put("/api/v1/namespaces/models/services", service)
+    done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
+    header = ' -H "Authorization: Bearer $REKINDLE_TOKEN"' if token else ""
+    assert f"svc/cards 9000 & curl -s{header} localhost:9000/v1/models/cards/example" in done.stdout
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):

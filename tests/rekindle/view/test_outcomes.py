@@ -55,17 +55,18 @@ class Run:
 
     def __init__(self, failure: Callable[[str, int], str | None], sets: list[str] = [], **outputs: Any) -> None:  # noqa: B006
         rendered = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
-        locks = SharedLocks(LocalCluster(Path(tempfile.mkdtemp())))
-        self.scheduler = Scheduler(manifests.workflow(rendered), locks=locks)
         self.failure, self.outputs = failure, OUTPUTS | outputs
         self.started: list[str] = []
         self.texts: list[str] = []
-        now, events = 1_700_000_000.0, []
-        while not self.scheduler.done:
-            assert now < 1_800_000_000, self.scheduler.status
-            actions = self.scheduler.advance(now, events)
-            events = [self.end(action) for action in actions if isinstance(action, Start)]
-            now = now + 1 if events else max(now + 1, self.scheduler.wake or 0)
+        with tempfile.TemporaryDirectory() as home:
+            locks = SharedLocks(LocalCluster(Path(home)))
+            self.scheduler = Scheduler(manifests.workflow(rendered), locks=locks)
+            now, events = 1_700_000_000.0, []
+            while not self.scheduler.done:
+                assert now < 1_800_000_000, self.scheduler.status
+                actions = self.scheduler.advance(now, events)
+                events = [self.end(action) for action in actions if isinstance(action, Start)]
+                now = now + 1 if events else max(now + 1, self.scheduler.wake or 0)
 
     def end(self, start: Start) -> PodEnded:
         name = start.template["name"]

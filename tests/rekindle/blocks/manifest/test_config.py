@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.blocks.manifest.config import load_config
@@ -220,7 +220,6 @@ def test_a_missing_file_is_reported_with_a_suggestion(tmp_path: Path) -> None:
         load_config(tmp_path / "dmo.yaml", [], {})
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 2**31), st.booleans())
 def test_a_value_has_the_same_meaning_in_file_environment_and_set(
     tmp_path_factory: pytest.TempPathFactory, workers: int, seed: int, as_set: bool

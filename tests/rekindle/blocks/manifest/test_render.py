@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from argolocal.language.yaml_text import parse_one
@@ -146,7 +146,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=8), PLAIN, max_size=4))
 def test_any_text_survives_a_round_trip_through_yaml(values: dict[str, Any]) -> None:
     assert yaml.safe_load(to_yaml(values)) == values

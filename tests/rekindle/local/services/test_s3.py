@@ -202,7 +202,7 @@ def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
 names = st.text("ab/é\U0001f525", min_size=1, max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(keys=st.sets(names, max_size=12), prefix=st.text("ab/", max_size=2), most=st.integers(1, 5), cut=st.booleans())
 def test_pages_of_any_size_add_up_to_the_complete_listing(keys: set[str], prefix: str, most: int, cut: bool) -> None:
     files = Files.__new__(Files)

@@ -111,7 +111,7 @@ limits_of_pipelines = st.fixed_dictionaries(
 
 
 @given(worlds(), limits_of_pipelines)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_nothing_that_is_needed_is_removed(world: World, limits: dict[str, RetentionConfig]) -> None:
     before = World(
         dict(world.runs), dict(world.releases), set(world.files), dict(world.entries), set(world.artifacts), {}
@@ -146,7 +146,7 @@ def test_nothing_that_is_needed_is_removed(world: World, limits: dict[str, Reten
 
 
 @given(worlds(), limits_of_pipelines, st.integers(0, 30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next(
     world: World, limits: dict[str, RetentionConfig], parts: int
 ) -> None:

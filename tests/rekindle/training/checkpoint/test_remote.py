@@ -54,7 +54,7 @@ def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) ->
     assert 0 < uploaded[1] <= 1024 * len(set(keys(again, "chunks")) - existing) < uploaded[0]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True))
 def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str], damage: str, position: float

@@ -122,7 +122,7 @@ def after_flip(offset: int) -> tuple[int, bool]:
     return 5 if newest else 6, newest or any(first <= offset < first + record for first in others)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(shared: Path, data: st.DataObject) -> None:
     path, offsets = written(shared / "file", 4, 5, 6), st.integers(0, SIZE + 10)

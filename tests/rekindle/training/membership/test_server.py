@@ -186,7 +186,7 @@ class Run(RuleBasedStateMachine):
         assert members == self.training
 
 
-Run.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Run.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestMembership = Run.TestCase
 
 

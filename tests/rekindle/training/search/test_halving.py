@@ -45,7 +45,7 @@ def decide(sweep: Sweep, jobs: list[Job], values: dict[Job, float]) -> Job | Non
     return final_job(sweep, jobs, values) if all(job in values for job in jobs) else None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sweeps, st.integers(), st.integers(2, 9), st.randoms())
 def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
     sweep: Sweep, seed: int, pods: int, chance: random.Random
@@ -102,7 +102,7 @@ def test_the_choice_of_trials_depends_only_on_their_values(
     assert all((sign * finite[a], a) < (sign * finite[b], b) for a in chosen for b in dropped)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sweeps, st.integers(), st.floats(0.01, 60), st.integers(1, 4))
 def test_a_sweep_ends_within_one_trial_of_its_budget(sweep: Sweep, seed: int, hours: float, pods: int) -> None:
     """A whole trial takes an hour; until the first trial ends, nothing is known about this."""

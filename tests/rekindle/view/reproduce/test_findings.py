@@ -3,6 +3,7 @@
 import json
 import platform
 import subprocess
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rekindle.blocks.manifest import provenance
 from rekindle.cache import code, key
 from rekindle.errors import ConfigError
 from rekindle.release.origin import Origin
+from rekindle.storage import Store
 from rekindle.view.reproduce import findings
 from rekindle.view.reproduce.checkout import check_out, find_commit
 from rekindle.view.reproduce.findings import (
@@ -22,7 +24,7 @@ from rekindle.view.reproduce.findings import (
     environment_findings,
     machine_findings,
 )
-from rekindle.view.reproduce.reproduction import run_parameters
+from rekindle.view.reproduce.reproduction import Inputs, config_of_training, run_parameters
 
 STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
 
@@ -101,6 +103,19 @@ def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
     assert ("steps.shop" if fatal else "uncommitted changes") in finding.text
 
 
+def test_a_module_that_only_the_work_tree_has_is_not_in_the_commit(
+    repository: Path, make_origin: Callable[..., Origin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "shop"))
+    (repository / "shop/steps/shop.py").write_text("from . import extra\nimport single\n")
+    (repository / "shop/steps/extra.py").touch()
+    (repository / "shop/single.py").touch()
+    origin = make_origin(provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"})
+    commit = Commit(origin, "")
+    [finding] = code_findings(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
+    assert finding.fatal and "single, steps.extra, steps.shop: " in finding.text
+
+
 def test_another_environment_is_reported(repository: Path, make_origin: Callable[..., Origin]) -> None:
     image = {"image": "registry/shop:1", "image_digest": "sha256:1"}
     packages = [name for name in code.packages() if not name.startswith("torch-")]
@@ -128,6 +143,25 @@ def test_changed_data_is_an_error_with_both_digests(
     moved.write_text("1,2\n3,4\n")
     data = Data(origin, str(moved), tmp_path)
     assert not [*data.findings()] and data.source == str(moved)
+    assert Data(origin, str(moved), tmp_path / "checkout").place == str(moved)
+
+
+def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
+    s3: Store, make_origin: Callable[..., Origin], tmp_path: Path
+) -> None:
+    key = uuid.uuid4().hex
+    uri = f"s3://{s3.bucket}/{key}"
+    s3.put(f"{key}/sales.csv", b"1,2")
+    origin = make_origin(source=uri)
+    s3.put(f"{key}-copy/sales.csv", b"1,2")
+    assert not [*Data(origin, "", tmp_path).findings()], "a neighbour is not part of the data"
+    s3.put(f"{key}/sales.csv", b"1,3")
+    [changed] = Data(origin, "", tmp_path).findings()
+    s3.delete([f"{key}/sales.csv", f"{key}-copy/sales.csv"])
+    [deleted] = Data(origin, "", tmp_path).findings()
+    [unknown] = Data(origin, "s3://missing-bucket/sales.csv", tmp_path).findings()
+    assert all(f.fatal and origin.provenance["source_digest"] in f.text for f in (changed, deleted, unknown))
+    assert "its digest is" in changed.text and all("does not exist" in f.text for f in (deleted, unknown))
 
 
 def test_data_in_the_repository_is_that_of_the_commit(
@@ -138,6 +172,7 @@ def test_data_in_the_repository_is_that_of_the_commit(
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
     data = Data(origin, "", folder)
     assert not [*data.findings()] and data.source == str(folder / "data/sales.csv")
+    assert data.place == "data/sales.csv of the commit"
 
 
 def test_data_that_steps_cannot_access_is_an_error(
@@ -166,3 +201,21 @@ def test_a_moving_window_ends_when_the_run_was_created(make_origin: Callable[...
     values = run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
     created = "2026-11-02T03:00:00Z" if reads_time else ""
     assert values == {"scheduled-time": created, "rows": "7", "backfill": "true"}
+
+
+def test_a_training_may_start_from_another_training_of_its_run(s3: Store, make_origin: Callable[..., Origin]) -> None:
+    starts = ("releases/base/1f", "shop-4k2xp/train-base/model")
+    origins = [make_origin(model={"start": start}, run={"champion": ""}) for start in starts]
+    [missing_release], from_run = ([*Inputs(origin, s3, "").findings()] for origin in origins)
+    assert missing_release.fatal and "releases/base/1f" in missing_release.text and not from_run
+
+
+def test_of_a_sweep_only_the_released_trial_is_trained(make_origin: Callable[..., Origin]) -> None:
+    space = {"model": {"hidden": {"choices": [4, 8]}}, "train": {"learning_rate": {"low": 0.001, "high": 0.1}}}
+    config = {"name": "shop", "sweep": {"trials": 9, "rungs": 2, "budget": {"hours": 1.0}, "seed": 3, "space": space}}
+    model = {"model": {"hidden": 8, "depth": 2}, "train": {"learning_rate": 0.0123, "epochs": 4}}
+    run = {"parameters": {"config": json.dumps(config)}, "modules": ["steps.search.trial"]}
+    trial = {"model": {"hidden": [8]}, "train": {"learning_rate": [0.0123]}}
+    changed = config_of_training(make_origin(run=run, model=model))
+    assert changed["sweep"] == {"trials": 1, "rungs": 1, "budget": {}, "seed": 3, "space": trial}
+    assert config_of_training(make_origin(run=run | {"modules": []}, model=model)) == config

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +19,61 @@ from tests.commands import Shell, shell
 from tests.waiting import until
 
 IDENTITY = "git -c user.name=a -c user.email=a@b"
+SPACE = {"model": {"hidden": [4, 8]}, "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}}}
+SEARCH = {"pipeline": "pipelines.sweep", "sweep": {"trials": 3, "rungs": 1, "budget": {"hours": 1}, "space": SPACE}}
+APPROVAL = """
+        approval = Task(name="approval", template=Suspend(name="wait"))
+        model = blocks.train(data)
+        approval.next(model)"""
+DOWNLOAD = """from urllib.parse import urlsplit
+    from rekindle import Store
+    uri = urlsplit(data.source)
+    Store(uri.netloc, os.environ["S3_ENDPOINT_URL"]).download(uri.path[1:], out / "raw")
+    rows = np.concatenate([np.genfromtxt(file, delimiter=",", skip_header=1, dtype="float32")
+                           for file in sorted((out / "raw").iterdir())])"""
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A shell in a clone of a project that has released the model `shop`; the original project is gone."""
     base = tmp_path_factory.mktemp("reproduce")
-    folder = base / "shop"
-    create(folder)
-    config = yaml.safe_load((folder / "configs/shop.yaml").read_text())
-    config["train"] |= {"epochs": 10, "validation": 0.1}
-    (folder / "configs/shop.yaml").write_text(yaml.safe_dump(config))
-    (base / "tmp").mkdir()
-    with shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
-        assert typed(f"git init -q && git add -A && {IDENTITY} commit -qm first").returncode == 0
-        released = typed("rekindle run configs/shop.yaml --set gate.maximum.rmse=1000 -o json")
-        assert json.loads(released.stdout)["verdict"] == "release", released.stderr
-        subprocess.run(["git", "clone", "-q", str(folder), str(base / "clone")], check=True)
-        shutil.rmtree(folder)
-        typed.folder = base / "clone"
+    with project(base) as typed:
+        release(typed, "shop")
+        move(typed, base / "clone")
         yield typed
 
 
-def reproduce(clone: Shell, options: str = "") -> tuple[int, dict[str, Any], str]:
-    done = clone(f"rekindle reproduce shop {options} -o json")
+@contextmanager
+def project(base: Path) -> Iterator[Shell]:
+    """Create the project `shop` with its own home; yield a shell in it."""
+    folder = base / "shop"
+    create(folder)
+    file = folder / "configs/shop.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["train"] |= {"epochs": 10, "validation": 0.1}
+    config["gate"]["maximum"]["rmse"] = 1000
+    file.write_text(yaml.safe_dump(config))
+    file.with_name("search.yaml").write_text(yaml.safe_dump(config | SEARCH | {"name": "search"}))
+    (base / "tmp").mkdir()
+    with shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
+        yield typed
+
+
+def release(typed: Shell, model: str, options: str = "") -> None:
+    assert typed(f"git init -q && git add -A && {IDENTITY} commit -qm {model}").returncode == 0
+    released = typed(f"rekindle run configs/{model}.yaml {options} -o json")
+    assert json.loads(released.stdout)["verdict"] == "release", released.stderr
+
+
+def move(typed: Shell, target: Path) -> None:
+    """Continue in a clone of the project, and remove the project."""
+    subprocess.run(["git", "clone", "-q", str(typed.folder), str(target)], check=True)
+    shutil.rmtree(typed.folder)
+    typed.folder = target
+
+
+def reproduce(clone: Shell, options: str = "", model: str = "shop") -> tuple[int, dict[str, Any], str]:
+    done = clone(f"rekindle reproduce {model} {options} -o json")
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
@@ -110,6 +142,54 @@ def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) 
     assert registered(clone) == before and not clone("git status --short").stdout
     assert clone("git worktree prune -n -v && git worktree list").stdout.count("\n") == 1
     assert reproduce(clone)[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_path: Path) -> None:
+    with project(tmp_path) as typed:
+        edit(typed.folder / "pipelines/nightly.py", "        model = blocks.train(data)", APPROVAL)
+        edit(
+            typed.folder / "pipelines/nightly.py",
+            "from rekindle",
+            "from hera.workflows import Suspend, Task\nfrom rekindle",
+        )
+        step = typed.folder / "steps/shop.py"
+        step.write_text("import os\n" + step.read_text())
+        line = next(line for line in step.read_text().splitlines() if "genfromtxt" in line)
+        edit(step, line.strip(), DOWNLOAD)
+        assert typed("rekindle put data s3://rekindle/raw && rekindle put data s3://rekindle/raw-copy").returncode == 0
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(release, typed, "shop", "--set data.source=s3://rekindle/raw")
+            until(
+                "the approval", lambda: run.done() or typed("rekindle resume $(ls $REKINDLE_HOME/runs)").returncode == 0
+            )
+            run.result()
+        move(typed, tmp_path / "clone")
+        typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
+        code, result, errors = reproduce(typed)
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+
+        data = typed.folder / "data/power.csv"
+        data.write_text(f"{data.read_text()[:-2]}{(int(data.read_text()[-2]) + 1) % 10}\n")
+        typed("rekindle put data s3://rekindle/raw")
+        code, result, errors = reproduce(typed)
+        assert code == 2 and [each["subject"] for each in result["findings"]] == ["data"], errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_of_a_sweep_only_the_released_trial_is_trained_again(tmp_path: Path) -> None:
+    with project(tmp_path) as typed:
+        release(typed, "search")
+        move(typed, tmp_path / "clone")
+        code, result, errors = reproduce(typed, model="search")
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
 
 
 def running(home: str) -> bool:

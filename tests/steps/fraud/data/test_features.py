@@ -89,7 +89,7 @@ def same_day(n: int) -> Rows:
     return Rows.of(range(n), [START] * n, [1] * n, [1] * n, np.arange(n), [1] * n)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(transactions(), st.sampled_from([0, 7]))
 @example(same_day(3), 0)
 def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
@@ -99,13 +99,13 @@ def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
         np.testing.assert_allclose(values[row], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(transactions())
 def test_features_do_not_depend_on_the_chunk_size(rows: Rows) -> None:
     assert table(rows).tobytes() == table(rows, chunk=1).tobytes()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(transactions(), st.data())
 def test_features_ignore_labels_within_the_delay_and_later_transactions(rows: Rows, data: st.DataObject) -> None:
     row = data.draw(st.integers(0, len(rows) - 1))

@@ -66,7 +66,7 @@ def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) ->
     assert later["terminal"].n_unique() > 0.9 * len(later)  # anywhere, while an owner pays at about 78 terminals
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**63), st.integers(1, 30), st.integers(1, 30), st.integers(1, 10))
 def test_small_worlds_of_any_size_can_be_simulated(seed: int, cards: int, terminals: int, days: int) -> None:
     world = simulate(World(seed=seed, cards=cards, terminals=terminals, days=days, takeovers=seed % 50))

@@ -41,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("state") / "dataset")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, CONTEXT + 1))
 def test_online_features_equal_offline_features(world: World, data: st.DataObject, length: int) -> None:
     picked = data.draw(st.lists(st.integers(0, len(world.later) - 1), min_size=1, max_size=8, unique=True))
@@ -54,7 +54,7 @@ def test_online_features_equal_offline_features(world: World, data: st.DataObjec
         assert not window[n:].any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_labels_within_the_delay_change_nothing(world: World, data: st.DataObject) -> None:
     new = world.later[data.draw(st.integers(0, len(world.later) - 1)) :][:1]

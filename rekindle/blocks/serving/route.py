@@ -1,0 +1,72 @@
+"""The route from clients outside of the cluster, or of a Gateway, to the Service of a model."""
+
+from typing import Any
+
+from rekindle.blocks.pod import Manifest
+from rekindle.blocks.resource import number
+from rekindle.blocks.serving.deployment import labels
+from rekindle.release.config import PORT, ServeConfig
+
+
+def route(model: str, serve: ServeConfig) -> Manifest | None:
+    """Return the HTTPRoute or Ingress of `serve.host`, or None without a host."""
+    if not serve.host:
+        return None
+    return http_route(model, serve) if serve.gateway else _ingress(model, serve)
+
+
+def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
+    """Return an HTTPRoute that sends a model's requests to its Service.
+
+    `server` gets `percent` of the requests or, as a shadow, a copy of each request.
+
+    Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
+    """
+    namespace, _, gateway = (serve.gateway or (serve.canary and serve.canary.gateway) or "").rpartition("/")
+    parent = {"name": gateway} | ({"namespace": namespace} if namespace else {})
+    predict, other = _paths(model)
+    paths = [{"type": "Exact", "value": predict}, {"type": "PathPrefix", "value": other}]
+    champion, candidate = {"name": model, "port": serve.port}, {"name": server, "port": PORT}
+    rule: dict[str, Any] = {"matches": [{"path": path} for path in paths], "backendRefs": [champion]}
+    if server and serve.canary and serve.canary.shadow:
+        rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
+    elif server:
+        weights = "{{!=100 - asInt(inputs.parameters.percent)}}", number("percent")
+        rule["backendRefs"] = [champion | {"weight": weights[0]}, candidate | {"weight": weights[1]}]
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": _metadata(model, serve),
+        "spec": {"parentRefs": [parent], **({"hostnames": [serve.host]} if serve.host else {}), "rules": [rule]},
+    }
+
+
+def _ingress(model: str, serve: ServeConfig) -> Manifest:
+    """Return an Ingress. Source: networking.k8s.io/v1 IngressSpec."""
+    backend = {"service": {"name": model, "port": {"number": serve.port}}}
+    # ingress-nginx rejects a colon in paths of the types Exact and Prefix
+    kinds = ("ImplementationSpecific", "Prefix")
+    paths = [
+        {"path": path, "pathType": kind, "backend": backend} for path, kind in zip(_paths(model), kinds, strict=True)
+    ]
+    spec: dict[str, Any] = {"rules": [{"host": serve.host, "http": {"paths": paths}}]}
+    if serve.ingress_class:
+        spec["ingressClassName"] = serve.ingress_class
+    if serve.tls_secret:
+        spec["tls"] = [{"hosts": [serve.host], "secretName": serve.tls_secret}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "Ingress",
+        "metadata": _metadata(model, serve),
+        "spec": spec,
+    }
+
+
+def _paths(model: str) -> tuple[str, str]:
+    """Return the public paths: a path, and a prefix of whole parts of a path. Probes and metrics are not public."""
+    return f"/v1/models/{model}:predict", f"/v1/models/{model}"
+
+
+def _metadata(model: str, serve: ServeConfig) -> Manifest:
+    annotations = {"annotations": serve.annotations} if serve.annotations else {}
+    return {"name": model, "labels": labels(model), **annotations}
