@@ -33,6 +33,7 @@ EXCEPTIONS = {  # file → (calls, reason)
     "cluster/kube.py": ({"time.time"}, STAMPS),
     "cluster/outage.py": ({"sleep", "time.time"}, FAULTS),
     "cluster/test_pairs.py": ({"sleep"}, FAULTS),
+    "cluster/test_traffic.py": ({"time.time"}, "a test that prints the time of a rollback"),
     "conformance/argo.py": ({"monotonic"}, "a workflow that Argo does not end has a deadline"),
     "conformance/differ.py": ({"monotonic", "sleep"}, f"{FIGURES}, and looks at the cluster once a second"),
     "conformance/examples.py": ({"monotonic"}, FIGURES),

@@ -34,7 +34,8 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
 RATE = 200  # requests per second
-REUSE = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}  # clients, longest idle time in s
+# number of clients at this rate, and their longest idle time in seconds
+REUSE = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
 PIECES = 4  # number of pieces of a slow request
 PORT = 18_495
 SETTINGS = [
@@ -60,9 +61,10 @@ class Answer:
 
 
 class Traffic:
-    """Clients that together send requests at RATE, however fast the servers answer."""
+    """Clients that together send `rate` requests per second, however fast the servers answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = PORT, rate: float = RATE) -> None:
+        self.address, self.rate = (host, port), rate
         self.texts = requests()
         self.answers: list[Answer] = []
         self.over = threading.Event()
@@ -91,7 +93,7 @@ class Traffic:
             text = text.replace(b"HTTP/1.1", b"HTTP/1.0")
         try:
             async with asyncio.timeout(60):
-                reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+                reader, writer = await asyncio.open_connection(*self.address)
                 await self.ask(kind, reader, writer, text.replace(b"host: x", b"host: x\r\nconnection: close"))
                 writer.close()
         except (OSError, EOFError, TimeoutError):
@@ -102,7 +104,7 @@ class Traffic:
         while not self.over.is_set():
             try:
                 async with asyncio.timeout(60):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+                    reader, writer = await asyncio.open_connection(*self.address)
                 head = ""
                 while not (self.over.is_set() or "connection: close" in head):
                     if kind != "unchecked" and is_closed(writer):
@@ -117,10 +119,11 @@ class Traffic:
 
     async def run(self) -> None:
         """Send requests until `over` is set, then wait until all clients have an answer."""
-        single = RATE - sum(2 * count / idle_s for count, idle_s in REUSE.values())
+        reuse = [(kind, round(count * self.rate / RATE), idle_s) for kind, (count, idle_s) in REUSE.items()]
+        single = self.rate - sum(2 * count / idle_s for _, count, idle_s in reuse)
         kinds = ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
         async with asyncio.TaskGroup() as group:
-            for kind, (count, idle_s) in REUSE.items():
+            for kind, count, idle_s in reuse:
                 for _ in range(count):
                     group.create_task(self.reuse_connection(kind, idle_s))
             start, number = time.perf_counter(), 0
@@ -140,9 +143,8 @@ def is_closed(writer: asyncio.StreamWriter) -> bool:
 
 
 @contextmanager
-def traffic() -> Iterator[Traffic]:
-    """Send requests until the end of the block; yield the clients with their answers."""
-    load = Traffic()
+def traffic(load: Traffic) -> Iterator[Traffic]:
+    """Send the requests of `load` until the end of the block; yield `load` with the answers."""
     thread = threading.Thread(target=lambda: asyncio.run(load.run()))
     thread.start()
     try:
@@ -177,6 +179,31 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], set[str], str]] = {
 }
 
 
+def count(name: str, answers: list[Answer], versions: set[str], faulty: str) -> list[Bar]:
+    """Return the numbers of requests that failed, or that an unexpected version answered, during the change `name`.
+
+    `versions`: versions that may answer; `faulty`: one of them that may fail, or "".
+    """
+    failed = [a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)]
+    strangers = [a for a in answers if a.status == 200 and a.version not in versions]
+    by_version, kinds = Counter(a.version for a in answers), Counter((a.kind, a.status) for a in failed)
+    print(f"{name}: answers by version {by_version}; failed {kinds}", file=sys.stderr)
+    return [
+        bar(f"{name}: requests", len(answers), ""),
+        bar("  requests that failed, except for the candidate's fault", len(failed), "", 0),
+        bar("  answers of another version than the champion and the verified candidate", len(strangers), "", 0),
+    ]
+
+
+def rollback_times(answers: list[Answer], previous: str, start: float, seconds: float) -> list[Bar]:
+    """Return the times of a rollback from the version `previous`; its command took `seconds` from `start`."""
+    last = max(a.time for a in answers if a.version == previous and a.kind not in REUSE) - start
+    return [
+        bar("  duration of the command", seconds, "s", 5),
+        bar("  time until the last answer of the previous version to a new connection", last, "s", 5),
+    ]
+
+
 def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
     """Make a change; return the numbers of requests that failed, or that an unexpected version answered."""
     change, versions, faulty = CHANGES[name]
@@ -184,23 +211,11 @@ def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
     result = change(home)
     seconds = time.time() - start
     time.sleep(SETTLE_S)
+    print(f"{name}: {result}", file=sys.stderr)
     answers = load.answers[first:]
-    failed = [a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)]
-    strangers = [a for a in answers if a.status == 200 and a.version not in versions]
-    by_version = Counter(a.version for a in answers)
-    kinds = Counter((a.kind, a.status) for a in failed)
-    print(f"{name}: {result}; answers by version {by_version}; failed {kinds}", file=sys.stderr)
-    bars = [
-        bar(f"{name}: requests", len(answers), ""),
-        bar("  requests that failed, except for the candidate's fault", len(failed), "", 0),
-        bar("  answers of another version than the champion and the verified candidate", len(strangers), "", 0),
-    ]
+    bars = count(name, answers, versions, faulty)
     if name == "rollback":
-        last = max(a.time for a in answers if a.version == "2" and a.kind not in REUSE) - start
-        bars += [
-            bar("  duration of the command", seconds, "s", 5),
-            bar("  time until the last answer of the previous version to a new connection", last, "s", 5),
-        ]
+        bars += rollback_times(answers, "2", start, seconds)
     return bars
 
 
@@ -210,7 +225,7 @@ def main() -> int:
         home = Path(folder)
         try:
             train(home, 1)
-            with traffic() as load:
+            with traffic(Traffic()) as load:
                 bars = [line for name in CHANGES for line in measure_change(home, load, name)]
         finally:
             rekindle(home, "down")

@@ -5,12 +5,14 @@ Imports inside functions count, too. If a pod's image is pinned by digest, the d
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,19 +57,20 @@ def digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
 def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
     """Return the modules of project and Rekindle that a workflow's templates name: steps and workloads."""
     text = json.dumps(manifest["spec"].get("templates") or [])
-    roots = [*map(Path, folders), project.REFERENCE, project.PACKAGE.parent]
+    roots = [*map(Path, folders), project.REFERENCE]
     return sorted(name for name in set(DOTTED_NAME.findall(text)) if _file(name, roots))
 
 
 def packages() -> list[str]:
-    """Return the installed packages with their versions."""
+    """Return the installed packages with their versions, also of a Python that a virtual environment includes."""
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    return sorted(path.stem for folder in folders for path in Path(folder).glob("*.dist-info"))
+    folders |= {folder for folder in sys.path if _is_installed(Path(folder))}
+    return sorted({path.stem for folder in folders for path in Path(folder).glob("*.dist-info")})
 
 
 def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
     """Map `modules` and the modules that they import to their files. A package in `modules` adds all its files."""
-    roots = [*map(Path, folders), project.REFERENCE, project.PACKAGE.parent]
+    roots = [*map(Path, folders), project.REFERENCE]
     files: dict[str, Path] = {}
     pending = list(modules)
     for name in modules:
@@ -81,7 +84,7 @@ def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
             continue
         files[name] = file
         pending += [name.rpartition(".")[0]] if "." in name else []
-        pending += _imports(file)
+        pending += _imports(file, name if file.name == "__init__.py" else name.rpartition(".")[0])
     return files
 
 
@@ -91,9 +94,10 @@ def _sha256(path: Path) -> str:
 
 
 def _file(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `roots`; None if the module is in an installed package."""
-    path = Path(*name.split("."))
-    for root in roots:
+    """Return the file of a module below `roots` or of an editable installation; None for a package with a version."""
+    path, package = Path(*name.split(".")), name.partition(".")[0]
+    engine = [folder.parent for folder in project.ENGINE if folder.name == package]
+    for root in engine or (*roots, *_source_roots(package)):
         for file in (root / path / "__init__.py", root / path.with_suffix(".py")):
             if file.is_file():
                 return file
@@ -101,19 +105,46 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
 
 
 @cache
-def _imports(file: Path) -> list[str]:
-    try:
-        return [*dict.fromkeys(_module_names(ast.parse(file.read_bytes())))]
-    except SyntaxError:  # a syntax error is reported when the module is imported
+def _source_roots(package: str) -> list[Path]:
+    """Return the folders outside of the project that contain the sources of a package: of an editable installation."""
+    if package in sys.stdlib_module_names:
         return []
+    with suppress(ImportError, ValueError):
+        if spec := importlib.util.find_spec(package):
+            folders = [Path(place).parent for place in spec.submodule_search_locations or [spec.origin or "/"]]
+            in_project = project.search_path()
+            return [folder for folder in folders if not _is_installed(folder) and str(folder) not in in_project]
+    return []
+
+
+def _is_installed(path: Path) -> bool:
+    return bool({"site-packages", "dist-packages"} & set(path.parts))
+
+
+@cache
+def _imports(file: Path, package: str) -> list[str]:
+    """Return the modules that a file of `package` imports."""
+    names: dict[str, None] = {}
+    with suppress(SyntaxError):  # a syntax error is reported when the module is imported
+        for name in _module_names(ast.parse(file.read_bytes())):
+            with suppress(ImportError):  # the name leads out of the package
+                names[importlib.util.resolve_name(name, package)] = None
+    return list(names)
 
 
 def _module_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the imported names; the names of relative imports begin with dots."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and str(node.value).startswith(("argolocal.", "rekindle.")):
-            yield str(node.value)  # a module loaded by name, such as importlib.import_module("rekindle.keys")
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom():
+                module = "." * node.level + (node.module or "")
+                yield module
+                yield from (f"{module}{'.' if node.module else ''}{alias.name}" for alias in node.names)
+            case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__")):
+                yield from (str(item.value) for item in node.args[:1] if isinstance(item, ast.Constant))
+            case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
+                yield str(node.value)  # a module that Rekindle loads by name
+            case _:
+                pass

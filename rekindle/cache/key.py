@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 class UnknownKey(RekindleError):
     """The cache key of a step cannot be computed; the message is the reason."""
+
+
+class NotReusable(UnknownKey):
+    """The step must run for these inputs; the message is the reason."""
 
 
 Facts = dict[str, Any]
@@ -46,7 +51,7 @@ def facts(
     """
     rule = load(module).REUSE
     if reason := rule.unless(inputs):
-        raise UnknownKey(reason)
+        raise NotReusable(reason)
     own, uris = own_facts(module, inputs, identity), rule.reads(inputs)
     return own | {
         "artifacts": dict(artifacts),
@@ -116,7 +121,8 @@ def content_or_empty(uri: str) -> str:
 
 def digest(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    names = glob("**", root_dir=path, recursive=True, include_hidden=True)  # follows links, unlike Path.rglob
+    files = sorted(file for file in map(path.joinpath, names) if file.is_file()) if path.is_dir() else [path]
     file_digests = []
     for file in files:
         with file.open("rb") as stream:

@@ -17,7 +17,7 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
-from rekindle.cache.key import Facts, OpenBucket, UnknownKey, facts, key, own_facts
+from rekindle.cache.key import Facts, NotReusable, OpenBucket, UnknownKey, facts, key, own_facts
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
 from rekindle.step import Step, StepInputs, is_artifact, load, parse
@@ -194,11 +194,17 @@ def _find(
 
 
 def known_facts(call: Call, on_cluster: bool) -> Facts:
-    """Collect code and inputs of a step of which other facts are known only at run time. Raises ConfigError."""
+    """Collect code and inputs of a step of which other facts are known only at run time.
+
+    Raises NotReusable, ConfigError.
+    """
     step = load(call.module)
     texts, paths = _input_texts(step, call)
     identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown_inputs(step, texts)
-    known = own_facts(call.module, _parse_inputs(step, texts, paths), identity)
+    inputs = _parse_inputs(step, texts, paths)
+    if reason := step.REUSE.unless(inputs):
+        raise NotReusable(reason)
+    known = own_facts(call.module, inputs, identity)
     return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
 
 

@@ -103,7 +103,7 @@ def list_entries(as_json: bool) -> None:
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Delete the entries instead of only listing them.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
-    """Delete cached results that are too old, exceed --keep, or belong to a removed run.
+    """Delete old cached results, and cached results of removed runs.
 
     Only the cache entries are deleted: artifacts belong to their run, which `rekindle prune` removes.
 

@@ -28,7 +28,10 @@ def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Su
     if missing_names := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
         raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing_names)}.")
     if not len(data):
-        raise DataError("the training split of the dataset is empty: use more data or fewer test weeks.")
+        raise DataError(
+            "the training split of the dataset is empty: `prepare` selected no row for it. Use more data, or check the "
+            "time window and the size of the test split."
+        )
     return split(spec, workload, data, path)
 
 

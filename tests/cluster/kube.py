@@ -53,11 +53,11 @@ class Kube:
         self("delete", "pod", *names, "--wait=false", *flags)
         return now
 
-    def evict(self, pod: str) -> None:
-        """Evict a pod by the Eviction API, as a drain or an autoscaler does."""
+    def evict(self, pod: str, check: bool = True) -> bool:
+        """Evict a pod by the Eviction API, as a drain or an autoscaler does; False if it is refused (`check`: fail)."""
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
-        self("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+        return bool(self("create", "--raw", path, "-f", "-", stdin=json.dumps(body), check=check))
 
     @contextmanager
     def forward(self, service: str, port: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from tests.cluster.outage import proxy
 from tests.cluster.run import Namespace, rekindle
 
 NEEDED = {
-    "REKINDLE_TEST_IMAGE": "the image `train` of this clone with its digest, as the cluster pulls it",
+    "REKINDLE_TEST_IMAGE": "the image of tests/cluster/Dockerfile with its digest, as the cluster pulls it",
     "REKINDLE_TEST_MLFLOW_IMAGE": "the image `mlflow`",
     "REKINDLE_TEST_S3": "an S3 endpoint that pods and this machine reach",
     "AWS_ACCESS_KEY_ID": "the key of that endpoint",

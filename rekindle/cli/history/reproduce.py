@@ -54,6 +54,8 @@ def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_
     if not compared:
         if result.fatal and not check:
             raise ConfigError("nothing was trained: correct the errors above, or add --anyway.")
+        if not result.findings:
+            click.echo("no difference was found", err=True)
         return CANNOT_BE_EQUAL if result.fatal else 0
     if not as_json:
         text = f"equal: the weights of {name} {result.origin.version} are {compared.sha256}"

@@ -60,8 +60,8 @@ def remove(store: Store, removal: Removal, host: Host, source: listing.Source) -
             if is_held:
                 entries.remove(store, [entry for entry in removal.entries if entry.workflow == item.run.name])
                 claimed = claims.claimed_tasks(store, source.claim_s, item.run.name)  # also since the decision
-                _remove_run(store, item, item.kept_tasks | claimed, host)
-                removed_names.append(item.run.name)
+                if _remove_run(store, item, item.kept_tasks | claimed, host):
+                    removed_names.append(item.run.name)
     if removal.entries:
         difference.remove_unused_code(store)
     return removed_names
@@ -73,10 +73,12 @@ def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> lis
     return [(obj.key, obj.size) for obj in store.list(f"{item.run.name}/") if not obj.key.startswith(kept_prefixes)]
 
 
-def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> None:
-    store.delete([key for key, _ in artifacts(store, item, kept_tasks)])
+def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
+    """Remove a run, or its artifacts except those of `kept_tasks`; return False if nothing was left to remove."""
+    keys = [key for key, _ in artifacts(store, item, kept_tasks)]
+    store.delete(keys)
     if kept_tasks:
-        return
+        return bool(keys)
     claims.remove(store, item.run.name)
     if run_id := tracking.find_run(item.run.pipeline, item.run.name):
         if item.keep_mlflow:
@@ -86,6 +88,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
             for each in (*listing.children(run_id), run_id):
                 delete_record(each)
     host.remove(item.run.name)
+    return True
 
 
 def delete_record(run_id: str) -> None:

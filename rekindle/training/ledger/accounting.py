@@ -177,7 +177,7 @@ class Accounts:
     def on_generation(self, t: float, event: Event) -> None:
         step, names = int(event.get("step", -1)), [str(name) for name in event.get("members") or []]
         self._mark_dead([life.name for life in self.lives.values() if life.name not in names])
-        self.unconfirmed, self.restart = {}, None
+        self.unconfirmed, self.restart, self.summary.state = {}, None, "running"
         self.summary.generations += 1
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
         for name in names:
@@ -234,6 +234,7 @@ class Accounts:
             self.on_step(t, event)
         self.summary.state, self.summary.sha256 = "complete", str(event.get("sha256", ""))
         self.summary.message, self.summary.code = "", 0
+        self.group = set()  # the training may be continued later, as that of a trial of a sweep
         for life in self.lives.values():
             life.switch(t, None)
 

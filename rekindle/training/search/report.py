@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.training.cost.bill import amount
 from rekindle.training.search.config import Choice
 from rekindle.training.search.halving import Trial, best_trials
 from rekindle.training.search.study import Study
@@ -34,7 +35,7 @@ def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
     more = ["cost"] if costs else []
     titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", *more, "state"]
     names = ["trial", study.sweep.metric, *paths, "steps", *more, "state"]
-    extended_rows = [row | {"cost": (costs or {}).get(row["trial"])} for row in rows(study)]
+    extended_rows = [row | {"cost": amount((costs or {}).get(row["trial"], 0.0))} for row in rows(study)]
     lines = [[_text(row[name]) for name in names] for row in extended_rows]
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -73,7 +73,7 @@ def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trial
         return result | {"table": [*report.table(study), *untried]}
     bills = trial_bills(study, tariff)
     costs = {number: bill.total for number, bill in bills.items()}
-    words = f"All trials cost {money(sum(costs.values()), tariff.prices.currency)}"
+    words = f"All trials, without the start of their pods, cost {money(sum(costs.values()), tariff.prices.currency)}"
     if losses := total_amounts(bills.values()).get("losses"):
         words += f", {amount(losses)} of it for losses"
     trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]

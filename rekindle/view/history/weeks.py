@@ -42,8 +42,10 @@ def weeks(config: Config, manifest_hash: str, first: date, last: date, now: date
 
     Raises ConfigError without runs, or with runs in the future.
     """
+    if first > last:
+        raise ConfigError(f"--from is {first}, which is after --to, {last}: exchange the two days.")
     schedule = config.schedule
-    times = list(cron.run_times(schedule.cron, schedule.timezone, first, last)) if first <= last else []
+    times = list(cron.run_times(schedule.cron, schedule.timezone, first, last))
     if not times:
         raise ConfigError(
             f"schedule.cron ({schedule.cron}) does not start a run from {first} to {last}: give other days."

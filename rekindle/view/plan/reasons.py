@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rekindle.cache import entries, plan
 from rekindle.cache.difference import MISSING, Difference, differences
+from rekindle.cache.key import NotReusable
 from rekindle.cache.plan import CacheResult
 from rekindle.errors import RekindleError, StorageError
 from rekindle.view.plan.tasks import RUNS, Task, Tree
@@ -52,6 +53,8 @@ class Reasons:
             facts = result.facts or (plan.known_facts(result.call, self.on_cluster) if result.call else None)
             if facts and (earlier := self._newest_entry(facts["step"], task.name)):
                 found = differences(self.store, earlier.facts, facts)
+        except NotReusable as error:
+            return Reason(str(error))
         except RekindleError:
             found = []
         if not result.facts and (upstream := self._running_dependency(parent, task)):

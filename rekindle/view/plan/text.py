@@ -5,6 +5,7 @@ from typing import Any
 
 from argolocal.common.wording import duration, visible
 from argolocal.view import runs
+from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.pods import GIB
 from rekindle.view.plan import resources
 from rekindle.view.plan.forecast import Forecast, Row
@@ -32,9 +33,15 @@ def _cells(row: Row) -> dict[str, Any]:
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
         "gpu": f"{number:.3g}" if (number := resources.gpu_count(row.requests)) else "",
-        **({"cost": f"{row.usage.cost:.3g}"} if row.usage.cost is not None else {}),
+        **({} if row.usage.cost is None else {"cost": _cost(row, row.usage.cost)}),
         "reason": "; ".join(filter(None, [_shorten(row.reason.text), row.time.note])),
     }
+
+
+def _cost(row: Row, cost: float) -> str:
+    if not row.requests:
+        return ""
+    return "unknown" if row.time.seconds is None else amount(cost)
 
 
 def _time(row: Row) -> str:
@@ -80,18 +87,22 @@ def _totals(plan: Forecast) -> Iterator[str]:
         yield "time       unknown: former runs of this pipeline do not exist"
     if plan.unknown_tasks:
         yield f"unknown    time of {', '.join(_limit(plan.unknown_tasks))}"
-    usage, cost = plan.usage, plan.usage.cost
+    usage = plan.usage
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
         f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpu_count(plan.peak):.3g} GPU"
     )
-    yield (
-        f"total      {usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds, "
-        + (f"{usage.gpu_seconds:.0f} GPU-seconds" + ("" if cost is None else f"; {at_least}{cost:.3g} {plan.currency}"))
-        + (", if all conditional tasks run" if counts[CONDITIONAL] else "")
-    )
-    if counts[CONDITIONAL] and plan.unconditional_cost is not None:
-        yield f"           {at_least}{plan.unconditional_cost:.3g} {plan.currency} without conditional tasks"
+    yield f"total      {at_least}{_usage(plan)}" if usage.cpu_seconds or not at_least else "total      unknown"
+    if usage.cpu_seconds and counts[CONDITIONAL] and plan.unconditional_cost is not None:
+        yield f"           {at_least}{money(plan.unconditional_cost, plan.currency)} without conditional tasks"
     yield from (f"release    {release}" for release in plan.releases)
     yield from (f"capacity   {line}" for line in plan.shortages)
     yield from (f"note       {line}" for line in plan.notes)
+
+
+def _usage(plan: Forecast) -> str:
+    usage = plan.usage
+    seconds = f"{usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds"
+    cost = "" if usage.cost is None else f", {money(usage.cost, plan.currency)}"
+    condition = ", if all conditional tasks run" if any(row.status == CONDITIONAL for row in plan.rows) else ""
+    return f"{seconds}, {usage.gpu_seconds:.0f} GPU-seconds{cost}{condition}"

@@ -146,6 +146,12 @@ class Data:
         equal = (place for place in existing if self.digests[place] == self.recorded_digest)
         return next(equal, existing[0] if existing else self.given_source or self.recorded_source)
 
+    @property
+    def place(self) -> str:
+        """The place of the data as text: a file of the commit by its path in the project."""
+        path = Path(self.source)
+        return f"{path.relative_to(self.folder)} of the commit" if path.is_relative_to(self.folder) else self.source
+
     def findings(self) -> Iterator[Finding]:
         digest = self.digests.get(self.source, "")
         if not self.recorded_digest:
@@ -156,7 +162,7 @@ class Data:
             state = f"its digest is {digest}" if digest else "it does not exist, or cannot be read"
             remedy = "restore it, or give the place of the same data with --data"
             yield Finding(
-                "data", f"{self.source}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
+                "data", f"{self.place}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
             )
         elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(self.folder):
             text = f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use --data"

@@ -84,7 +84,7 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         result = Result(origin, commit.sha)
         folder = check_out(commit.sha, workspace.checkout)
         data = checks.Data(origin, request.data, folder)
-        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.source}")
+        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.place}")
 
         def report(found: Iterator[Finding]) -> None:
             for finding in found:

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Clear the hashes that a process keeps, as in a new process."""
-    for remembered in (code._digest, code._sha256, code._imports):
+    for remembered in (code._digest, code._sha256, code._imports, code._source_roots):
         remembered.cache_clear()
 
 
@@ -52,6 +52,55 @@ def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_c
     }
     assert {"rekindle", "rekindle.keys"} <= found.keys(), "a module that is loaded by name"
     assert not {"json", "numpy", "rekindle.storage"} & found.keys(), "installed packages count by version"
+
+
+def test_relative_imports_and_modules_loaded_by_name_belong_to_the_code(folder: Path) -> None:
+    texts = {
+        "parts/first": "from . import second\nfrom .third import value\nfrom ... import outside\n",
+        "parts/second": "import importlib\nimportlib.import_module('parts.fourth')\n",
+        "work/__init__": "from .model import *\n",
+        "work/model": "from .deep.part import x\nfrom . import other\n",
+        "work/deep/part": "from ..other import y\nfrom ...work import z\nimport helper\n",
+    }
+    empty = ("parts/third", "parts/fourth", "parts/fifth", "work/other", "helper", "second", "third")
+    write(folder, texts | dict.fromkeys(empty, ""))
+    found = code.closure(["parts.first"], [str(folder)])
+    assert found.keys() == {"parts.first", "parts.second", "parts.third", "parts.fourth"}
+    assert code.closure(["work"], [str(folder)])["helper"] == folder / "helper.py"
+
+
+def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable, installed = tmp_path / "src", tmp_path / "base/dist-packages"
+    write(editable, {"editable_models/net": "from . import layers\n", "editable_models/layers": ""})
+    write(editable, {"editable_single": "", "editable_models/__init__": ""})
+    write(installed, {"installed_models": "", "installed_package/__init__": ""})
+    (installed / "installed_models-1.2.dist-info").mkdir()
+    write(tmp_path / "project", {"first": "import editable_models.net, editable_single\nimport installed_models\n"})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(editable), str(installed)])
+    forget()
+    found = code.closure(["first", "installed_package"], [str(tmp_path / "project")])
+    assert found == {
+        "first": tmp_path / "project/first.py",
+        "editable_models": editable / "editable_models/__init__.py",
+        "editable_models.net": editable / "editable_models/net.py",
+        "editable_models.layers": editable / "editable_models/layers.py",
+        "editable_single": editable / "editable_single.py",
+    }
+    assert "installed_models-1.2" in code.packages(), "a virtual environment with the packages of the system"
+
+
+def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = tmp_path / "site-packages"
+    write(libraries, {"rekindle/keys": "import other_library\n", "rekindle/__init__": "", "other_library": ""})
+    write(tmp_path / "project", {"first": "import rekindle.keys, other_library\n"})
+    monkeypatch.setattr(project, "ENGINE", (libraries / "rekindle", libraries / "argolocal"))
+    monkeypatch.setattr(project, "REFERENCE", libraries / "rekindle/reference")
+    found = code.closure(["first"], [str(tmp_path / "project")])
+    assert found.keys() == {"first", "rekindle", "rekindle.keys"}
 
 
 def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Path) -> None:

@@ -155,6 +155,16 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
     assert content(str(file)) == content(f"file://{file}") == digest(file)["sha256"]
 
 
+def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "large/.parts").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/2026").symlink_to(tmp_path / "large")
+    (part := tmp_path / "large/.parts/.a").write_text("12")
+    before = digest(tmp_path / "data")
+    part.write_text("13")
+    assert (before["files"], before["bytes"]) == (1, 2) and digest(tmp_path / "data")["sha256"] != before["sha256"]
+
+
 def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:
     prefix = uuid.uuid4().hex
     uri = f"s3://{s3.bucket}/{prefix}/"

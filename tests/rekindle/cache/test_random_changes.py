@@ -70,7 +70,7 @@ class Demo:
 
     def _write(self, name: str) -> None:
         (self.folder / name).write_text(CODE[name][0].format(self.versions[name]))
-        for function in (code._digest, code._sha256, code._imports):
+        for function in (code._digest, code._sha256, code._imports, code._source_roots):
             function.cache_clear()  # each command is a process of its own
 
     def origin(self, task: str) -> tuple[Any, ...]:

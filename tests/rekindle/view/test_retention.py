@@ -198,6 +198,7 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(runs:
     assert first.close(), "claimed after the decision, before the removal"
     assert removal.remove(runs.store, plan, place.host, source) == [old]
     assert runs.places(old) == {"folder", "mlflow", "train"}, "the removal has noticed the claim"
+    assert removal.remove(runs.store, plan, place.host, source) == [], "only the artifacts of the claim are left"
     assert not second.close(), "the look-up has noticed the removal"
     assert entries.find_and_claim(runs.store, f"{old}-train") is None
     place.claim_s = 0.0

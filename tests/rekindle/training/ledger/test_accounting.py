@@ -135,6 +135,20 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
     ]  # fmt: skip
 
 
+def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed():
+    def run(t: float, restored: int) -> list[tuple[Any, ...]]:
+        joined = (t, "join", {"worker": "rank0", "name": "rank0", "step": -1})
+        return [joined, generation(t, 1, -1, "rank0"), (t, "restored", {"step": restored, "tier": "durable"})]
+
+    paused = [*run(0, 0), step(1, 10), (2, "complete", {"step": 20})]
+    continued = [*run(60, 20), step(61, 30)]
+    found = summary_of(*paused, *continued, (62, "complete", {"step": 40}))
+    assert seconds(found) == (4, 0, 0) and (found.state, found.repeated, found.incidents) == ("complete", 0, [])
+    found = summary_of(*paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40}))
+    assert seconds(found) == (4, 0, 1) and found.repeated == 10
+    assert [(incident.kind, incident.name) for incident in found.incidents] == [("lost", "rank0")]
+
+
 def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
     found = summary_of(
         *start("a", "b"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190),

@@ -158,6 +158,15 @@ def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Pat
     assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
+def test_a_scheduled_run_prepares_its_data_in_any_case(tmp_path: Path, s3: Store) -> None:
+    manifest = render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"], environment={}).config)
+    by_hand, scheduled = (
+        rows(forecast(Sources(tmp_path, None), manifest, parameters))["prepare"].reason.text
+        for parameters in ({}, {"scheduled-time": "2024-03-25T03:00:00Z"})
+    )
+    assert "compares its data" in scheduled and "compares its data" not in by_hand
+
+
 def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
     record_run(tmp_path, digits(), "digits-none", {"train": (0, 60)})
     plan = forecast(Sources(tmp_path, None), digits("train.epochs=24"), {})
@@ -305,4 +314,7 @@ def test_prices_of_the_project_give_the_cost_of_each_task(tmp_path: Path, monkey
     plan = forecast(Sources(tmp_path / "home", None), plain(), {})
     assert rows(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
     assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
-    assert plan.unconditional_cost == pytest.approx(plan.usage.cost) and "EUR" in text(plan) and "COST" in text(plan)
+    assert plan.unconditional_cost == pytest.approx(plan.usage.cost) and "117.00 EUR" in text(plan)
+    assert "COST" in text(plan) and "22.50" in text(plan)
+    unknown = text(forecast(Sources(tmp_path / "empty", None), plain(), {}))
+    assert "total      unknown" in unknown and "EUR" not in unknown and unknown.count("unknown") > 4

@@ -103,6 +103,19 @@ def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
     assert ("steps.shop" if fatal else "uncommitted changes") in finding.text
 
 
+def test_a_module_that_only_the_work_tree_has_is_not_in_the_commit(
+    repository: Path, make_origin: Callable[..., Origin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "shop"))
+    (repository / "shop/steps/shop.py").write_text("from . import extra\nimport single\n")
+    (repository / "shop/steps/extra.py").touch()
+    (repository / "shop/single.py").touch()
+    origin = make_origin(provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"})
+    commit = Commit(origin, "")
+    [finding] = code_findings(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
+    assert finding.fatal and "single, steps.extra, steps.shop: " in finding.text
+
+
 def test_another_environment_is_reported(repository: Path, make_origin: Callable[..., Origin]) -> None:
     image = {"image": "registry/shop:1", "image_digest": "sha256:1"}
     packages = [name for name in code.packages() if not name.startswith("torch-")]
@@ -130,6 +143,7 @@ def test_changed_data_is_an_error_with_both_digests(
     moved.write_text("1,2\n3,4\n")
     data = Data(origin, str(moved), tmp_path)
     assert not [*data.findings()] and data.source == str(moved)
+    assert Data(origin, str(moved), tmp_path / "checkout").place == str(moved)
 
 
 def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
@@ -158,6 +172,7 @@ def test_data_in_the_repository_is_that_of_the_commit(
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
     data = Data(origin, "", folder)
     assert not [*data.findings()] and data.source == str(folder / "data/sales.csv")
+    assert data.place == "data/sales.csv of the commit"
 
 
 def test_data_that_steps_cannot_access_is_an_error(
