@@ -3,7 +3,8 @@
     python -m benchmarks.release.canary [--runs 20] [--json]
 
 The champion is the model of configs/digits.yaml. A candidate has another seed (good), a short training (2 points less
-accuracy), errors for 1 % of the requests, or twice the latency. Champion and candidate get the same load.
+accuracy), errors for 1 % of the requests, or twice the champion's median response time. Champion and candidate get the
+same load.
 """
 
 import asyncio
@@ -129,6 +130,17 @@ def serve(side: str, prefix: str) -> Iterator[None]:
         yield
 
 
+def median_seconds(champion: str, texts: list[bytes]) -> float:
+    """Return the median response time of two servers of the champion under the load of a canary."""
+    from rekindle.release.watch.judgement import quantile
+    from rekindle.release.watch.scrape import Watch
+
+    with serve("champion", champion), serve("candidate", champion), load_on_both(texts):
+        watch = Watch("http://champion:8080", "http://candidate:8080")
+        time.sleep(5)
+        return quantile(watch.scrape()["1"].seconds, 0.5)
+
+
 def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
     """Run the canary of a candidate `runs` times; return how often the candidate is rolled back."""
     from rekindle.release.config import CanaryConfig
@@ -138,6 +150,9 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
     versions = {"name": "digits", "version": "2", "champion": "1", "server": "candidate", "former": "champion"}
     inputs = canary.Inputs.model_validate({**versions, "percent": 50, "rule": rule})
     count, texts = 0, requests()
+    if kind == "slow":
+        os.environ["SLOW_SECONDS"] = str(median_seconds(prefixes["champion"], texts))
+        print(f"slow: {float(os.environ['SLOW_SECONDS']) * 1000:.2f} ms of additional response time", file=sys.stderr)
     with serve("champion", prefixes["champion"]), serve("candidate", prefixes[kind]):
         for run in range(runs):
             with load_on_both(texts):
