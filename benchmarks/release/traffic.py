@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
@@ -46,6 +45,7 @@ SETTINGS = [
     "serve.grace_seconds=5",
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
 ]
+ROUTE = ", gateway: default/web"
 CANARY = "steps: [50, 100], minutes: 0.2, wait_minutes: 5"
 SETTLE_S = 9.0  # time after a change until the previous servers have ended
 
@@ -168,14 +168,14 @@ def canary(home: Path, seed: int, fault: str, more: str = "") -> str:
     return train(home, seed, f"model.fault={fault}", f"serve.canary={{{CANARY}{more}}}")
 
 
-# name of a change → the change, the versions that may answer during the change, and the faulty version of these
-CHANGES: dict[str, tuple[Callable[[Path], Any], set[str], str]] = {
-    "release": (lambda home: train(home, 2), {"1", "2"}, ""),
-    "failed-release": (lambda home: train(home, 3, "model.fault=unsteady"), {"2"}, ""),
-    "rollback": (lambda home: rekindle(home, "rollback", "digits"), {"1", "2"}, ""),
-    "canary": (lambda home: canary(home, 4, "errors"), {"1", "4"}, "4"),
-    "canary-route": (lambda home: canary(home, 5, "errors", ", gateway: default/web"), {"1", "5"}, "5"),
-    "canary-passes": (lambda home: canary(home, 6, "''", ", gateway: default/web"), {"1", "6"}, ""),
+# name of a change → the change, its result, the versions that may answer during it, and the faulty version of these
+CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
+    "release": (lambda home: train(home, 2), "release", {"1", "2"}, ""),
+    "failed-release": (lambda home: train(home, 3, "model.fault=unsteady"), "exit code 1", {"2"}, ""),
+    "rollback": (lambda home: rekindle(home, "rollback", "digits")["version"], "1", {"1", "2"}, ""),
+    "canary": (lambda home: canary(home, 4, "errors"), "exit code 3", {"1", "4"}, "4"),
+    "canary-route": (lambda home: canary(home, 5, "errors", ROUTE), "exit code 3", {"1", "5"}, "5"),
+    "canary-passes": (lambda home: canary(home, 6, "", ROUTE), "release", {"1", "6"}, ""),
 }
 
 
@@ -206,12 +206,13 @@ def rollback_times(answers: list[Answer], previous: str, start: float, seconds: 
 
 def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
     """Make a change; return the numbers of requests that failed, or that an unexpected version answered."""
-    change, versions, faulty = CHANGES[name]
+    change, expected, versions, faulty = CHANGES[name]
     first, start = len(load.answers), time.time()
     result = change(home)
     seconds = time.time() - start
+    if result != expected:
+        raise SystemExit(f"{name} ended with {result}, not with {expected}")
     time.sleep(SETTLE_S)
-    print(f"{name}: {result}", file=sys.stderr)
     answers = load.answers[first:]
     bars = count(name, answers, versions, faulty)
     if name == "rollback":
