@@ -151,8 +151,8 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
     inputs = canary.Inputs.model_validate({**versions, "percent": 50, "rule": rule})
     count, texts = 0, requests()
     if kind == "slow":
-        os.environ["SLOW_SECONDS"] = str(median_seconds(prefixes["champion"], texts))
-        print(f"slow: {float(os.environ['SLOW_SECONDS']) * 1000:.2f} ms of additional response time", file=sys.stderr)
+        # a request also waits while the model predicts for the other clients
+        os.environ["SLOW_SECONDS"] = str(median_seconds(prefixes["champion"], texts) / CLIENTS)
     with serve("champion", prefixes["champion"]), serve("candidate", prefixes[kind]):
         for run in range(runs):
             with load_on_both(texts):
