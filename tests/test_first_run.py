@@ -113,7 +113,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
     with shell(folder) as typed, ThreadPoolExecutor(1) as pool:
         first = FirstRun(typed, "")
         running = pool.submit(typed, RECIPES["make run"])
-        while not wait([running], timeout=4).done:  # an observation costs half a second of a core
+        while not wait([running], timeout=2).done:  # an observation costs half a second of a core
             first.observe(existing_paths)
         done = running.result()
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
@@ -133,7 +133,8 @@ def test_the_first_command_serves_a_model_as_documented(first: FirstRun) -> None
     (trial,) = re.findall(r"^try it +(.*)$", first.output, re.MULTILINE)
     (score,) = json.loads(first.typed(trial).stdout)["predictions"]
     assert 0 < score < 1
-    for request in [command for block in blocks(SERVING, "sh") for command in block.commands]:
+    requests, *_ = blocks(SERVING, "sh")  # the other blocks are for a cluster
+    for request in requests.commands:
         answer = first.typed(request.replace("127.0.0.1:8080", trial.split("/")[2]))
         assert answer.returncode == 0 and "error" not in json.loads(answer.stdout), request
 
