@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FOLDER = "cache/"
 INDEX_KEY = "cache-book.json"  # object with the entries that were read the last time, by a bulk lookup or by `trim`
-READ_THREADS = 8
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
 DAY_S = 86400
@@ -175,7 +174,7 @@ class Index:
     def read(self) -> list[Entry]:
         """Return all entries, except entries that another version of Rekindle wrote."""
         if self.unread:
-            with ThreadPoolExecutor(READ_THREADS) as pool:
+            with ThreadPoolExecutor(claims.THREADS) as pool:
                 for key, entry in zip(self.unread, pool.map(partial(read, self.store), self.unread), strict=True):
                     self.copies[key] = self.etags[key], entry
             self.unread = []
