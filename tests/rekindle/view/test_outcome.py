@@ -59,7 +59,9 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         for n, verdict in enumerate(verdicts)
     ]
     report: Any = {"inputs": {"artifacts": [{"name": "report", "s3": {"key": f"{WORKFLOW}/judge-1/report"}}]}}
-    ship = node(".ship", displayName="ship", **with_outputs(model_uri="releases/power/ab/", version="4", **more), **report)
+    ship = node(
+        ".ship", displayName="ship", **with_outputs(model_uri="releases/power/ab/", version="4", **more), **report
+    )
     ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": time_at(0), "finishedAt": time_at(9)}
     assert exit_code(ended, is_rekindle=True) == code
     text = success(ended, {}, is_rekindle=True)
