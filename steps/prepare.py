@@ -8,14 +8,14 @@ The workload's `prepare` defines how the data is processed.
 import json
 import re
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import yaml
 from pydantic import Field
 
-from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOutputs
-from rekindle.step import unpack
+from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
+from rekindle.step import parse_time, unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
@@ -73,11 +73,11 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.workload import load, prepare
     from steps.monitoring import moving_window
 
+    time = parse_time(inputs.scheduled or inputs.created)
     workload = load(inputs.workload)
     if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
         check_trainable(inputs.config | {"data": inputs.data})
     data = parse_section(workload.Data, inputs.data, "data")
-    time = parse_time(inputs.scheduled or inputs.created)
     data = data.at(time)
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
@@ -134,18 +134,6 @@ def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) ->
         reason,
         [],
     )
-
-
-def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time (UTC if a time zone is missing); return the current time for an empty text.
-
-    Raises ConfigError.
-    """
-    try:
-        time = datetime.fromisoformat(text) if text else datetime.now(UTC)
-    except ValueError as error:
-        raise ConfigError(f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z.") from error
-    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> list[str]:
