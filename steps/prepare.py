@@ -67,7 +67,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
-    from rekindle.cache.key import content_or_empty
+    from rekindle.cache.key import content_or_empty, digest_of_unchanged
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
@@ -83,7 +83,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
 
-    dataset = inputs.workdir / "dataset"
+    dataset, digest_before = inputs.workdir / "dataset", content_or_empty(data.source)
     prepared, digest = prepare(workload, data, dataset)
     tags = f"; {json.dumps(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
@@ -91,7 +91,8 @@ def run(inputs: Inputs) -> Outputs:
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
     stale = moving_window.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
     facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
-    warnings = [*prepared.warnings, *shares, *stale, *changed]
+    source_digest, mixed = digest_of_unchanged(data.source, digest_before)
+    warnings = [*prepared.warnings, *shares, *stale, *changed, *mixed]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
@@ -105,7 +106,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
     outputs |= {"known_models": inputs.cached}
-    return Outputs(**outputs, source_digest=content_or_empty(data.source), unchanged=unchanged)
+    return Outputs(**outputs, source_digest=source_digest, unchanged=unchanged)
 
 
 def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) -> tuple[dict[str, str], str, list[str]]:
