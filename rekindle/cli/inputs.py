@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from argolocal.cli.options import pairs_of
+
 
 @dataclass(frozen=True)
 class Source:
@@ -41,13 +43,27 @@ class Source:
         if self.manifest:
             from argolocal.manifest.read import read_files
 
-            return read_files(self.manifest)
+            manifest, other_objects = read_files(self.manifest)
+            self._check_scheduled_time(manifest)
+            return manifest, other_objects
         from rekindle.blocks.manifest.render import render_manifest
 
         config = self.load().config
         manifest = render_manifest(config)
+        self._check_scheduled_time(manifest)
         on_valid_config(config)
         return manifest, []
+
+    def _check_scheduled_time(self, manifest: dict[str, Any]) -> None:
+        """Raise ConfigError if --parameter sets the scheduled time of a pipeline of Rekindle to another text."""
+        from rekindle.blocks.manifest.provenance import SCHEDULED
+
+        if time := pairs_of(self.parameters).get(SCHEDULED):
+            from rekindle.step import parse_time
+            from rekindle.view.overview import label
+
+            if label(manifest, "part-of") == "rekindle":
+                parse_time(time)
 
 
 def check_training(config: Any) -> None:
