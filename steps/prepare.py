@@ -70,13 +70,13 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.cache.key import content_or_empty, digest_of_unchanged
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
-    from rekindle.workload import load, prepare
+    from rekindle.workload import load
     from steps.monitoring import moving_window
 
     time = parse_time(inputs.scheduled or inputs.created)
     workload = load(inputs.workload)
     if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
-        check_trainable(inputs.config | {"data": inputs.data})
+        check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
     data = parse_section(workload.Data, inputs.data, "data")
     data = data.at(time)
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
@@ -84,7 +84,7 @@ def run(inputs: Inputs) -> Outputs:
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
 
     dataset, digest_before = inputs.workdir / "dataset", content_or_empty(data.source)
-    prepared, digest = prepare(workload, data, dataset)
+    prepared, digest = moving_window.prepare(workload, data, dataset, time)
     tags = f"; {json.dumps(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
