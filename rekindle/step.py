@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
@@ -135,6 +136,18 @@ def unpack(parameter: str) -> str:
         return zlib.decompress(base64.b64decode(parameter)).decode()
     except zlib.error as error:
         raise ValueError(str(error)) from error
+
+
+def parse_time(text: str) -> datetime:
+    """Parse the scheduled time of a run (UTC if a time zone is missing); return the current time for an empty text.
+
+    Raises ConfigError.
+    """
+    try:
+        time = datetime.fromisoformat(text) if text else datetime.now(UTC)
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z.") from error
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:

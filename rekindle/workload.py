@@ -60,10 +60,10 @@ class DataConfig(Section):
     def first_rows(self, rows: int, folder: Path) -> Self | None:
         """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
-        `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
-        or parquet file. Other sections override the method, e.g. to return `self`. The rows may be written to `folder`.
+        `rekindle lint`, `check` and `run` try the workload on these rows, which may be written to `folder`. Default:
+        the first rows of a CSV, JSON lines or parquet file; None if the data moves. Override it, e.g. to return `self`.
         """
-        target = copy_first_rows(Path(self.source), rows, folder)
+        target = None if self.moves else copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
 
     def check_source(self) -> None:

@@ -8,14 +8,14 @@ The workload's `prepare` defines how the data is processed.
 import json
 import re
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import yaml
 from pydantic import Field
 
-from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOutputs
-from rekindle.step import unpack
+from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
+from rekindle.step import parse_time, unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
@@ -67,31 +67,32 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
-    from rekindle.cache.key import content_or_empty
+    from rekindle.cache.key import content_or_empty, digest_of_unchanged
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
-    from rekindle.workload import load, prepare
+    from rekindle.workload import load
     from steps.monitoring import moving_window
 
+    time = parse_time(inputs.scheduled or inputs.created)
     workload = load(inputs.workload)
     if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
-        check_trainable(inputs.config | {"data": inputs.data})
+        check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
     data = parse_section(workload.Data, inputs.data, "data")
-    time = parse_time(inputs.scheduled or inputs.created)
     data = data.at(time)
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
 
-    dataset = inputs.workdir / "dataset"
-    prepared, digest = prepare(workload, data, dataset)
+    dataset, digest_before = inputs.workdir / "dataset", content_or_empty(data.source)
+    prepared, digest = moving_window.prepare(workload, data, dataset, time)
     tags = f"; {json.dumps(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
     stale = moving_window.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
     facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
-    warnings = [*prepared.warnings, *shares, *stale, *changed]
+    source_digest, mixed = digest_of_unchanged(data.source, digest_before)
+    warnings = [*prepared.warnings, *shares, *stale, *changed, *mixed]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
@@ -105,7 +106,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
     outputs |= {"known_models": inputs.cached}
-    return Outputs(**outputs, source_digest=content_or_empty(data.source), unchanged=unchanged)
+    return Outputs(**outputs, source_digest=source_digest, unchanged=unchanged)
 
 
 def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) -> tuple[dict[str, str], str, list[str]]:
@@ -134,18 +135,6 @@ def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) ->
         reason,
         [],
     )
-
-
-def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time (UTC if a time zone is missing); return the current time for an empty text.
-
-    Raises ConfigError.
-    """
-    try:
-        time = datetime.fromisoformat(text) if text else datetime.now(UTC)
-    except ValueError as error:
-        raise ConfigError(f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z.") from error
-    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> list[str]:

@@ -51,7 +51,7 @@ def run(inputs: Inputs) -> Outputs:
     missing.
     """
     from rekindle import tracking, workload
-    from rekindle.cache.key import content_or_empty
+    from rekindle.cache.key import content_or_empty, digest_of_unchanged
     from rekindle.release import files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
@@ -69,7 +69,7 @@ def run(inputs: Inputs) -> Outputs:
     release.download(Store.from_env(), champion.uri, current)
     for folder in (dataset, model, report):
         folder.mkdir()
-    data_end = workload.data_until(current) or "an unknown time"
+    data_end, digest_before = workload.data_until(current) or "an unknown time", content_or_empty(data.source)
     if refreshed := module.refresh(current, data, dataset):
         verdict = "release"
         reason = f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}."
@@ -85,17 +85,15 @@ def run(inputs: Inputs) -> Outputs:
     for folder, names in ((model, release.MODEL), (report, evaluation)):
         for name in names:
             (current / name).rename(folder / name)
+    source_digest, warnings = digest_of_unchanged(data.source, digest_before)
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     sys.stderr.write(f"{verdict}: {reason}\n")
     rows = refreshed.rows if refreshed else 0
     tracking.log(run_id, metrics={"rows": rows}, tags={"verdict": verdict, "reason": reason})
     if inputs.backfill and verdict == "release":
         verdict, reason = "keep", f"a past week is not released: {reason}"
-    outputs: dict[str, Any] = {"verdict": verdict, "reason": reason}
-    outputs |= {
-        "source_digest": content_or_empty(data.source),
-        "champion": champion.version,
-        "model_sha256": champion.sha256,
-    }
+    outputs: dict[str, Any] = {"verdict": verdict, "reason": reason, "source_digest": source_digest}
+    outputs |= {"champion": champion.version, "model_sha256": champion.sha256}
     return Outputs(**outputs, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
 
 

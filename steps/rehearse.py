@@ -7,7 +7,6 @@ If the first rows of the data cannot be separated from later rows, only the mode
 """
 
 import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ class Inputs(StepInputs):
     train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
     families: list[str] = Field(default_factory=list, description="families to try (empty: all)")
     rows: int = Field(1000, ge=0, description="number of rows to try the workload on; 0: all of the data")
+    scheduled: str = Field("", description="scheduled time of the run, at which a moving window ends; empty: now")
     thorough: bool = Field(False, description="use all of the data if its first rows cannot be separated; count FLOPs")
 
 
@@ -125,17 +125,19 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
 
 def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path | None:
     """Return a dataset of the first rows; None if it cannot be prepared and `thorough` is false."""
-    from rekindle import workload as workloads
     from rekindle.sections import parse_section
+    from rekindle.step import parse_time
+    from steps.monitoring import moving_window
 
     dataset, folder = inputs.workdir / "dataset", inputs.workdir / "rows"
     folder.mkdir()
     try:
-        data = parse_section(workload.Data, inputs.data, "data").at(datetime.now(UTC))
+        time = parse_time(inputs.scheduled)
+        data = parse_section(workload.Data, inputs.data, "data").at(time)
         few = data.first_rows(inputs.rows, folder) if inputs.rows else data
         if not few and not inputs.thorough:
             return None
-        prepared, _ = workloads.prepare(workload, few or data, dataset)
+        prepared, _ = moving_window.prepare(workload, few or data, dataset, time)
     except Exception as error:
         if inputs.thorough:
             raise

@@ -49,14 +49,18 @@ def facts(
     `is_local`: the step would run on this machine. Raises UnknownKey if something cannot be read, such as a
     local path without `is_local`.
     """
-    rule = load(module).REUSE
-    if reason := rule.unless(inputs):
+    if reason := load(module).REUSE.unless(inputs):
         raise NotReusable(reason)
-    own, uris = own_facts(module, inputs, identity), rule.reads(inputs)
-    return own | {
-        "artifacts": dict(artifacts),
-        "reads": {uri: content(uri, is_local, bucket or _open_bucket) for uri in uris},
-    }
+    reads = read_digests(module, inputs, is_local, bucket)
+    return own_facts(module, inputs, identity) | {"artifacts": dict(artifacts), "reads": reads}
+
+
+def read_digests(
+    module: str, inputs: StepInputs, is_local: bool = True, bucket: OpenBucket | None = None
+) -> dict[str, str]:
+    """Map each path and s3:// URI that a step reads to a digest of its content. Raises UnknownKey."""
+    uris = load(module).REUSE.reads(inputs)
+    return {uri: content(uri, is_local, bucket or _open_bucket) for uri in uris}
 
 
 def own_facts(module: str, inputs: StepInputs, identity: str = "") -> Facts:
@@ -117,6 +121,16 @@ def content_or_empty(uri: str) -> str:
         return content(uri)
     except (UnknownKey, OSError):
         return ""
+
+
+def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
+    """Return the digest of data that was read after `digest_before` was computed; if it has changed, "" and a warning.
+
+    The warning is a sentence in a list, which is empty for unchanged data.
+    """
+    if content_or_empty(uri) == digest_before:
+        return digest_before, []
+    return "", [f"{uri} changed while it was read: the data of this run may be a mixture of old and new rows."]
 
 
 def digest(path: Path) -> dict[str, Any]:

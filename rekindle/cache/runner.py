@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle import step
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, digest, facts, key
+from rekindle.cache.key import Facts, UnknownKey, digest, facts, key, read_digests
 from rekindle.cache.known import REUSED_FROM, copy_known_models
 from rekindle.errors import StorageError, say
 from rekindle.keys import KNOWN
@@ -44,6 +44,9 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
+    if step_facts and _read_digests(module, inputs) != step_facts["reads"]:
+        say("the data changed while it was read, so no later run reuses the outputs")
+        step_facts = None
     artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}
     texts = {name: to_text(value) for name, value in outputs if name not in artifacts and name not in (RUN_ID, KNOWN)}
     write_outputs(outputs, targets)
@@ -59,6 +62,12 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
     with suppress(UnknownKey, StorageError, OSError):
         return facts(module, inputs, {name: digest(path)["sha256"] for name, path in _artifacts(inputs).items()})
+    return None
+
+
+def _read_digests(module: str, inputs: StepInputs) -> dict[str, str] | None:
+    with suppress(UnknownKey, StorageError, OSError):
+        return read_digests(module, inputs)
     return None
 
 

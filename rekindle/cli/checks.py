@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from argolocal.cli.options import File, output_option, pairs_of
+from argolocal.cli.options import File, output_option, pairs_of, parameters_option
 from argolocal.common import homes
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
@@ -112,24 +112,30 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 @configured
 @click.option("--rows", type=click.IntRange(0), default=1000, show_default=True,
               help="Number of rows to use, from the start of the data; 0: all rows.")  # fmt: skip
+@parameters_option("End of a moving window, instead of the current time: scheduled-time=TIME.")
 @output_option("text", "json")
 def check(source: Source, rows: int, as_json: bool) -> int:
     """Try a workload on a few rows, in seconds.
 
     The command runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory
     of the training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated
-    from the rest (`first_rows` of the workload's Data). Exit codes: 0 no error, 2 an error.
+    from the rest (`first_rows` of the workload's Data), as in a moving window. Exit codes: 0 no error, 2 an error.
 
     Example:
       rekindle check configs/digits.yaml
       rekindle check configs/demo.yaml --rows 5000 -o json
+      rekindle check configs/demo.yaml --set data.window=60d -p scheduled-time=2024-03-25T03:00:00Z
     """
+    from rekindle.blocks.manifest.provenance import SCHEDULED
     from rekindle.training.rehearsal import rehearse
     from rekindle.view.rehearsal import text
 
+    for name in pairs_of(source.parameters).keys() - {SCHEDULED}:
+        raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED}.")
+
     config = source.load().config
     config.data.check_source()
-    report = rehearse(config.model_dump(mode="json"), rows, thorough=True)
+    report = rehearse(config.model_dump(mode="json"), rows, thorough=True, scheduled=source.scheduled_time())
     click.echo(json.dumps(report, indent=2) if as_json else text(report))
     return 2 if "error" in report else 0
 

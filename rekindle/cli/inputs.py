@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from argolocal.cli.options import pairs_of
+
 
 @dataclass(frozen=True)
 class Source:
@@ -40,19 +42,33 @@ class Source:
             )
         if self.manifest:
             from argolocal.manifest.read import read_files
+            from rekindle.view.overview import label
 
-            return read_files(self.manifest)
+            manifest, other_objects = read_files(self.manifest)
+            if label(manifest, "part-of") == "rekindle":  # other manifests may use the parameter in another way
+                self.scheduled_time()
+            return manifest, other_objects
         from rekindle.blocks.manifest.render import render_manifest
 
         config = self.load().config
         manifest = render_manifest(config)
+        self.scheduled_time()
         on_valid_config(config)
         return manifest, []
 
+    def scheduled_time(self) -> str:
+        """Return the scheduled time that --parameter sets, or "". Raises ConfigError if it is not a time."""
+        from rekindle.blocks.manifest.provenance import SCHEDULED
+        from rekindle.step import parse_time
 
-def check_training(config: Any) -> None:
+        text = pairs_of(self.parameters).get(SCHEDULED, "")
+        parse_time(text)
+        return text
+
+
+def check_training(config: Any, scheduled: str = "") -> None:
     """Raise ConfigError if data.source is wrong, or a short rehearsal shows that the workload cannot be trained."""
     from rekindle.training.rehearsal import check_trainable
 
     config.data.check_source()
-    check_trainable(config.model_dump(mode="json"))
+    check_trainable(config.model_dump(mode="json"), scheduled)

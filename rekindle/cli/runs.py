@@ -42,7 +42,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
     def begin(valid_config: Any) -> None:
         valid_config.data.check_source()
         LocalCluster(home()).prefetch()  # so that the services are up when the first step needs them
-        check_training(valid_config)
+        check_training(valid_config, source.scheduled_time())
 
     with run_output(as_json):
         workflow, other_objects = source.manifests(begin)

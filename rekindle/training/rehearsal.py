@@ -30,8 +30,11 @@ SECTIONS = ("workload", "families", "data", "model", "train")  # parts of a conf
 Sections = dict[str, Any]
 
 
-def check_trainable(config: Sections) -> None:
-    """Raise ConfigError if a training with these sections certainly fails; return if it may succeed."""
+def check_trainable(config: Sections, scheduled: str = "") -> None:
+    """Raise ConfigError if a training with these sections certainly fails; return if it may succeed.
+
+    `scheduled`: the end of a moving window (default: the current time).
+    """
     sections = {name: config[name] for name in SECTIONS if name in config}
     train = sections["train"]
     cpu_sections = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
@@ -41,7 +44,7 @@ def check_trainable(config: Sections) -> None:
     success_file = folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     if success_file.exists():
         return
-    report = rehearse(cpu_sections, timeout=TIMEOUT_S)
+    report = rehearse(cpu_sections, timeout=TIMEOUT_S, scheduled=scheduled)
     if report["stage"] == TIMEOUT_STAGE:
         say(f"the training was not tried before the run: {report['error']} `rekindle check CONFIG` has no time limit.")
     if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
@@ -59,10 +62,11 @@ def _stamp(data: dict[str, Any]) -> list[int]:
 
 
 def rehearse(
-    config: Sections, rows: int = ROWS, thorough: bool = False, timeout: float | None = None
+    config: Sections, rows: int = ROWS, thorough: bool = False, timeout: float | None = None, scheduled: str = ""
 ) -> dict[str, Any]:
     """Run the step `rehearse` in a process of its own; return its report."""
-    inputs = {name: config[name] for name in SECTIONS if name in config} | {"rows": rows, "thorough": thorough}
+    inputs = {name: config[name] for name in SECTIONS if name in config}
+    inputs |= {"rows": rows, "thorough": thorough, "scheduled": scheduled}
     flags = [f"{flag(name)}={to_text(value)}" for name, value in inputs.items()]
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

@@ -56,7 +56,7 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
 
 def label(manifest: Mapping[str, Any], name: str) -> str | None:
     """Return a label that Rekindle sets on its manifests, such as the name of the pipeline."""
-    return (manifest["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{name}")
+    return ((manifest.get("metadata") or {}).get("labels") or {}).get(f"app.kubernetes.io/{name}")
 
 
 def parameter(manifest: Mapping[str, Any], name: str) -> str:

@@ -2,9 +2,10 @@
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from rekindle import DataError, Prepared, tracking
+from rekindle import DataError, Prepared, RekindleError, project, tracking, workload
 from rekindle.step import to_text
 from rekindle.tracking import RunData
 
@@ -15,6 +16,23 @@ SCHEDULED_TAG = "rekindle.scheduled"  # tag with the scheduled time
 SAME_TAG = "data.same_as"  # tag with the earlier run of equal data, code and config, if a run trains nothing
 CODE_TAG = "rekindle.code"  # tag with the identity of the code, of scheduled runs except for runs of past weeks
 HASH_PARAMETERS = ("config_hash", "manifest_hash", "git_sha")  # parameters that are recorded as tags
+
+
+def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared, str]:
+    """Create a dataset like `rekindle.workload.prepare`; an error names the end of a moving window, if it may help."""
+    try:
+        prepared, digest = workload.prepare(module, data, out)
+        if data.moves and not prepared.rows:
+            raise DataError(f"{data.source} does not contain a row of the moving window.")
+    except Exception as error:
+        if not data.moves or (isinstance(error, RekindleError) and not isinstance(error, DataError)):
+            raise
+        cause = error if isinstance(error, DataError) else project.as_error(error, "`prepare` failed")
+        raise type(cause)(
+            f"{cause} The moving window ends at {time:%Y-%m-%dT%H:%M:%SZ}, the scheduled time of the run: if the data "
+            "ends earlier, set an earlier time with `-p scheduled-time=TIME`."
+        ) from error
+    return prepared, digest
 
 
 def warn_of_stale_data(

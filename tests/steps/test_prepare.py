@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,9 +13,12 @@ import pytest
 import yaml
 
 from rekindle import tracking
+from rekindle.cache.key import content
 from rekindle.step import pack
+from rekindle.storage import Store
 from tests.steps.bills import workload
 from tests.steps.fraud.written import Written
+from tests.waiting import until
 
 
 def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
@@ -160,6 +164,55 @@ def test_a_shrinking_window_is_a_warning_for_any_workload(tmp_path: Path, monkey
     assert week(tmp_path, "2024-05-13", "--workload=bills", count=950, **data)[0] == ""
     warning, _ = week(tmp_path, "2024-05-20", "--workload=bills", count=800, **data)
     assert warning == "this run has 800 rows; the run for 2024-05-13 had 950."
+
+
+READ_SLOWLY = """
+import time
+from pathlib import Path
+folder = Path(data.source).parent
+with open(data.source) as file:
+    first = file.readline()
+    (folder / "reading").touch()
+    while not (folder / "changed").exists():
+        time.sleep(0.01)
+    rows = [first, *file]
+(out / "rows").write_text("".join(rows))
+return Prepared(rows=len(rows))
+"""
+
+
+@pytest.mark.usefixtures("mlflow_server")
+def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
+    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "bills.py").write_text(workload("", READ_SLOWLY))
+    (source := tmp_path / "bills.csv").write_text("1\n")
+    monkeypatch.chdir(tmp_path)
+
+    def run(workflow: str) -> tuple[str, list[str], str]:
+        flags = ("--workload=bills", f"--entry={tmp_path.name}-{workflow}/prepare", "--reuse=yes")
+        done = prepare(tmp_path, f"{tmp_path.name}-{workflow}", flags, source=str(source))
+        assert done.returncode == 0, done.stderr
+        s3.upload(tmp_path / "dataset", f"{tmp_path.name}-{workflow}/prepare/dataset")
+        return done.stderr, json.loads((tmp_path / "warnings").read_text()), (tmp_path / "source_digest").read_text()
+
+    def change() -> None:
+        until("prepare reads the data", (tmp_path / "reading").exists)
+        with source.open("a") as file:
+            file.write("2\n")
+        (tmp_path / "changed").touch()
+
+    with ThreadPoolExecutor() as pool:
+        changed = pool.submit(change)
+        output, warnings, digest = run("first")
+        changed.result()
+    assert (digest, len(warnings)) == ("", 1) and f"{source} changed while it was read" in warnings[0]
+    assert "no later run reuses the outputs" in output
+    output, *facts = run("second")
+    assert facts == [[], content(str(source))] and "cached" not in output, output
+    output, *facts = run("third")
+    assert facts == [[], content(str(source))] and f"cached: outputs of {tmp_path.name}-second" in output, output
 
 
 @pytest.mark.usefixtures("mlflow_server")

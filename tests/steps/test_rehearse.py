@@ -14,6 +14,14 @@ from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, optimizer, wri
 
 GENERATED = ("class Data(DataConfig):\n    def first_rows(self, rows, folder):\n        return None\n", "synthetic://7")
 
+MOVING = """
+class Data(DataConfig):
+    until: str = ""
+
+    def at(self, time):
+        return self.model_copy(update={"until": time.isoformat()})
+"""
+
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +89,22 @@ def test_too_few_rows_do_not_refuse_a_workload(tmp_path: Path) -> None:
     (tmp_path / "power.csv").write_text("hour,temperature,kwh\n1,2,3\n")
     result = report(sections)
     assert result["stage"] not in CERTAIN_ERRORS or result["exit_code"] not in CERTAIN_ERRORS[result["stage"]]
+
+
+@pytest.mark.parametrize(
+    ("empty", "problem"),
+    [("rows[:0]", "power.csv does not contain a row of the moving window."), ("1 / 0", "ZeroDivisionError: ")],
+)
+def test_an_empty_window_is_an_error_that_names_its_end(tmp_path: Path, empty: str, problem: str) -> None:
+    code = TEMPLATE.replace("Data = DataConfig", MOVING)
+    code = code.replace("    cut = int", f'    rows = {empty} if data.until > "2024-04" else rows\n    cut = int')
+    sections = write_workload(tmp_path, f"moving {len(empty)}", code)
+    result = report(sections, thorough=True, scheduled="2024-05-06T03:00:00Z")
+    assert (result["stage"], problem in result["error"]) == ("prepare", True)
+    assert "The moving window ends at 2024-05-06T03:00:00Z" in result["error"]
+    assert "-p scheduled-time=TIME" in result["error"]
+    result = report(sections, thorough=True, scheduled="2024-03-25T03:00:00Z")
+    assert ("error" not in result, result["rows"]) == (True, 3000), "its first rows could lie before the window"
 
 
 def test_a_large_model_is_built_without_memory(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The workflow parameters that record the origin of a manifest."""
 
 import hashlib
+import json
 import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rekindle import project
 from rekindle.keys import CACHED
@@ -21,6 +23,11 @@ LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock",
 def parameter(name: str) -> str:
     """Return the template tag for the value of a workflow parameter."""
     return f"{{{{workflow.parameters.{name}}}}}"
+
+
+def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:
+    """Return True if a template of the manifest uses the scheduled time, for example for a moving window."""
+    return SCHEDULED in json.dumps(manifest["spec"].get("templates") or [])
 
 
 def git_sha() -> str:

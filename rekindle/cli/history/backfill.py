@@ -15,6 +15,11 @@ from rekindle.cluster.api import Cluster
 
 DAY = click.DateTime(["%Y-%m-%d"])
 
+FIXED_DATA = (
+    "every run of this backfill trains on the same data, because the pipeline {} does not use the scheduled time. "
+    "Configure a moving window, such as `data.window` of the fraud workload (docs/time.md)."
+)
+
 
 @command
 @configured
@@ -29,13 +34,14 @@ def backfill(
     """Run the missed runs of a schedule, with the data of their time.
 
     One run is started for each time of schedule.cron between two days. Models are evaluated and recorded, but no model
-    is released. If the command is stopped or killed, repeat it to continue. On a cluster, the runs are created from the
-    schedule that `rekindle schedule CONFIG` applied. Exit codes: 0 all runs succeeded, 1 a run failed, 2 bad usage or
-    config.
+    is released. Without a moving window, all runs train on the same data, and a warning says so. If the command is
+    stopped or killed, repeat it to continue. On a cluster, the runs are created from the schedule that `rekindle
+    schedule CONFIG` applied. Exit codes: 0 all runs succeeded, 1 a run failed, 2 bad usage or config.
 
     Example:
-      rekindle backfill configs/demo.yaml --from 2026-03-01 --to 2026-05-31 --parallel 2
+      rekindle backfill configs/demo.yaml --set data.window=60d --from 2024-03-01 --to 2024-03-31 --parallel 2
     """
+    from rekindle.blocks.manifest.provenance import uses_scheduled_time
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
     from rekindle.view.history.backfill import backfill, week_runner
     from rekindle.view.history.weeks import table, weeks
@@ -49,6 +55,8 @@ def backfill(
             settings, manifest_sha256(manifest), first_day.date(), last_day.date(), datetime.now(UTC)
         )
         run_week = week_runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
+    if not uses_scheduled_time(manifest):
+        click.echo(f"warning: {FIXED_DATA.format(settings.name)}", err=True)
     rows = backfill(scheduled_weeks, run_week, parallel, lambda line: click.echo(line, err=True))
     click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

@@ -14,7 +14,7 @@ import yaml
 
 from argolocal.manifest.resolve import all_templates
 from rekindle import tracking
-from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED
+from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
@@ -202,7 +202,7 @@ def run_parameters(origin: Origin) -> dict[str, str]:
     A moving window ends at the scheduled time, or at the time when the run was created.
     """
     values = {name: value for name, value in origin.parameters.items() if name not in PROVENANCE}
-    if f"{{{{workflow.parameters.{SCHEDULED}}}}}" in json.dumps(origin.run["manifest"]["spec"]["templates"]):
+    if uses_scheduled_time(origin.run["manifest"]):
         values[SCHEDULED] = values.get(SCHEDULED) or origin.run["created"]
     return values | {BACKFILL: "true"}
 

@@ -161,9 +161,10 @@ def _select_days(rows: Rows, data: Data) -> Rows:
     if data.last_day:
         end = int(np.searchsorted(rows.time, _us(data.last_day) + DAY))
     if start >= end:
+        remedy = f"data.window ({data.window}) sets both." if data.window else "Set both to days of the data."
         raise DataError(
             f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day ({data.last_day}); "
-            f"the data is from {day(rows.time[0])} to {day(rows.time[-1])}. Set both to days of the data."
+            f"the data is from {day(rows.time[0])} to {day(rows.time[-1])}. {remedy}"
         )
     return rows[start:end]
 

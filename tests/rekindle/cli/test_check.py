@@ -6,6 +6,9 @@ from pathlib import Path
 from tests.rekindle.cli.test_cli import rekindle
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
+FRAUD = {"name": "fraud", "workload": "steps.fraud", "families": ["trees"], "train": {"validation": 0.1}}
+FRAUD |= {"data": {"source": "simulate://7?cards=150&terminals=300&days=91", "window": "8w", "test_weeks": 1}}
+
 
 def write_config(folder: Path, name: str, code: str) -> str:
     sections = write_workload(folder, name, code)
@@ -22,6 +25,18 @@ def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
         assert line in done.stdout
     for line in ("1.weight: float32 [32, 2]", "bytes of training state per worker", "FLOPs", "metrics     rmse "):
         assert line in done.stdout
+
+
+def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: Path) -> None:
+    (tmp_path / "fraud.yaml").write_text(json.dumps(FRAUD))
+    done = rekindle("check", "fraud.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    for part in ("the data is from 2024-01-01 to 2024-03-31. data.window (8w) sets both", "-p scheduled-time=TIME"):
+        assert part in done.stdout
+    done = rekindle("check", "fraud.yaml", "-p", "scheduled-time=2024-03-25", "-o", "json", cwd=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout)["rows"] > 0, done.stdout
+    done = rekindle("check", "fraud.yaml", "-p", "time=2024-03-25", cwd=tmp_path)
+    assert (done.returncode, "uses only the parameter scheduled-time" in done.stderr) == (2, True)
 
 
 def test_an_untrainable_workload_ends_with_exit_code_2(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.waiting import until
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 ROOT = Path(__file__).parents[3]
 DEMO = str(ROOT / "configs/demo.yaml")
+TIMED = ("run", "submit", "plan")  # commands that accept the scheduled time of a run
 HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "rich", "kubernetes")
 
 
@@ -129,6 +130,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["run", "--manifest", DEMO], "one of Workflow"),
         (["render", DEMO, "--kind", "corn"], "cron"),
         (["status", "--watch"], "--cluster"),
+        *(([name, DEMO, "-p", "scheduled-time=yesterday"], "'yesterday': it must be ISO 8601") for name in TIMED),
         (["submit", DEMO], "no cluster is configured"),
         (["submit", "--dry-run"], "configs/demo.yaml"),
         (["stop", "--cluster"], "no cluster is configured"),
@@ -144,6 +146,16 @@ def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: lis
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: Path):
+    arguments = {"parameters": [{"name": "scheduled-time", "value": ""}]}
+    plain = write_manifest(tmp_path / "plain.yaml", workflow(("a", "exit 0"), arguments=arguments))
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(rekindle("render", DEMO, cwd=tmp_path).stdout)
+    for manifest, time, code in ((plain, "soon", 10), (rendered, "soon", 2), (rendered, "2024-03-25", 10)):
+        done = rekindle("plan", "--manifest", str(manifest), "-p", f"scheduled-time={time}", cwd=tmp_path)
+        assert done.returncode == code, done.stderr
 
 
 @pytest.mark.parametrize("args", [("ui",), ("run", DEMO), ("run", "--manifest", "w.yaml")])

@@ -57,7 +57,7 @@ def test_a_rehearsal_that_could_have_another_result_is_repeated(
 def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) -> list[Any]:
     """Replace the process of a rehearsal by its report; return the list of calls."""
     tried: list[Any] = []
-    monkeypatch.setattr(rehearsal, "rehearse", lambda config, timeout: tried.append(config) or report)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda config, **options: tried.append(config) or report)
     return tried
 
 

@@ -37,6 +37,16 @@ def prepare(data, out):
     short.unlink()
     return prepared
 """
+# a pipeline that does not use the scheduled time, and trains nothing
+CARD = """
+from rekindle import blocks
+
+
+def build(config):
+    with blocks.pipeline(config) as workflow:
+        blocks.step("steps.card", metrics={"rmse": 1.5}, verdict="keep")
+    return workflow
+"""
 Rows = list[dict[str, Any]]
 
 
@@ -97,6 +107,15 @@ def survive(typed: Shell, calm: str, struck: str, kills: int, seed: int) -> tupl
     done = typed(struck)
     assert done.returncode == 0, done.stderr
     return rows(expected), rows(done)
+
+
+def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(project: Shell) -> None:
+    (project.folder / "pipelines/card.py").write_text(CARD)
+    command = "rekindle backfill configs/shop.yaml --set pipeline=pipelines.card --from 2026-03-02 --to 2026-03-15"
+    done = project(command)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == done.stderr.splitlines()[:1]
+    assert "every run of this backfill trains on the same data" in done.stderr
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 
 from argolocal.manifest import cron
 from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.provenance import uses_scheduled_time
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.errors import ConfigError
 from rekindle.view.history.weeks import table, weeks
@@ -54,6 +55,11 @@ def test_a_backfill_of_days_without_a_scheduled_run_is_refused(first: int, last:
 def test_a_backfill_of_days_in_the_future_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the future"):
         weeks(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
+
+
+def test_only_a_moving_window_uses_the_scheduled_time() -> None:
+    assert not uses_scheduled_time(render_manifest(load_config(ROOT / "configs/demo.yaml").config))
+    assert uses_scheduled_time(render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"]).config))
 
 
 def test_the_table_has_a_line_for_failed_weeks() -> None:
