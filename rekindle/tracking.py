@@ -21,10 +21,13 @@ from rekindle.step import to_text
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
 PARENT = "mlflow.parentRunId"  # tag of a run: the run that it is a part of, as a trial of its sweep
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
+CACHED = "rekindle.cached."  # prefix of a run's tags, one for each task whose outputs were reused: RUN/TASK
+REFERS = "rekindle.refers"  # tag of a run that reads reused outputs at their place, instead of copies
 BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version: prefix of its files, sha256 of its weights
 REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
+KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
 PROMOTED_BY = "rekindle.promoted_by"  # tag of a promoted model version: the MLflow run that promoted it last
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the served version, and the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
@@ -48,6 +51,7 @@ class Release:
     deployment: str = ""  # name of its Deployment; empty until the version is promoted
     run_id: str = field(default="", compare=False)
     promoted_by: str = field(default="", compare=False)  # MLflow run that promoted it last
+    keep_releases: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -257,12 +261,17 @@ def promote(name: str, version: str, deployment: str, run_id: str = "") -> None:
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
     if run_id:
-        _post("model-versions/set-tag", {"name": name, "version": version, "key": PROMOTED_BY, "value": run_id})
+        tag_version(name, version, PROMOTED_BY, run_id)
 
 
 def record_deployment(name: str, version: str, deployment: str) -> None:
     """Record the Deployment that serves a version."""
-    _post("model-versions/set-tag", {"name": name, "version": version, "key": DEPLOYMENT, "value": deployment})
+    tag_version(name, version, DEPLOYMENT, deployment)
+
+
+def tag_version(name: str, version: str, key: str, value: str) -> None:
+    """Set a tag of a version."""
+    _post("model-versions/set-tag", {"name": name, "version": version, "key": key, "value": value})
 
 
 def promoted_releases(name: str) -> list[Release]:
@@ -280,7 +289,7 @@ def _release(version: dict[str, Any]) -> Release:
     tags = mapping(version.get("tags"))
     try:
         facts = tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""), tags.get(PROMOTED_BY, "")
-        return Release(version["version"], *facts)
+        return Release(version["version"], *facts, int(tags[KEEP_RELEASES]) if KEEP_RELEASES in tags else None)
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}: only versions that '

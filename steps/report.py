@@ -144,7 +144,8 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     digests = [row["digest"] for row in rows if row.get("digest")]
     if digests and "data.digest" not in params:
         tracking.log(run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]})
-    tracking.log(run_id, tags={f"rekindle.cached.{task}": source for task, source in sources.items()})
+    tags = {f"{tracking.CACHED}{task}": source for task, source in sources.items()}
+    tracking.log(run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row["at"] for row in rows) else {}))
 
 
 def training_summary(ledger: str) -> "Summary | None":

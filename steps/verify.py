@@ -139,6 +139,7 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     try:
         if promoted:
             former = promote(Store.from_env(), inputs)
+            tracking.tag_version(inputs.name, inputs.version, tracking.KEEP_RELEASES, str(inputs.keep_releases))
             tags = promotion_tags(inputs)
     except promotion.ChampionChanged as error:
         if not inputs.repetitions:

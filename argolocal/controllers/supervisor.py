@@ -202,7 +202,7 @@ class Supervisor:
             if (mirror_selector := self._find_selector(name))
         ]
         mirror_writers = [writer for mirror in mirrors if mirror and (writer := await self._mirror(forward, mirror))]
-        request_task = None
+        downstream = None
         try:
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
@@ -216,13 +216,14 @@ class Supervisor:
             ):
                 request_task.cancel()
                 await asyncio.wait([request_task])  # only one task may read from the client
-                downstream.close()
                 return True
             client.writer.close()
             await request_task
             return False
         finally:
             replica.connections -= 1
+            if downstream:
+                downstream.close()
 
     async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
         """Open a connection to a pod whose answers are discarded. Return None if that pod cannot be reached."""
@@ -263,7 +264,7 @@ async def _copy_requests(
                 else:
                     writer.transport.abort()
             await server.drain()
-        server.close()
+        server.write_eof()  # the client may still wait for an answer
     except OSError:
         server.transport.abort()
     finally:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from rekindle import tracking
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
+from rekindle.release.config import ServeConfig
 from rekindle.storage import NotFound, Store
 
 UNFINISHED_TIMEOUT_S = 2.0  # time that another run gets to finish its promotion
@@ -153,6 +154,16 @@ def retained_deployments(name: str, version: str, keep: int) -> list[str]:
     return list(
         dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in expired_names)
     )
+
+
+def retained_versions(name: str) -> set[str]:
+    """Return the versions whose Deployments the last promotion has kept, according to MLflow."""
+    releases, champion = tracking.promoted_releases(name), tracking.champion(name)
+    if not champion:
+        return {release.version for release in releases}
+    keep = ServeConfig().keep_releases if champion.keep_releases is None else champion.keep_releases
+    kept = retained_deployments(name, champion.version, keep)
+    return {release.version for release in releases if release.deployment in kept}
 
 
 def versions_in_use(store: Store, name: str) -> set[str]:

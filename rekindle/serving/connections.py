@@ -1,4 +1,4 @@
-"""Connections of the server: deadlines for requests, a limit by file descriptors, and graceful shutdown.
+"""Connections of the server: deadlines and limits for requests, a limit by file descriptors, and graceful shutdown.
 
 A connection that waits for its client is in one of three groups, each ordered by age, so that finding connections to
 close is fast.
@@ -15,7 +15,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from rekindle.errors import ConfigError
 
@@ -26,11 +27,9 @@ RESERVED_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
 FIRST_BYTES_SHARE = 0.1  # share of the time for a request that a new client may take until its first bytes
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
-REFUSAL_BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
-REFUSAL_RESPONSE = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(REFUSAL_BODY), REFUSAL_BODY)
-)
+PIECE_BYTES = 1 << 12  # received bytes are parsed in pieces, and the two limits below are tested after each piece
+MAX_HEAD_BYTES = 1 << 14  # maximum size of a request's head, of its trailers, and of the extension of a chunk
+MAX_PIPELINED = 100  # maximum number of requests of a connection that wait for the answer to an earlier request
 
 
 class Connection(HttpToolsProtocol):
@@ -38,9 +37,13 @@ class Connection(HttpToolsProtocol):
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
+        parser: Any  # httptools.HttpRequestParser
     registry: "Connections"
     group: "dict[Connection, float] | None" = None  # None: a request is being answered
     arriving_part = ""  # arriving part of a request: "head", "body" or ""
+    head_bytes = 0  # number of received bytes since the last byte of a body or the start of the request
+    keep_alive = True  # True: the client does not ask to close the connection after the last request
+    is_finished = False  # True: received bytes are discarded, and the connection is closed after its answers
 
     @property
     def is_busy(self) -> bool:
@@ -82,25 +85,77 @@ class Connection(HttpToolsProtocol):
         self.enter(None)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        start = 0
+        while start < len(data) and not (self.is_finished or self.transport.is_closing()):
+            piece = data[start : start + PIECE_BYTES]
+            start += len(piece)
+            self.head_bytes += len(piece)
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                data, start = self.head_without_upgrade() + data[start - len(piece) + upgrade.args[0] :], 0
+            except httptools.HttpParserError as error:
+                reason = "invalid URL" if isinstance(error, httptools.HttpParserCallbackError) else error
+                return self.reject(400, f"the request is not valid HTTP/1.1: {reason}.")
+            if self.arriving_part and self.head_bytes > MAX_HEAD_BYTES:
+                return self.reject(431, f"the head of the request is larger than {MAX_HEAD_BYTES:,} bytes: shorten it.")
+            if len(self.pipeline) > MAX_PIPELINED:
+                return self.finish()
         if self.registry.draining and self.is_busy:
             super().shutdown()  # the answer says `Connection: close`
-        if self.transport.is_closing():
-            self.update_group()
+
+    def head_without_upgrade(self) -> bytes:
+        """Return the head of the request without the offer of another protocol, whose body the parser would skip."""
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return True, which keeps the connection open for answers, if the client ended it after a whole request."""
+        is_answered = self.is_busy and self.arriving_part != "body"
+        if is_answered:
+            self.finish()
+        return is_answered
+
+    def finish(self) -> None:
+        """Close the connection after the answers to all requests that have arrived."""
+        self.is_finished = True
+        super().shutdown()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.arriving_part = "head"
+        self.arriving_part, self.head_bytes = "head", 0
         self.update_group()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.arriving_part == "head":  # a trailer is not a header
+            super().on_header(name, value)
+
+    @property
+    def offers_upgrade(self) -> bool:
+        """True if the client offers another protocol, such as HTTP/2: the request is then parsed again without it."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_headers_complete(self) -> None:
+        if self.offers_upgrade:
+            return
         super().on_headers_complete()
-        self.arriving_part = "body"
+        self.arriving_part, self.keep_alive = "body", self.cycle.keep_alive
+        if self.expect_100_continue:  # a client that gets an answer at once does not send its body
+            self.cycle.keep_alive = False
         self.update_group()
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self.head_bytes = 0
+
     def on_message_complete(self) -> None:
+        if self.offers_upgrade:
+            return
         super().on_message_complete()
         self.arriving_part = ""
+        self.cycle.keep_alive = self.keep_alive
         self.update_group()
 
     def on_response_complete(self) -> None:
@@ -131,9 +186,23 @@ class Connection(HttpToolsProtocol):
     def refuse(self) -> None:
         """Close the connection, with a 503 if the client has not received an answer yet."""
         if self.arriving_part == "head" or self.cycle is None:
-            self.transport.write(REFUSAL_RESPONSE)
+            self.reject(503, "too many connections: try again soon.")
         else:
             self.send_end()
+            self.transport.close()
+            self.update_group()
+
+    def reject(self, status: int, reason: str) -> None:
+        """Answer the arriving request and close the connection, after the answers to earlier requests."""
+        if self.pipeline or (self.is_busy and (self.arriving_part != "body" or self.cycle.response_started)):
+            return self.finish()
+        if self.is_busy or self.arriving_part != "body":  # else the request has been answered before its body arrived
+            retry = b"retry-after: 1\r\n" if status == 503 else b""
+            body = json.dumps({"error": reason}).encode()
+            self.transport.write(
+                b"%bcontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+                % (STATUS_LINE[status], retry, len(body), body)
+            )
         self.transport.close()
         self.update_group()
 

@@ -178,12 +178,12 @@ class ModelServer:
     async def load(self) -> Model:
         """Load the release in all processes. Raises StorageError, DataError or RekindleError."""
         start, folder = time.perf_counter(), self.inputs.workdir / "release"
+        for _ in range(self.inputs.processes):  # they start during the download
+            self.processes.append(ModelProcess(self.inputs.max_instances, self.inputs.max_batch))
         release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
-        for _ in range(self.inputs.processes):
-            self.processes.append(ModelProcess(folder, self.inputs.max_instances, self.inputs.max_batch))
         loop = asyncio.get_running_loop()
         facts = await asyncio.gather(
-            *(loop.run_in_executor(process.threads, process.wait_until_loaded) for process in self.processes)
+            *(loop.run_in_executor(process.threads, process.load, folder) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version

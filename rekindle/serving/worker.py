@@ -62,17 +62,17 @@ class ModelFacts:
 class ModelProcess:
     """The server's side of a model process. While the process works on a batch, the next batch may wait in its pipe."""
 
-    def __init__(self, release: Path, max_instances: int, max_batch: int) -> None:
+    def __init__(self, max_instances: int, max_batch: int) -> None:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
         self.pipe, worker_pipe = context.Pipe()
-        limits = max_instances, max_batch
-        self.process = context.Process(target=work, args=(worker_pipe, release, *limits), daemon=True)
+        self.process = context.Process(target=work, args=(worker_pipe, max_instances, max_batch), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.threads = ThreadPoolExecutor(2, "model")  # one thread waits for answers while the other sends
 
-    def wait_until_loaded(self) -> ModelFacts:
-        """Block until the model is ready. If loading the model failed, raises the error."""
+    def load(self, release: Path) -> ModelFacts:
+        """Load the model, and block until it is ready. If loading the model failed, raises the error."""
+        self._send(release)
         result = self.receive()
         if isinstance(result, Exception):
             raise result
@@ -83,16 +83,19 @@ class ModelProcess:
 
         `replays`: indexes of the requests that are not counted.
         """
-        try:
-            self.pipe.send((bodies, replays))
-        except OSError as error:
-            raise self._exit_error() from error
+        self._send((bodies, replays))
 
     def receive(self) -> Any:
         """Return the answer to the oldest batch; blocks until then. Raises RekindleError if the process ended."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
+            raise self._exit_error() from error
+
+    def _send(self, item: Any) -> None:
+        try:
+            self.pipe.send(item)
+        except OSError as error:
             raise self._exit_error() from error
 
     def _exit_error(self) -> RekindleError:
@@ -108,12 +111,13 @@ class ModelProcess:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) -> None:
-    """Run the process: load the model, report this, then answer batches until the server closes the pipe."""
+def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
+    """Run the process: wait for the release, load the model, then answer batches until the server closes the pipe."""
     # Ctrl-C reaches all processes of a terminal; the server decides when this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
+        release: Path = pipe.recv()
         predictor = open_predictor(release, max_batch)
         example = predictor.example()
         _warm_up(predictor, example)

@@ -25,6 +25,8 @@ from rekindle.cluster.objects import ClusterObjects
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
+from rekindle.local.services.services import ADDRESS_VARIABLES
+from rekindle.release import promotion
 from rekindle.release.config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.release.retention import listing, removal
 from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
@@ -41,25 +43,32 @@ REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted remo
 
 @dataclass
 class Place:
-    """This machine, or a namespace: its runs, and the limits of each pipeline."""
+    """This machine, or a namespace: its runs, and the limits of each pipeline.
+
+    `shared`: other machines or namespaces may use the same MLflow and object store.
+    """
 
     store: Store
     host: removal.Host
     objects: Any  # with the method `deployments`
     runs: dict[str, Run] = field(default_factory=dict)
     limits: dict[str, RetentionConfig] = field(default_factory=dict)
-    claim_s: float = CLAIM_S
+    shared: bool = True
+    removes_releases: bool = True
 
     def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Source]:
         """Decide what to remove of `pipelines`. Raises StorageError, TrackingError."""
-        source = listing.Source(self.runs, self.claim_s, RESUMABLE_S, self._targets)
+        claim_s = RESUMABLE_S if self.shared else CLAIM_S
+        targets = self._targets if self.removes_releases else None
+        source = listing.Source(self.runs, claim_s, RESUMABLE_S, targets)
         found = listing.read(self.store, pipelines, source)
         limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
         return decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)), source
 
     def _targets(self, model: str) -> set[str]:
         annotations = (obj["metadata"].get("annotations") or {} for obj in self.objects.deployments(model))
-        return {version for found in annotations if (version := found.get(VERSION_ANNOTATION))}
+        versions = {version for found in annotations if (version := found.get(VERSION_ANNOTATION))}
+        return versions | (promotion.retained_versions(model) if self.shared else set())
 
 
 class Machine:
@@ -144,7 +153,7 @@ def prune(
         if "keep_runs" in given:  # also applies to the runs of `rekindle backfill`
             place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
         for pipeline, limits in place.limits.items():
-            unset = limits == NO_LIMITS and not cluster
+            unset = limits == NO_LIMITS and not place.shared
             defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
             place.limits[pipeline] = limits.model_copy(update=defaults | given)
         plan, source = place.plan(place.limits)
@@ -183,8 +192,13 @@ def _locked(home: Path) -> Iterator[None]:
 
 def _machine(home: Path) -> Place:
     local = LocalCluster(home)
-    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    addresses = local.configmap("rekindle")
+    os.environ.update(addresses | local.secret("rekindle-s3"))
     place = Place(local.store(), Machine(home), LocalObjects(local))
+    own_store, own_mlflow = (_is_embedded(local, name, addresses) for name in ("s3", "mlflow"))
+    place.shared = not (own_store and own_mlflow)
+    # homes that share an object store, but not MLflow, do not know each other's releases
+    place.removes_releases = own_store or not own_mlflow
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
     for name in runs.names(home):
         try:
@@ -198,9 +212,13 @@ def _machine(home: Path) -> Place:
     return place
 
 
+def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]) -> bool:
+    record = local.services.find(service)
+    return bool(record and record.url == addresses[ADDRESS_VARIABLES[service]])
+
+
 def _namespace(cluster: Cluster) -> Place:
     place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
-    place.claim_s = RESUMABLE_S
     found = cluster.list_objects(WORKFLOWS, "app.kubernetes.io/part-of=rekindle")
     for workflow in sorted(found, key=lambda found: found["metadata"]["creationTimestamp"], reverse=True):
         name, status = workflow["metadata"]["name"], workflow.get("status") or {}

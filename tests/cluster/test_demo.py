@@ -1,11 +1,13 @@
 """The demo on a real cluster, from `submit` to a serving model with the same bits as on this machine."""
 
 import json
+import time
 import urllib.request
 from typing import Any
 
 import pytest
 
+from benchmarks.bars import bar, report
 from tests.cluster.run import Namespace, Run, rekindle, run_locally
 
 MODEL = "demo"
@@ -84,7 +86,12 @@ def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
     assert other.outputs()["verdict"] == "release"
     assert predict(namespace)["sha256"] == other.sha256() != demo.sha256()
     with kube.forward("mlflow", 5000) as address:  # MLflow admits 127.0.0.1, but not its ClusterIP
-        variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
-        answer = rekindle("rollback", MODEL, "--namespace", kube.namespace, "-o", "json", variables=variables)
-    assert json.loads(answer)["version"] == "1"
+        variables, durations = {"MLFLOW_TRACKING_URI": address, **namespace.variables}, list[float]()
+        for version in ("1", "2", "1", "2", "1"):
+            start = time.monotonic()
+            flags = ("--namespace", kube.namespace, "-o", "json")
+            answer = rekindle("rollback", MODEL, version, *flags, variables=variables)
+            durations.append(time.monotonic() - start)
+            assert json.loads(answer)["version"] == version
+    report([bar("rollback of a model with one server", durations, "s", 5)], as_json=False)
     assert predict(namespace)["sha256"] == demo.sha256()

@@ -230,9 +230,9 @@ def run_refresh(workload: str, stage: Stage) -> int:
 
 def run_server(workload: str, stage: Stage) -> int:
     """Start a model process; its error is the server's."""
-    process = ModelProcess(stage.make_release(workload), max_instances=10, max_batch=4)
+    release, process = stage.make_release(workload), ModelProcess(max_instances=10, max_batch=4)
     try:
-        process.wait_until_loaded()
+        process.load(release)
     except CodeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

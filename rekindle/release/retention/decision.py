@@ -6,8 +6,9 @@ removed last, so that the next removal finds the run again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import cache
 
 from rekindle.cache.entries import DAY_S, Entry
 from rekindle.release.config import RetentionConfig
@@ -81,11 +82,12 @@ def decide(
 
     `inputs`: the prefixes of the releases that `rekindle reproduce` of a release reads.
     """
-    removed_releases = _surplus_releases(listing.releases, limits, inputs)
-    kept_releases = [release for release in listing.releases if release not in removed_releases]
+    inputs_of = cache(lambda release: frozenset(inputs(release)))
     expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
-    released = {release.run for release in kept_releases}
     while True:
+        unfinished = {run.name for run in listing.runs if run.name not in expired and not run.succeeded}
+        removed_releases = _surplus_releases(listing.releases, unfinished, limits, inputs_of)
+        released = {release.run for release in listing.releases if release not in removed_releases}
         readers = [run for run in listing.runs if run.name not in expired or run.name in released]
         needed_tasks = listing.claimed.union(*(run.uses for run in readers))
         sources = {task.partition("/")[0] for task in needed_tasks}
@@ -119,14 +121,19 @@ def _surplus_runs(runs: Iterable[Run], limits: Mapping[str, RetentionConfig], no
 
 
 def _surplus_releases(
-    releases: Iterable[Release], limits: Mapping[str, RetentionConfig], inputs: Callable[[Release], Iterable[str]]
+    releases: Iterable[Release],
+    unfinished: Set[str],
+    limits: Mapping[str, RetentionConfig],
+    inputs: Callable[[Release], Iterable[str]],
 ) -> list[Release]:
+    """Return the releases that exceed the limits; `unfinished`: kept runs that are active or can be resumed."""
     surplus, kept, counts = [], [], Counter[str]()
     for release in sorted(releases, key=lambda release: -release.version):
         limit = limits.get(release.pipeline, NO_LIMITS).keep_releases
         counts[release.model] += not release.marked
         exceeds_number = limit is not None and counts[release.model] > limit
-        is_surplus = release.marked or (exceeds_number and not release.needed)
+        is_needed = release.needed or release.run in unfinished
+        is_surplus = release.marked or (exceeds_number and not is_needed)
         (surplus if is_surplus else kept).append(release)
     needed_prefixes = {prefix for release in kept for prefix in inputs(release)} if surplus else set()
     return [release for release in surplus if release.marked or release.prefix not in needed_prefixes]

@@ -7,7 +7,7 @@ id of this store, which the step `report` sets.
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +73,7 @@ def read(store: Store, pipelines: Iterable[str], source: Source) -> Listing:
                 runs[name] = replace(run, uses=uses, compared=record["id"] in compared, emptied=emptied)
                 by_id[record["id"]] = runs[name]
     releases = list(_releases(store, pipelines, by_id, source.targets)) if source.targets else []
-    claimed = frozenset(claims.claimed_tasks(store, source.claim_s))
+    claimed = frozenset(claims.claimed_tasks(store, source.claim_s)) | _data_tasks(store, pipelines)
     return Listing([*runs.values()], releases, entries.entries(store), claimed)
 
 
@@ -112,13 +112,14 @@ def has_alias(model: str, version: str) -> bool:
 
 
 def has_other_version(release: Release) -> bool:
-    """True if another version, which is not being removed, has the same files now."""
-    versions = _all("model-versions", "model_versions", {"filter": f"name = '{release.model}'"})
-    others = [
-        tracking.mapping(version.get("tags")) for version in versions if int(version["version"]) != release.version
-    ]
-    return any(tags.get(tracking.URI, "").rstrip("/") == release.prefix.rstrip("/") for tags in others
-               if tracking.REMOVED not in tags)  # fmt: skip
+    """True if another version, which is not being removed, has the same files now, such as a copy in another model."""
+    prefix, own = release.prefix.rstrip("/"), (release.model, str(release.version))
+    filters = (f"tags.`{tracking.URI}` LIKE '{prefix}%'", f"source_path LIKE '%/{prefix}%'")
+    versions = (found for each in filters for found in _all("model-versions", "model_versions", {"filter": each}))
+    return any(
+        (found["name"], found["version"]) != own and tracking.REMOVED not in tracking.mapping(found.get("tags"))
+        for found in versions
+    )
 
 
 def children(run_id: str) -> list[str]:
@@ -132,6 +133,14 @@ def _records(experiment: str) -> Iterator[dict[str, Any]]:
     for record in _search([experiment], f"tags.`{tracking.WORKFLOW}` != ''"):
         if tracking.PARENT not in record["tags"]:
             yield record
+
+
+def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
+    """Return RUN/TASK of the artifacts that are the data.source of other pipelines' runs."""
+    ids = [found["experiment_id"] for found in _all("experiments", "experiments", {}) if found["name"] not in pipelines]
+    condition = f"tags.`{tracking.WORKFLOW}` != '' AND params.`data.source` LIKE '{store.uri('')}%'"
+    records = _pages(ids, condition) if ids else ()
+    return frozenset().union(*(_data_task(store, record["params"]["data.source"]) for record in records))
 
 
 def _search(names: Iterable[str], run_filter: str, limit: int = PAGE) -> Iterator[dict[str, Any]]:
@@ -166,7 +175,9 @@ def _run(record: dict[str, Any], pipeline: str, resumable_s: float) -> Run:
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
     counted = tracking.BACKFILL not in record["tags"]
-    return Run(record["name"], pipeline, ended, succeeded, counted)
+    refers = tracking.REFERS in record["tags"]
+    uses = frozenset(task for tag, task in record["tags"].items() if refers and tag.startswith(tracking.CACHED))
+    return Run(record["name"], pipeline, ended, succeeded, counted, uses)
 
 
 def _compared(records: list[dict[str, Any]]) -> set[str]:

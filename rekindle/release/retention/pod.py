@@ -10,8 +10,8 @@ from typing import Any
 
 from rekindle import tracking
 from rekindle.cache.entries import DAY_S
+from rekindle.release import promotion
 from rekindle.release.config import RetentionConfig
-from rekindle.release.promotion import retained_deployments
 from rekindle.release.retention import listing, removal
 from rekindle.release.retention.decision import NO_LIMITS, Run, decide
 from rekindle.storage import Store
@@ -33,12 +33,9 @@ def apply(store: Store, workflow: str, config: Mapping[str, Any], promoted: str)
     pipeline, seconds = config["name"], resumable_s(config["cluster"])
 
     def targets(model: str) -> set[str]:
-        releases = tracking.promoted_releases(model)
-        champion = tracking.champion(model) if model == promoted else None
-        if not champion:
-            return {release.version for release in releases}
-        kept = retained_deployments(model, champion.version, config["serve"]["keep_releases"])
-        return {release.version for release in releases if release.deployment in kept}
+        if model == promoted:
+            return promotion.retained_versions(model)
+        return {release.version for release in tracking.promoted_releases(model)}
 
     now = time.time()
     current = Run(workflow, pipeline, ended=now)

@@ -14,6 +14,8 @@ from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
 MAX_AT_END = 50  # number of runs and releases that the end of one run removes at most: the run must end soon
+# folders of the object store that a run of the same name does not own
+SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 COMMIT_S = 300  # time from the creation of a version to the last write of its files
 
 
@@ -69,6 +71,8 @@ def remove(store: Store, removal: Removal, host: Host, source: listing.Source) -
 
 def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> list[tuple[str, int]]:
     """Return the keys and sizes of the objects of a run, except the artifacts of `kept_tasks`."""
+    if item.run.name in SHARED_FOLDERS:
+        return []
     kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
     return [(obj.key, obj.size) for obj in store.list(f"{item.run.name}/") if not obj.key.startswith(kept_prefixes)]
 

@@ -221,6 +221,16 @@ def test_an_idle_client_keeps_its_connection_when_its_server_ends(
         assert "model-version: 2" in head and "connection: close" not in head
 
 
+def test_a_client_that_ends_its_side_of_the_connection_gets_the_answer(
+    cluster: LocalCluster, port: int, env: dict[str, str]
+) -> None:
+    Releases(cluster, port, env)
+    with connect(port) as client:
+        client.sendall(REQUEST)
+        client.shutdown(socket.SHUT_WR)
+        assert "connection: close" in receive(client) and client.recv(1) == b""
+
+
 def listens(server: psutil.Process) -> bool:
     return any(connection.status == psutil.CONN_LISTEN for connection in server.net_connections())
 

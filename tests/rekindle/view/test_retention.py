@@ -6,6 +6,7 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,9 +17,11 @@ from rekindle.cache import claims, entries
 from rekindle.cluster.api import Cluster
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
+from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.mlflow_api import request
 from rekindle.release.config import VERSION_ANNOTATION
 from rekindle.release.retention import listing, removal
+from rekindle.release.retention.decision import Removal, Run, RunRemoval
 from rekindle.storage import Store
 from rekindle.view import retention
 from steps import report
@@ -90,7 +93,17 @@ EVERYWHERE = {"folder", "mlflow", "prepare", "train", "cache"}
 @pytest.fixture
 def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
     entries.remove(s3, entries.entries(s3))
+    embed(tmp_path, "s3", "mlflow")
     return Runs(tmp_path, s3, name)
+
+
+def embed(home: Path, *services: str) -> None:
+    """Record the services of the environment as services of the home; the others belong to several homes."""
+    (home / "services").mkdir(exist_ok=True)
+    for service in ADDRESS_VARIABLES:
+        port = urlsplit(os.environ[ADDRESS_VARIABLES[service]]).port or 0
+        record = {"name": service, "port": port if service in services else 1, "pid": 0, "since": 0}
+        (home / f"services/{service}.json").write_text(json.dumps(record))
 
 
 def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(runs: Runs) -> None:
@@ -188,7 +201,9 @@ def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> Non
     assert entries.find(runs.store, f"{old}-train") == found and entries.find(runs.store, f"{old}-prepare") is None
 
 
-def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(runs: Runs) -> None:
+def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, last = runs.make(), runs.make(keep_runs=1)
     place = retention._machine(runs.home)
     place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
@@ -201,7 +216,7 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(runs:
     assert removal.remove(runs.store, plan, place.host, source) == [], "only the artifacts of the claim are left"
     assert not second.close(), "the look-up has noticed the removal"
     assert entries.find_and_claim(runs.store, f"{old}-train") is None
-    place.claim_s = 0.0
+    monkeypatch.setattr(retention, "CLAIM_S", 0.0)
     plan, source = place.plan([runs.pipeline])
     assert removal.remove(runs.store, plan, place.host, source) == [old] and runs.places(old) == set()
     assert [item.key for item in runs.store.list(f"{claims.FOLDER}{old}")] == []
@@ -285,6 +300,115 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
     assert versions(runs) == {base: True, champion: True, tuned: True, refreshed: True} and unused not in versions(runs)
 
 
+def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
+    """Copy a version into another model, as MLflow does, with or without its tags."""
+    found = request("GET", "mlflow/model-versions/get", params={"name": runs.pipeline, "version": version})
+    original = found["model_version"]
+    copy = {"name": model, "source": original["source"], "run_id": original["run_id"]}
+    request("POST", "mlflow/registered-models/create", json={"name": model})
+    request("POST", "mlflow/model-versions/create", json=copy | ({"tags": original["tags"]} if tags else {}))
+
+
+def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs: Runs) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(4)]
+    prefixes = [found.uri for number in numbers if (found := tracking.find_version(runs.pipeline, number))]
+    register_copy(runs, f"{runs.pipeline}-live", numbers[0], tags=True)
+    register_copy(runs, f"{runs.pipeline}-other", numbers[1], tags=False)
+    alias = {"name": f"{runs.pipeline}-live", "alias": "live", "version": "1"}
+    request("POST", "mlflow/registered-models/alias", json=alias)
+    runs.make(keep_releases=1)
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == [numbers[3]]
+    assert [bool(list(runs.store.list(prefix))) for prefix in prefixes] == [True, True, False, True]
+
+
+def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again(runs: Runs) -> None:
+    first = release(runs, runs.make())
+    found = tracking.find_version(runs.pipeline, first)
+    assert found
+    tracking.promote(runs.pipeline, first, "d-1")
+    renamed = {"name": runs.pipeline, "new_name": f"{runs.pipeline}-renamed"}
+    request("POST", "mlflow/registered-models/rename", json=renamed)
+    run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
+    tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {})
+    last = release(runs, runs.make(keep_releases=1))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == [last] and list(runs.store.list(found.uri))
+
+
+def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
+    failed, running, succeeded = (runs.make(phase) for phase in ("Failed", "Running", "Succeeded"))
+    numbers = [release(runs, name) for name in (failed, running, succeeded)]
+    files = RunFiles(runs.home, running)
+    files.lock()
+    newest = release(runs, runs.make(keep_releases=1, keep_runs=3))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == [*numbers[:2], newest]
+    retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
+    assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
+    files.close()
+
+
+def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) -> None:
+    source, other = runs.make(), runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}/prepare/out")})
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(source), runs.places(other)) == ({"folder", "mlflow", "prepare"}, set())
+    tracking.finish(run_id, "FINISHED")
+    removal.delete_record(run_id)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert runs.places(source) == set()
+
+
+def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> None:
+    source, copied = runs.make(), runs.make()
+    for reader, task, tags in (("a", source, {tracking.REFERS: "yes"}), ("b", copied, {})):
+        run_id = tracking.start_run(runs.pipeline, f"{runs.pipeline}-{reader}")
+        tags |= {f"{tracking.CACHED}train": f"{task}/train", listing.STORE_TAG: listing.store_id(runs.store)}
+        tracking.log(run_id, tags=tags)
+        tracking.finish(run_id, "FINISHED")
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
+    assert (runs.places(source), runs.places(copied)) == ({"folder", "mlflow", "train", "cache"}, set())
+
+
+def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: Runs) -> None:
+    names = [runs.make() for _ in range(5)]
+    numbers = [release(runs, name) for name in names]
+    for number in numbers[:4]:
+        tracking.promote(runs.pipeline, number, f"d-{number}")
+    tracking.tag_version(runs.pipeline, numbers[3], tracking.KEEP_RELEASES, "1")
+    runs.make(keep_releases=1)
+    embed(runs.home, "s3")
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[2:], "the champion, the release before it, and the newest release"
+    for _ in range(6):
+        runs.make(pipeline=f"{runs.pipeline}-other")
+    assert retention.prune(runs.home, None, {}, delete=False)["runs"] == [], "no default limit"
+    embed(runs.home, "s3", "mlflow")
+    assert len(retention.prune(runs.home, None, {}, delete=False)["runs"]) == 1
+
+
+def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(3)]
+    runs.make(keep_releases=1)
+    embed(runs.home, "mlflow")
+    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert [*versions(runs)] == numbers
+
+
+@pytest.mark.parametrize("folder", ["releases", "cache-claims", "data"])
+def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_along(runs: Runs, folder: str) -> None:
+    key = f"{folder}/{runs.pipeline}/train/file"
+    runs.store.put(key, b"1")
+    item = RunRemoval(Run(folder, runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
+    removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), listing.Source({}, 0, 0, None))
+    assert runs.store.get(key) == b"1"
+    runs.store.delete([key])
+
+
 def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Runs) -> None:
     run = runs.make()
     number = release(runs, run)
@@ -303,7 +427,7 @@ CLUSTER = {"keep_days": 14, "deadline_hours": 168}
 
 
 def report_end(runs: Runs, name: str, **limits: float) -> None:
-    config = {"name": runs.pipeline, "retention": limits, "cluster": CLUSTER, "serve": {"keep_releases": 1}}
+    config = {"name": runs.pipeline, "retention": limits, "cluster": CLUSTER}
     report.run(report.Inputs(workflow=name, status="Succeeded", experiment=runs.pipeline, config=config))
 
 
@@ -333,6 +457,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(runs: Runs, monkeyp
     numbers = [release(runs, name) for name in names]
     for number in numbers:
         tracking.promote(runs.pipeline, number, f"d-{number}")
+        tracking.tag_version(runs.pipeline, number, tracking.KEEP_RELEASES, "1")
     report_end(runs, names[-1], keep_releases=1)
     assert len(versions(runs)) == 3, "the run has promoted nothing, so older Deployments may still exist"
     run_id = tracking.find_run(runs.pipeline, names[-1]) or ""

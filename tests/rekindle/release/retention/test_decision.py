@@ -138,7 +138,9 @@ def test_nothing_that_is_needed_is_removed(world: World, limits: dict[str, Reten
     for key, release in before.releases.items():
         newer = [other for other in before.releases if other[0] == key[0] and other[1] > key[1]]
         keep = limits.get(release.pipeline, RetentionConfig()).keep_releases
-        if not release.marked and (release.needed or keep is None or len(newer) < keep):
+        run = before.runs.get(release.run)
+        is_resumable = run and not run.succeeded and not run.emptied and run.name not in removed_names
+        if not release.marked and (release.needed or is_resumable or keep is None or len(newer) < keep):
             assert key in world.releases and release.prefix in world.files
             assert release.run not in before.runs or release.run in world.runs, "the record of a release's run"
             gone = {other.prefix for other in before.releases.values() if other.marked}
