@@ -4,7 +4,7 @@ import json
 
 import click
 
-from argolocal.cli.options import Name, output_option
+from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
 from argolocal.cli.output import errors_as_json
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
@@ -21,8 +21,11 @@ CANNOT_BE_EQUAL, DIFFERENT = 2, 3  # exit codes
 @click.option("--commit", default="", metavar="REVISION", help="Commit to use instead of the release's commit.")
 @click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
 @click.option("--anyway", is_flag=True, help="Train in spite of errors.")
+@parameters_option("Value for a suspended step, as in `rekindle resume`.")
 @output_option("text", "json")
-def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_json: bool) -> int:
+def reproduce(
+    model: str, data: str, commit: str, check: bool, anyway: bool, parameters: tuple[str, ...], as_json: bool
+) -> int:
     """Train the model of a release again, and compare the weights.
 
     The release records its commit, config, parameters, packages and the digest of its data. The command lists what is
@@ -39,6 +42,7 @@ def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_
     Example:
       rekindle reproduce demo
       rekindle reproduce demo@3 --check -o json
+      rekindle reproduce approval -p reviewer=ann
     """
     from rekindle.view.reproduce.reproduction import Request, reproduce
 
@@ -46,7 +50,7 @@ def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_
     if "@" in model and not version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
     with errors_as_json(as_json):
-        request = Request(name, version, commit, data, anyway, check)
+        request = Request(name, version, commit, data, anyway, check, pairs_of(parameters))
         result = reproduce(home(), request, lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
