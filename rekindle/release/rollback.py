@@ -120,7 +120,7 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
     if target_version not in releases:
         version_list = ", ".join(sorted(releases, key=int)) or "none"
         raise ConfigError(
-            f"the Deployment of version {target_version} of {model} was deleted; available versions: "
+            f"version {target_version} of {model} does not have a Deployment; available versions: "
             f"{version_list} (see serve.keep_releases)."
         )
     name = releases[target_version]["metadata"]["name"]
