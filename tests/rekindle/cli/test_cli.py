@@ -154,7 +154,7 @@ def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: P
     rendered = tmp_path / "rendered.yaml"
     rendered.write_text(rekindle("render", DEMO, cwd=tmp_path).stdout)
     for manifest, time, code in ((plain, "soon", 10), (rendered, "soon", 2), (rendered, "2024-03-25", 10)):
-        done = rekindle("plan", "--manifest", manifest, "-p", f"scheduled-time={time}", cwd=tmp_path)
+        done = rekindle("plan", "--manifest", str(manifest), "-p", f"scheduled-time={time}", cwd=tmp_path)
         assert done.returncode == code, done.stderr
 
 
