@@ -20,11 +20,11 @@ CANNOT_BE_EQUAL, DIFFERENT = 2, 3  # exit codes
 )
 @click.option("--commit", default="", metavar="REVISION", help="Commit to use instead of the release's commit.")
 @click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
-@click.option("--anyway", is_flag=True, help="Train in spite of errors.")
+@click.option("--ignore-errors", is_flag=True, help="Train in spite of errors.")
 @parameters_option("Value for a suspended step, as in `rekindle resume`.")
 @output_option("text", "json")
 def reproduce(
-    model: str, data: str, commit: str, check: bool, anyway: bool, parameters: tuple[str, ...], as_json: bool
+    model: str, data: str, commit: str, check: bool, ignore_errors: bool, parameters: tuple[str, ...], as_json: bool
 ) -> int:
     """Train the model of a release again, and compare the weights.
 
@@ -36,8 +36,8 @@ def reproduce(
     stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the addresses of its services:
     MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
 
-    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --anyway), 3
-    different weights.
+    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --ignore-errors),
+    3 different weights.
 
     Example:
       rekindle reproduce demo
@@ -50,14 +50,14 @@ def reproduce(
     if "@" in model and not version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
     with errors_as_json(as_json):
-        request = Request(name, version, commit, data, anyway, check, pairs_of(parameters))
+        request = Request(name, version, commit, data, ignore_errors, check, pairs_of(parameters))
         result = reproduce(home(), request, lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     compared = result.comparison
     if not compared:
         if result.fatal and not check:
-            raise ConfigError("nothing was trained: correct the errors above, or add --anyway.")
+            raise ConfigError("nothing was trained: correct the errors above, or add --ignore-errors.")
         if not result.findings:
             click.echo("no difference was found", err=True)
         return CANNOT_BE_EQUAL if result.fatal else 0

@@ -109,7 +109,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
     (tmp_path / "power.csv").write_text(f"{data[:-2]}{(int(data[-2]) + 1) % 10}\n")
     code, result, errors = reproduce(clone, f"--data {tmp_path / 'power.csv'}")
     assert code == 2 and [(each["subject"], each["fatal"]) for each in result["findings"]] == [("data", True)], errors
-    assert result["equal"] is None and "add --anyway" in errors
+    assert result["equal"] is None and "add --ignore-errors" in errors
 
     step = clone.folder / "steps/shop.py"
     text = step.read_text()
@@ -119,7 +119,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
         code, result, errors = reproduce(clone, "--commit HEAD --check")
         assert code == 2 and ("code", True) in [(each["subject"], each["fatal"]) for each in result["findings"]]
         assert "steps.shop" in errors
-        code, result, errors = reproduce(clone, "--commit HEAD --anyway")
+        code, result, errors = reproduce(clone, "--commit HEAD --ignore-errors")
         assert code == 3 and "the first recorded step with another loss is step 1:" in result["difference"], errors
     finally:
         clone("git reset -q --hard HEAD^")
