@@ -37,8 +37,8 @@ def suspended_findings(manifest: Manifest, parameters: Values, given: Values, re
     `parameters`: workflow parameters of the run. Raises ConfigError if no suspended step has a given value.
     """
     declared = manifest["spec"]["arguments"]["parameters"]
-    known = [item | ({"value": parameters[item["name"]]} if item["name"] in parameters else {}) for item in declared]
-    tree = Tree(manifest | {"spec": manifest["spec"] | {"arguments": {"parameters": known}}})
+    values = [item | ({"value": parameters[item["name"]]} if item["name"] in parameters else {}) for item in declared]
+    tree = Tree(manifest | {"spec": manifest["spec"] | {"arguments": {"parameters": values}}})
     tasks = [task for task in tree.leaves() if "suspend" in task.template and task.status != SKIPPED]
     outputs = {name: (task, default) for task in tasks for name, default in _outputs(task.template).items()}
     for name in given.keys() - outputs.keys():
