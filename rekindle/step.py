@@ -75,14 +75,14 @@ class StepOutputs(BaseModel):
 class Reuse:
     """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data it reads.
 
-    A step with side effects must not have REUSE. `aside`: inputs that the outputs do not depend on. `reads`: returns
-    the paths and s3:// URIs of the inputs whose content the outputs depend on. `unless`: returns why the outputs for
-    these inputs must not be reused, or "". An output `run_id` is never reused.
+    A step with side effects must not have REUSE. `ignored_inputs`: inputs that the outputs do not depend on.
+    `data_read`: returns the paths and s3:// URIs of the inputs whose content the outputs depend on. `not_reused_if`:
+    returns why the outputs for these inputs must not be reused, or "". An output `run_id` is never reused.
     """
 
-    aside: tuple[str, ...] = ()
-    reads: Callable[[Any], Iterable[str]] = lambda inputs: ()
-    unless: Callable[[Any], str] = lambda inputs: ""
+    ignored_inputs: tuple[str, ...] = ()
+    data_read: Callable[[Any], Iterable[str]] = lambda inputs: ()
+    not_reused_if: Callable[[Any], str] = lambda inputs: ""
 
 
 class Step(Protocol):

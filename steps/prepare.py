@@ -28,8 +28,8 @@ def must_compare(inputs: "Inputs") -> str:
 
 
 # the dataset does not depend on the workflow that prepared it
-ASIDE = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
-REUSE = Reuse(aside=ASIDE, reads=lambda inputs: [inputs.data["source"]], unless=must_compare)
+IGNORED_INPUTS = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
+REUSE = Reuse(IGNORED_INPUTS, data_read=lambda inputs: [inputs.data["source"]], not_reused_if=must_compare)
 
 
 class Inputs(StepInputs):

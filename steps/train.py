@@ -13,7 +13,9 @@ from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import work
 
 # only the other inputs affect the result (TrainingSpec.identity)
-REUSE = Reuse(aside=(*sorted(TrainConfig.NOT_IN_RESULT), "dataset", "out", "checkpoints", "run_id", "part", "reuse"))
+REUSE = Reuse(
+    ignored_inputs=(*sorted(TrainConfig.NOT_IN_RESULT), "dataset", "out", "checkpoints", "run_id", "part", "reuse")
+)
 
 
 class Inputs(TrainingSpec):

@@ -48,7 +48,7 @@ def remove_unused_code(store: "Store") -> None:
 def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
     """List the differences, in the order of relevance. Only inputs and data that `now` has are compared."""
     result = list(_code_differences(store, before, now)) if before.get("code") != now["code"] else []
-    for kind in ("inputs", "reads", "artifacts"):
+    for kind in ("inputs", "data_read", "artifacts"):
         facts = now.get(kind, {})
         previous = {name: value for name, value in before.get(kind, {}).items() if name in facts}
         if kind == "inputs":

@@ -49,24 +49,24 @@ def facts(
     `is_local`: the step would run on this machine. Raises UnknownKey if something cannot be read, such as a
     local path without `is_local`.
     """
-    if reason := load(module).REUSE.unless(inputs):
+    if reason := load(module).REUSE.not_reused_if(inputs):
         raise NotReusable(reason)
-    reads = read_digests(module, inputs, is_local, bucket)
-    return own_facts(module, inputs, identity) | {"artifacts": dict(artifacts), "reads": reads}
+    data_read = read_digests(module, inputs, is_local, bucket)
+    return own_facts(module, inputs, identity) | {"artifacts": dict(artifacts), "data_read": data_read}
 
 
 def read_digests(
     module: str, inputs: StepInputs, is_local: bool = True, bucket: OpenBucket | None = None
 ) -> dict[str, str]:
     """Map each path and s3:// URI that a step reads to a digest of its content. Raises UnknownKey."""
-    uris = load(module).REUSE.reads(inputs)
+    uris = load(module).REUSE.data_read(inputs)
     return {uri: content(uri, is_local, bucket or _open_bucket) for uri in uris}
 
 
 def own_facts(module: str, inputs: StepInputs, identity: str = "") -> Facts:
     """Collect the facts that need no data: step, code and inputs."""
-    aside, fields = load(module).REUSE.aside, type(inputs).model_fields
-    keyed_fields = [name for name in fields if name not in aside and not is_artifact(fields[name])]
+    ignored_inputs, fields = load(module).REUSE.ignored_inputs, type(inputs).model_fields
+    keyed_fields = [name for name in fields if name not in ignored_inputs and not is_artifact(fields[name])]
     values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
     workload = {"workload": str(getattr(inputs, "workload"))} if "workload" in fields else {}  # noqa: B009
     identity = identity or code.identity(modules_of({"step": module, "inputs": workload}))

@@ -202,7 +202,7 @@ def known_facts(call: Call, on_cluster: bool) -> Facts:
     texts, paths = _input_texts(step, call)
     identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown_inputs(step, texts)
     inputs = _parse_inputs(step, texts, paths)
-    if reason := step.REUSE.unless(inputs):
+    if reason := step.REUSE.not_reused_if(inputs):
         raise NotReusable(reason)
     known = own_facts(call.module, inputs, identity)
     return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
@@ -217,7 +217,7 @@ def _input_texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
 
 def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that are known only at run time, and that the result depends on."""
-    return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.aside]
+    return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.ignored_inputs]
 
 
 def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:

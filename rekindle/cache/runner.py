@@ -44,7 +44,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
-    if step_facts and _read_digests(module, inputs) != step_facts["reads"]:
+    if step_facts and _read_digests(module, inputs) != step_facts["data_read"]:
         say("the data changed while it was read, so no later run reuses the outputs")
         step_facts = None
     artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}

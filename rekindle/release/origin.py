@@ -30,6 +30,7 @@ class Origin:
     model: dict[str, Any]  # model.json
     run: dict[str, Any]  # origin.json
     curve: Curve
+    run_id: str = ""  # MLflow run of the workflow
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -72,7 +73,7 @@ def read(store: Store, name: str, version: str = "") -> Origin:
         )
     provenance, files = record["provenance"], record["files"]
     curve = read_curve(store, prefix)
-    return Origin(name, release.version, prefix, release.sha256, provenance, files, model, run, curve)
+    return Origin(name, release.version, prefix, release.sha256, provenance, files, model, run, curve, release.run_id)
 
 
 def read_curve(store: Store, prefix: str) -> Curve:

@@ -32,7 +32,7 @@ def _uris(inputs: Inputs) -> Iterator[str]:
     yield from map(Store.from_env().uri, inputs.models.values())
 
 
-REUSE = Reuse(aside=("models",), reads=_uris)
+REUSE = Reuse(ignored_inputs=("models",), data_read=_uris)
 
 
 def run(inputs: Inputs) -> Outputs:

@@ -4,7 +4,7 @@ import json
 
 import click
 
-from argolocal.cli.options import Name, output_option
+from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
 from argolocal.cli.output import errors_as_json
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
@@ -20,9 +20,12 @@ CANNOT_BE_EQUAL, DIFFERENT = 2, 3  # exit codes
 )
 @click.option("--commit", default="", metavar="REVISION", help="Commit to use instead of the release's commit.")
 @click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
-@click.option("--anyway", is_flag=True, help="Train in spite of errors.")
+@click.option("--ignore-errors", is_flag=True, help="Train in spite of errors.")
+@parameters_option("Value for a suspended step, as in `rekindle resume`.")
 @output_option("text", "json")
-def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_json: bool) -> int:
+def reproduce(
+    model: str, data: str, commit: str, check: bool, ignore_errors: bool, parameters: tuple[str, ...], as_json: bool
+) -> int:
     """Train the model of a release again, and compare the weights.
 
     The release records its commit, config, parameters, packages and the digest of its data. The command lists what is
@@ -33,12 +36,13 @@ def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_
     stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the addresses of its services:
     MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
 
-    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --anyway), 3
-    different weights.
+    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --ignore-errors),
+    3 different weights.
 
     Example:
       rekindle reproduce demo
       rekindle reproduce demo@3 --check -o json
+      rekindle reproduce approval -p reviewer=ann
     """
     from rekindle.view.reproduce.reproduction import Request, reproduce
 
@@ -46,14 +50,14 @@ def reproduce(model: str, data: str, commit: str, check: bool, anyway: bool, as_
     if "@" in model and not version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
     with errors_as_json(as_json):
-        request = Request(name, version, commit, data, anyway, check)
+        request = Request(name, version, commit, data, ignore_errors, check, pairs_of(parameters))
         result = reproduce(home(), request, lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     compared = result.comparison
     if not compared:
         if result.fatal and not check:
-            raise ConfigError("nothing was trained: correct the errors above, or add --anyway.")
+            raise ConfigError("nothing was trained: correct the errors above, or add --ignore-errors.")
         if not result.findings:
             click.echo("no difference was found", err=True)
         return CANNOT_BE_EQUAL if result.fatal else 0

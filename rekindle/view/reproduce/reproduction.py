@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from argolocal.manifest.resolve import all_templates
 from rekindle import tracking
 from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
@@ -24,6 +23,7 @@ from rekindle.view.reproduce import findings as checks
 from rekindle.view.reproduce.checkout import check_out
 from rekindle.view.reproduce.comparison import Comparison, compare
 from rekindle.view.reproduce.findings import Finding
+from rekindle.view.reproduce.suspended import recorded_values, resume_at_once, suspended_findings
 from rekindle.view.reproduce.workspace import Workspace, temporary_workspace
 
 MAX_DIFF_LINES = 60
@@ -40,6 +40,7 @@ class Request:
     data: str = ""
     ignore_errors: bool = False
     check_only: bool = False
+    values: Mapping[str, str] = field(default_factory=dict)  # outputs of suspended steps
 
 
 @dataclass
@@ -100,10 +101,12 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         report(inputs.findings())
         manifest = render(workspace, folder, origin.config)
         report(manifest_findings(origin, manifest))
+        recorded = recorded_values(local.home, origin)
+        report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
         if request.check_only or (result.fatal and not request.ignore_errors):
             return result
         inputs.provide(workspace)
-        run = train(workspace, folder, origin, data.source, local.home)
+        run = train(workspace, folder, origin, data.source, local.home, recorded | dict(request.values))
         result.comparison = compare(origin, workspace.store(), run)
     return result
 
@@ -165,14 +168,17 @@ def _without_provenance(manifest: Manifest) -> Manifest:
     return {"spec": spec}
 
 
-def train(workspace: Workspace, folder: Path, origin: Origin, source: str, user_home: Path) -> str:
-    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails."""
+def train(
+    workspace: Workspace, folder: Path, origin: Origin, source: str, user_home: Path, values: Mapping[str, str]
+) -> str:
+    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails.
+
+    `values`: outputs of suspended steps.
+    """
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
     sets += [f"data.source={source}"] if source != origin.config["data"]["source"] else []
     manifest = render(workspace, folder, config_of_training(origin), *sets)
-    for template, _ in all_templates(manifest["spec"], "spec"):
-        if "suspend" in template:
-            template["suspend"] = {"duration": "0"}  # nobody waits for the approval of a model that is not released
+    resume_at_once(manifest, values)
     workspace.use_images(origin.config, manifest, user_home)
     file = workspace.folder / "manifest.json"
     file.write_text(json.dumps(manifest))

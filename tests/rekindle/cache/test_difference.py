@@ -15,7 +15,7 @@ MODULE = "steps.prepare"
 
 def facts(**changes: Any) -> Facts:
     own: Facts = {"step": MODULE, "code": code.identity([MODULE]), "inputs": {"n": "1", "train": '{"epochs": 2}'}}
-    return own | {"artifacts": {"data": "ab"}, "reads": {"file.csv": "cd"}} | changes
+    return own | {"artifacts": {"data": "ab"}, "data_read": {"file.csv": "cd"}} | changes
 
 
 def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
@@ -59,7 +59,7 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
         Difference("input", "train.old", "3", MISSING),
         Difference("data", "data", "00", "ab"),
     ]
-    partial = {name: value for name, value in facts().items() if name not in ("artifacts", "reads")}
+    partial = {name: value for name, value in facts().items() if name not in ("artifacts", "data_read")}
     assert {found.kind for found in differences(s3, before, partial)} == {"input"}
     assert differences(s3, facts(), facts()) == []
 

@@ -20,7 +20,7 @@ STEP = '''
 from pydantic import Field
 from rekindle import Reuse, StepInputs, StepOutputs
 from steps import {name}_helper
-REUSE = Reuse(aside=("workflow",), reads=lambda inputs: [inputs.source])
+REUSE = Reuse(ignored_inputs=("workflow",), data_read=lambda inputs: [inputs.source])
 
 class Inputs(StepInputs):
     source: str = Field(description="file")
@@ -197,7 +197,7 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
         "code": "sha256:1",
         "inputs": {"source": str(data), "rate": "0.5", "table": '{"a": 1, "b": 2}'},
         "artifacts": {"model": "abc"},
-        "reads": {str(data): digest(data)["sha256"]},
+        "data_read": {str(data): digest(data)["sha256"]},
     }
     assert key(computed) == key(dict(reversed(computed.items()))) != key(computed | {"code": "sha256:2"})
     assert facts(module, inputs, {})["code"] == code.identity([module])

@@ -108,9 +108,9 @@ def test_a_window_below_the_minimum_share_is_an_error_but_not_in_a_past_week(wee
 
 def test_a_scheduled_run_takes_no_dataset_from_the_cache() -> None:
     inputs = prepare.Inputs(workload="x", data={"source": "y"}, workflow="z", scheduled="2024-04-15", skip=True)
-    assert "compares its data" in prepare.REUSE.unless(inputs)
+    assert "compares its data" in prepare.REUSE.not_reused_if(inputs)
     for other in ({"scheduled": ""}, {"skip": False}, {"backfill": "true"}):
-        assert prepare.REUSE.unless(inputs.model_copy(update=other)) == ""
+        assert prepare.REUSE.not_reused_if(inputs.model_copy(update=other)) == ""
 
 
 def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> None:

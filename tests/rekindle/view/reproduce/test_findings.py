@@ -25,6 +25,7 @@ from rekindle.view.reproduce.findings import (
     machine_findings,
 )
 from rekindle.view.reproduce.reproduction import Inputs, config_of_training, run_parameters
+from rekindle.view.reproduce.suspended import resume_at_once, suspended_findings
 
 STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
 
@@ -201,6 +202,39 @@ def test_a_moving_window_ends_when_the_run_was_created(make_origin: Callable[...
     values = run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
     created = "2026-11-02T03:00:00Z" if reads_time else ""
     assert values == {"scheduled-time": created, "rows": "7", "backfill": "true"}
+
+
+def suspended_manifest() -> dict[str, Any]:
+    """Return a DAG with three suspended steps: without a default, with a default, and conditional."""
+    supplied: list[Any] = [{"supplied": {}}, {"supplied": {}, "default": "5"}, {"supplied": {}}]
+    names = ("reviewer", "limit", "address")
+    tasks: list[Any] = [{"name": f"ask-{name}", "template": name} for name in names]
+    tasks[2] |= {"depends": "ask-reviewer", "when": "{{tasks.ask-reviewer.outputs.parameters.reviewer}} == ann"}
+    templates = [
+        {"name": name, "suspend": {}, "outputs": {"parameters": [{"name": name, "valueFrom": source}]}}
+        for name, source in zip(names, supplied, strict=True)
+    ]
+    main = {"name": "main", "dag": {"tasks": tasks}}
+    return {"spec": {"entrypoint": "main", "templates": [main, *templates], "arguments": {"parameters": []}}}
+
+
+def test_unknown_values_of_suspended_steps_are_named_before_the_training() -> None:
+    manifest = suspended_manifest()
+    found = {finding.text.split('"')[1]: finding for finding in suspended_findings(manifest, {}, {}, {})}
+    assert {name: finding.fatal for name, finding in found.items()} == {
+        **{"reviewer": True, "limit": False, "address": False},
+    }
+    assert "ask-reviewer is not recorded" in found["reviewer"].text and "-p reviewer=VALUE" in found["reviewer"].text
+    assert "its default '5' is used" in found["limit"].text
+    values = {"reviewer": "ann", "limit": "6"}
+    assert [*suspended_findings(manifest, {}, values, {"address": "b"})] == []
+    with pytest.raises(ConfigError, match=r'-p reviwer: .* Did you mean "reviewer"\?'):
+        list(suspended_findings(manifest, {}, {"reviwer": "ann"}, {}))
+    resume_at_once(manifest, values)
+    sources = {
+        each["name"]: each["outputs"]["parameters"][0]["valueFrom"] for each in manifest["spec"]["templates"][1:]
+    }
+    assert {name: source.get("default") for name, source in sources.items()} == values | {"address": None}
 
 
 def test_a_training_may_start_from_another_training_of_its_run(s3: Store, make_origin: Callable[..., Origin]) -> None:

@@ -22,7 +22,8 @@ IDENTITY = "git -c user.name=a -c user.email=a@b"
 SPACE = {"model": {"hidden": [4, 8]}, "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}}}
 SEARCH = {"pipeline": "pipelines.sweep", "sweep": {"trials": 3, "rungs": 1, "budget": {"hours": 1}, "space": SPACE}}
 APPROVAL = """
-        approval = Task(name="approval", template=Suspend(name="wait"))
+        reviewer = Parameter(name="reviewer", value_from=models.ValueFrom(supplied={}))
+        approval = Task(name="approval", template=Suspend(name="wait", outputs=[reviewer]))
         model = blocks.train(data)
         approval.next(model)"""
 DOWNLOAD = """from urllib.parse import urlsplit
@@ -108,7 +109,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
     (tmp_path / "power.csv").write_text(f"{data[:-2]}{(int(data[-2]) + 1) % 10}\n")
     code, result, errors = reproduce(clone, f"--data {tmp_path / 'power.csv'}")
     assert code == 2 and [(each["subject"], each["fatal"]) for each in result["findings"]] == [("data", True)], errors
-    assert result["equal"] is None and "add --anyway" in errors
+    assert result["equal"] is None and "add --ignore-errors" in errors
 
     step = clone.folder / "steps/shop.py"
     text = step.read_text()
@@ -118,7 +119,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
         code, result, errors = reproduce(clone, "--commit HEAD --check")
         assert code == 2 and ("code", True) in [(each["subject"], each["fatal"]) for each in result["findings"]]
         assert "steps.shop" in errors
-        code, result, errors = reproduce(clone, "--commit HEAD --anyway")
+        code, result, errors = reproduce(clone, "--commit HEAD --ignore-errors")
         assert code == 3 and "the first recorded step with another loss is step 1:" in result["difference"], errors
     finally:
         clone("git reset -q --hard HEAD^")
@@ -149,11 +150,8 @@ def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) 
 def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_path: Path) -> None:
     with project(tmp_path) as typed:
         edit(typed.folder / "pipelines/nightly.py", "        model = blocks.train(data)", APPROVAL)
-        edit(
-            typed.folder / "pipelines/nightly.py",
-            "from rekindle",
-            "from hera.workflows import Suspend, Task\nfrom rekindle",
-        )
+        imports = "from hera.workflows import Parameter, Suspend, Task, models\nfrom rekindle"
+        edit(typed.folder / "pipelines/nightly.py", "from rekindle", imports)
         step = typed.folder / "steps/shop.py"
         step.write_text("import os\n" + step.read_text())
         line = next(line for line in step.read_text().splitlines() if "genfromtxt" in line)
@@ -161,19 +159,24 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
         assert typed("rekindle put data s3://rekindle/raw && rekindle put data s3://rekindle/raw-copy").returncode == 0
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(release, typed, "shop", "--set data.source=s3://rekindle/raw")
-            until(
-                "the approval", lambda: run.done() or typed("rekindle resume $(ls $REKINDLE_HOME/runs)").returncode == 0
-            )
+            resume = "rekindle resume $(ls $REKINDLE_HOME/runs) -p reviewer=ann"
+            until("the approval", lambda: run.done() or typed(resume).returncode == 0)
             run.result()
         move(typed, tmp_path / "clone")
         typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
         code, result, errors = reproduce(typed)
         assert (code, result["equal"], result["findings"]) == (0, True, []), errors
 
+        shutil.rmtree(Path(typed.environ["REKINDLE_HOME"], "runs"))
+        code, result, errors = reproduce(typed, "--check")
+        assert code == 2 and 'the value "reviewer" of the suspended step approval is not recorded' in errors, errors
+        code, result, errors = reproduce(typed, "-p reviewer=ann")
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+
         data = typed.folder / "data/power.csv"
         data.write_text(f"{data.read_text()[:-2]}{(int(data.read_text()[-2]) + 1) % 10}\n")
         typed("rekindle put data s3://rekindle/raw")
-        code, result, errors = reproduce(typed)
+        code, result, errors = reproduce(typed, "-p reviewer=ann")
         assert code == 2 and [each["subject"] for each in result["findings"]] == ["data"], errors
 
 
