@@ -36,7 +36,7 @@ def down(as_json: bool) -> None:
 @command
 @click.option("--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep.")
 @click.option("--keep-days", type=Number(0), help="Number of days to keep a run after its end.")
-@click.option("--keep-releases", type=click.IntRange(0), help="Number of releases of each model to keep.")
+@click.option("--keep-releases", type=click.IntRange(0), help="Number of the newest releases of each model to keep.")
 @cluster_flag
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Remove the runs and releases instead of only listing them.")
