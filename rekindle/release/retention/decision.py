@@ -37,7 +37,7 @@ class Release:
     model: str
     version: int
     prefix: str  # key prefix of its files
-    pipeline: str  # "": of another pipeline
+    pipeline: str  # "": of a run that is not listed
     sha256: str = ""  # of the weights
     run: str = ""  # name of the run that released it
     created: float = 0.0
@@ -127,11 +127,12 @@ def _surplus_releases(
     inputs: Callable[[Release], Iterable[str]],
 ) -> list[Release]:
     """Return the releases that exceed the limits; `unfinished`: kept runs that are active or can be resumed."""
-    surplus, kept, counts = [], [], Counter[str]()
+    surplus, kept, counts = [], [], Counter[tuple[str, str]]()
     for release in sorted(releases, key=lambda release: -release.version):
         limit = limits.get(release.pipeline, NO_LIMITS).keep_releases
-        counts[release.model] += not release.marked
-        exceeds_number = limit is not None and counts[release.model] > limit
+        owner = release.model, release.pipeline
+        counts[owner] += not release.marked
+        exceeds_number = limit is not None and counts[owner] > limit
         is_needed = release.needed or release.run in unfinished
         is_surplus = release.marked or (exceeds_number and not is_needed)
         (surplus if is_surplus else kept).append(release)

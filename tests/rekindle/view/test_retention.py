@@ -240,12 +240,12 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
     assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE] and not remains.exists()
 
 
-def release(runs: Runs, run: str, start: str = "", champion: str = "", sha256: str = "") -> str:
+def release(runs: Runs, run: str, pipeline: str = "", start: str = "", champion: str = "", sha256: str = "") -> str:
     """Release a model in a run; return its version."""
     prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
     runs.store.put(f"{prefix}model.json", json.dumps({"start": start}).encode())
     runs.store.put(f"{prefix}origin.json", json.dumps({"champion": champion}).encode())
-    run_id = tracking.find_run(runs.pipeline, run) or ""
+    run_id = tracking.find_run(pipeline or runs.pipeline, run) or ""
     source = runs.store.uri(prefix)
     registered = tracking.register(runs.pipeline, prefix, source, sha256 or uuid.uuid4().hex, run_id, {})
     runs.store.put(f"{prefix}release.json", b"{}")
@@ -348,6 +348,18 @@ def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
     assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
     files.close()
+
+
+def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: Runs) -> None:
+    other = f"{runs.pipeline}-other"
+    numbers = [release(runs, runs.make()), *(release(runs, runs.make(pipeline=other), other) for _ in range(2))]
+    last = runs.make(keep_releases=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [*versions(runs)] == numbers
+    numbers.append(release(runs, runs.make(keep_releases=1)))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[1:]
+    assert len(retention.prune(runs.home, None, {"keep_releases": 1}, delete=False)["releases"]) == 1
 
 
 def test_the_release_that_a_run_of_another_pipeline_reads_stays(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,6 +481,9 @@ def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
 def test_in_a_cluster_releases_are_removed_after_a_promotion(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     names = [runs.make() for _ in range(3)]
+    for name in names:
+        run_id = tracking.find_run(runs.pipeline, name) or ""
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
     numbers = [release(runs, name) for name in names]
     for number in numbers:
         tracking.promote(runs.pipeline, number, f"d-{number}")
