@@ -1,4 +1,4 @@
-"""Look up the champion of a registered model and its files.
+"""Look up the champion of a registered model and its files. Retention keeps the release while the run may read it.
 
 rekindle step steps.champion --name=demo --output model_uri=uri.txt
 """
@@ -25,7 +25,9 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Look up the champion. Raises ConfigError if the registered model lacks a champion."""
     from rekindle import tracking
+    from rekindle.cache import claims
     from rekindle.errors import say
+    from rekindle.storage import Store
 
     champion = tracking.require_champion(inputs.name)
     if inputs.server and inputs.server != champion.deployment:
@@ -33,5 +35,7 @@ def run(inputs: Inputs) -> Outputs:
             f"{inputs.server} gets no traffic: the champion of {inputs.name} is now version {champion.version}, "
             f"served by {champion.deployment or 'nothing'}"
         )
+    if not inputs.server:
+        claims.claim(Store.from_env(), [champion.uri.rstrip("/")])
     facts = {"version": champion.version, "sha256": champion.sha256, "deployment": champion.deployment}
     return Outputs(model_uri=champion.uri, **facts)

@@ -72,7 +72,9 @@ class Outputs(StepOutputs):
         description="Deployment of the previous (or still current) champion; empty if no champion existed"
     )
     retained: list[str] = Field(description="Deployments of the releases to keep, including this one")
-    expired: list[str] = Field(description="Deployments of older releases, to be deleted")
+    expired: list[str] = Field(
+        description="Deployments of older releases, and replaced servers of this version, to be deleted"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -156,7 +158,7 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
         "promoted": promoted,
         "former": former,
         "retained": promotion.retained_deployments(*kept) if promoted else [inputs.deployment],
-        "expired": promotion.expired_deployments(*kept) if promoted else [],
+        "expired": promotion.expired_deployments(*kept, former) if promoted else [],
     }
 
 

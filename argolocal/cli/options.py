@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ class Name(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value or self.fail("the name is empty: pass a name, or omit it.", param, ctx)
+
+
+class Number(click.FloatRange):
+    """A finite number: NaN is in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
 
 
 class File(click.Path):

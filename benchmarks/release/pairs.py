@@ -49,7 +49,7 @@ class Home:
     """A home with runs and servers, as a namespace of its own."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
+        self.folder, self.resumed = folder, 0
         self.environment = {**os.environ, "REKINDLE_HOME": str(folder), "REKINDLE_SERVE__PORT": str(port)}
         cluster = LocalCluster(folder)
         self.kinds = cluster.kinds.controllers(cluster, folder / "run")
@@ -73,8 +73,9 @@ class Home:
         code, result, stderr = self.type(*command, kill_s=moments.pop(0))
         while code == -signal.SIGKILL:
             manifests = self.folder.glob("runs/*/manifest.yaml")
-            name = next((path.parent.name for path in manifests if f"{quality}'" in path.read_text()), "")
-            command = ("resume", name) if name else command
+            name = next((path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), "")
+            command = ("resume", name) if name else command  # without a name, it was killed before its run began
+            self.resumed += bool(name)
             code, result, stderr = self.type(*command, kill_s=moments.pop(0))
         return code, result, stderr
 
@@ -236,6 +237,7 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
         for kind, name in zip(KINDS, names, strict=True)
     ]
     bars.append(bar(f"repeated evaluations, in {count} pairs", repetitions, ""))
+    bars.append(bar("runs that were killed and resumed", sum(home.resumed for home in homes), ""))
     bars.append(bar(f"rollbacks with another end, of {arguments.rollbacks}", len(failed), "", 0))
     seconds = {"rollback": whole, "rollback that was killed, typed again": repeated}
     return bars + [bar(name, values, "s", 5) for name, values in seconds.items() if values]

@@ -1,6 +1,7 @@
 """Claims of cached results: retention keeps the artifacts that a new run reuses until the run itself is recorded.
 
-    cache-claims/RUN    for each claimed RUN/TASK, the Unix time of its last claim, in seconds
+    cache-claims/RUN         for each claimed RUN/TASK, the Unix time of its last claim, in seconds
+    cache-claims/releases    for each release that a run reads (steps/champion.py), the same by releases/NAME/HASH
 
 A new run claims an entry, and then checks that the entry still exists; retention deletes the entry, and then reads the
 claims. Therefore at least one of the two notices the other.
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 FOLDER = "cache-claims/"
 INTERVAL_S = 3600  # a younger claim of a task is not renewed
+EXPIRY_S = 366 * 86400  # an older claim is deleted when the next is recorded
+RELEASES = "releases"  # first part of the key of a release
 THREADS = 8
 
 
@@ -57,7 +60,8 @@ def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
         outdated = [task for task in tasks if now - times.get(task, 0.0) >= INTERVAL_S]
         if not outdated:
             return
-        data = json.dumps(times | dict.fromkeys(outdated, now)).encode()
+        recent = {task: claimed for task, claimed in times.items() if now - claimed < EXPIRY_S}
+        data = json.dumps(recent | dict.fromkeys(outdated, now)).encode()
         with suppress(Conflict, NotFound):  # another run has changed the claims, or retention has removed them
             store.put(f"{FOLDER}{run}", data, if_match=etag, if_absent=not etag)
             return

@@ -2,7 +2,7 @@
 
 import click
 
-from argolocal.cli.options import output_option
+from argolocal.cli.options import Number, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from rekindle import project
@@ -20,7 +20,7 @@ def demo() -> None:
 
 @demo.command
 @click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Number of workers.")
-@click.option("--seconds-between", type=click.FloatRange(0), default=3, show_default=True,
+@click.option("--seconds-between", type=Number(0), default=3, show_default=True,
               help="Time between attacks, in seconds.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Number of training steps.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random choice of attacks.")

@@ -5,7 +5,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from argolocal.cli.options import output_option, pairs_of
+from argolocal.cli.options import Number, output_option, pairs_of
 from rekindle.cli.group import commands
 from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured
@@ -85,7 +85,7 @@ def _refuse_other_flags(*allowed_names: str) -> None:
 @cluster_options
 @click.option(
     "--wait",
-    type=click.FloatRange(min=1),
+    type=Number(1),
     metavar="SECONDS",
     help="Time to wait for the images of a pod (default: 180).",
 )

@@ -8,7 +8,7 @@ import click
 
 from argolocal import cli as local
 from argolocal.cli.group import for_program
-from argolocal.cli.options import File, Name, output_option
+from argolocal.cli.options import File, Name, Number, output_option
 from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
@@ -35,7 +35,7 @@ def down(as_json: bool) -> None:
 
 @command
 @click.option("--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep.")
-@click.option("--keep-days", type=click.FloatRange(0), help="Number of days to keep a run after its end.")
+@click.option("--keep-days", type=Number(0), help="Number of days to keep a run after its end.")
 @click.option("--keep-releases", type=click.IntRange(0), help="Number of releases of each model to keep.")
 @cluster_flag
 @output_option("text", "json")
@@ -99,7 +99,7 @@ def list_entries(as_json: bool) -> None:
 
 @cache.command("prune")
 @click.option("--keep", type=click.IntRange(0), default=10_000, show_default=True, help="Number of entries to keep.")
-@click.option("--days", type=float, default=90.0, show_default=True, help="Maximum age of an entry, in days.")
+@click.option("--days", type=Number(0), default=90.0, show_default=True, help="Maximum age of an entry, in days.")
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Delete the entries instead of only listing them.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
@@ -120,11 +120,11 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 
 @command
 @click.argument("name", type=Name())
-@click.argument("version", default="")
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="Seconds to wait for the servers.")
+@click.argument("version", required=False, type=click.IntRange(1))
+@click.option("--seconds", type=Number(0), default=120.0, show_default=True, help="Seconds to wait for the servers.")
 @cluster_flag
 @output_option("text", "json")
-def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
+def rollback(name: str, version: int | None, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
     """Roll model NAME back to an earlier release.
 
     VERSION is a version of the registered model (default: the version before the champion). The Deployment of an
@@ -143,7 +143,7 @@ def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, a
         previous = f" (before: version {result['before']})" if result["before"] else ""
         print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
 
-    rollback(homes.path() if cluster else home(), cluster, name, version, seconds, report)
+    rollback(homes.path() if cluster else home(), cluster, name, str(version or ""), seconds, report)
 
 
 @command

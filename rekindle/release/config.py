@@ -156,6 +156,8 @@ class ServeConfig(Limits):
 
     @model_validator(mode="after")
     def _validate_host(self) -> "ServeConfig":
+        if self.host.rpartition(".")[2].isdigit():
+            raise ValueError(f'host is "{self.host}": Kubernetes accepts a DNS name, but no IP address')
         for name in ("gateway", "ingress_class", "tls_secret", "annotations"):
             if getattr(self, name) and not self.host:
                 raise ValueError(f"{name} has no effect without host: set serve.host to the DNS name of the model")

@@ -137,15 +137,20 @@ def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = Tr
             return True
 
 
-def expired_deployments(name: str, version: str, keep: int) -> list[str]:
-    """Return the Deployments of the releases before `version`, except the newest `keep`."""
+def expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
+    """Return the Deployments of the releases before `version`, except the newest `keep`.
+
+    `previous`: Deployment of the previous champion, which expires if new servers of the same version replace it.
+    """
     releases = tracking.promoted_releases(name)
+    replaced_deployments = [previous] if previous and previous not in {r.deployment for r in releases} else []
     earlier_deployments = [release.deployment for release in releases if int(release.version) < int(version)]
     kept_deployments = {
         *earlier_deployments[-keep:],
         *(release.deployment for release in releases if int(release.version) >= int(version)),
     }
-    return [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
+    expired = [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
+    return replaced_deployments + expired
 
 
 def retained_deployments(name: str, version: str, keep: int) -> list[str]:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from rekindle import tracking
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
 from rekindle.release import promotion
-from rekindle.release.config import VERSION_ANNOTATION
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
 
@@ -95,11 +94,13 @@ def roll_back(
 
 
 def _releases(objects: Objects, model: str) -> dict[str, Object]:
-    """Return version → Deployment of the releases; a canary's Deployment does not count."""
-    deployments = {
-        (obj["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION): obj for obj in objects.deployments(model)
-    }
-    return {version: obj for version, obj in deployments.items() if version}
+    """Return version → Deployment of the promoted releases.
+
+    The servers of a canary or of a release that is still being verified do not count.
+    """
+    deployments = {obj["metadata"]["name"]: obj for obj in objects.deployments(model)}
+    promoted_releases = tracking.promoted_releases(model)
+    return {r.version: deployments[r.deployment] for r in promoted_releases if r.deployment in deployments}
 
 
 def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Object]) -> Rollback:
@@ -120,7 +121,7 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
     if target_version not in releases:
         version_list = ", ".join(sorted(releases, key=int)) or "none"
         raise ConfigError(
-            f"the Deployment of version {target_version} of {model} was deleted; available versions: "
+            f"version {target_version} of {model} does not have a Deployment; available versions: "
             f"{version_list} (see serve.keep_releases)."
         )
     name = releases[target_version]["metadata"]["name"]
@@ -197,7 +198,7 @@ def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
 def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[str]) -> None:
     """Stop the pods of these Deployments while the version is the champion. Raises ChampionChanged."""
     while True:
-        running_deployments = [obj for obj in _releases(objects, model).values() if obj["spec"].get("replicas", 1)]
+        running_deployments = [obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)]
         running_deployments = [obj for obj in running_deployments if obj["metadata"]["name"] in deployments]
         if not running_deployments:
             return

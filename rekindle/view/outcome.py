@@ -136,31 +136,32 @@ def _verdict(status: Status, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Release:
-    """A step that registered a version, and the evaluation of its model."""
+    """A version that a step registered, and the evaluation of the model."""
 
-    task: str
+    model: str
     version: str
     evaluation: str
 
     def __str__(self) -> str:
-        return f"{self.task} {self.version}" + (f", the model of {self.evaluation}" if self.evaluation else "")
+        return f"{self.model}@{self.version}" + (f" ({self.evaluation})" if self.evaluation else "")
 
 
 def releases(status: Status) -> list[Release]:
     """Return the releases of a run, except those whose evaluation was repeated with another verdict."""
     last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
     found = [
-        Release(node["displayName"].partition("(")[0], version, _evaluation(node))
+        Release(values["model_uri"].split("/")[1], values["version"], _evaluation(node))
         for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
+        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (values := _released(node))
     ]
     return [release for release in found if last_verdicts.get(release.evaluation, "release") == "release"]
 
 
-def _released(node: Mapping[str, Any]) -> str:
-    """Return the version that a step registered, or ""."""
+def _released(node: Mapping[str, Any]) -> dict[str, str]:
+    """Return the outputs of a step that registered a version, or {}; model_uri is releases/NAME/HASH/."""
     values = outputs(node)
-    return values.get("version", "") if {"model_uri", "content"} <= values.keys() else ""
+    is_release = values.get("version") and "content" in values and values.get("model_uri", "").count("/") > 1
+    return values if is_release else {}
 
 
 def _evaluation(node: Mapping[str, Any]) -> str:

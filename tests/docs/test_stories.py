@@ -202,7 +202,7 @@ def test_the_page_your_own_pipeline_works_as_documented(
             done = typed(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             if "rekindle run" in command:
-                assert re.search(r"released: release(-2)? 1\n", done.stdout), done.stdout
+                assert re.search(r"released: nightly@1 \(judge-(small|wide)\)\n", done.stdout), done.stdout
                 assert "notify succeeded" in done.stdout and "card succeeded" in done.stdout
                 run = json.loads(typed("rekindle status -o json").stdout)["runs"][0]["run"]
                 tags = tracking.tags_of(tracking.find_run("nightly", run) or "")

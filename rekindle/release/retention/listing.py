@@ -72,7 +72,7 @@ def read(store: Store, pipelines: Iterable[str], source: Source) -> Listing:
                 emptied = not known and tags.get(EMPTIED_TAG) == "removed"
                 runs[name] = replace(run, uses=uses, compared=record["id"] in compared, emptied=emptied)
                 by_id[record["id"]] = runs[name]
-    releases = list(_releases(store, pipelines, by_id, source.targets)) if source.targets else []
+    releases = list(_releases(store, pipelines, by_id, source)) if source.targets else []
     claimed = frozenset(claims.claimed_tasks(store, source.claim_s)) | _data_tasks(store, pipelines)
     return Listing([*runs.values()], releases, entries.entries(store), claimed)
 
@@ -197,25 +197,25 @@ def _data_task(store: Store, uri: str) -> frozenset[str]:
     return frozenset({"/".join(names[:2])}) if is_artifact else frozenset()
 
 
-def _releases(
-    store: Store, pipelines: set[str], records: Mapping[str, Run], targets: Callable[[str], set[str]]
-) -> Iterator[Release]:
+def _releases(store: Store, pipelines: set[str], records: Mapping[str, Run], source: Source) -> Iterator[Release]:
     """Yield all versions of all models; the pipeline of other pipelines' models is empty.
 
     `records`: the runs of these pipelines, by the id of their record in MLflow.
     """
+    claimed = claims.claimed_tasks(store, source.resumable_s, claims.RELEASES)
     for model in _all("registered-models", "registered_models", {}):
         name, needed = model["name"], {alias["version"] for alias in model.get("aliases") or []}
         versions = list(_all("model-versions", "model_versions", {"filter": f"name = '{name}'"}))
         owners = (records[version["run_id"]].pipeline for version in versions if version.get("run_id") in records)
-        if pipeline := name if name in pipelines else next(owners, ""):
-            needed |= targets(name) | promotion.versions_in_use(store, name)
+        if (pipeline := name if name in pipelines else next(owners, "")) and source.targets:
+            needed |= source.targets(name) | promotion.versions_in_use(store, name)
         for version in versions:
             if tracking.URI in (tags := tracking.mapping(version.get("tags"))):
                 run, number = records.get(version.get("run_id", "")), version["version"]
+                prefix = tags[tracking.URI].rstrip("/")
                 yield Release(
-                    name, int(number), f"{tags[tracking.URI].rstrip('/')}/", pipeline, tags.get(tracking.SHA256, ""),
-                    run.name if run else "", int(version.get("creation_timestamp", 0)) / 1000, number in needed,
+                    name, int(number), f"{prefix}/", pipeline, tags.get(tracking.SHA256, ""), run.name if run else "",
+                    int(version.get("creation_timestamp", 0)) / 1000, number in needed or prefix in claimed,
                     tracking.REMOVED in tags,
                 )  # fmt: skip
 

@@ -112,3 +112,18 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
     newest = rekindle("ui", cwd=tmp_path).stdout  # the newest run may be of another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"the run {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("prune --keep-days nan", "Invalid value for '--keep-days': nan is not a finite number."),
+        ("prune --keep-runs -1", "Invalid value for '--keep-runs': -1 is not in the range x>=0."),
+        ("cache prune --days=-1", "Invalid value for '--days': -1.0 is not in the range x>=0."),
+        ("rollback demo --seconds=-1", "Invalid value for '--seconds': -1.0 is not in the range"),
+        ("rollback demo latest", "Invalid value for '[VERSION]': 'latest' is not a valid integer range."),
+    ],
+)
+def test_options_with_impossible_numbers_are_refused(command: str, message: str, tmp_path: Path) -> None:
+    done = rekindle(*command.split(), cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr

@@ -76,6 +76,10 @@ def test_a_new_deployment_of_the_champion_replaces_its_old_one(s3: Store, name: 
         assert promotion.promote(s3, name, version, version, "cards-2") == "cards-1"
     champion = tracking.champion(name)
     assert champion and (champion.version, champion.deployment) == (version, "cards-2")
+    assert promotion.expired_deployments(name, version, keep=3, previous="cards-1") == ["cards-1"]
+    second = register()
+    previous = promotion.promote(s3, name, second, version, "cards-3")
+    assert previous == "cards-2" and promotion.expired_deployments(name, second, keep=3, previous=previous) == []
 
 
 @pytest.mark.parametrize("write_number", [1, 2])

@@ -37,7 +37,7 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
         (("keep", "keep"), {}, 3, "judged    judge-1: keep. chance\n"),
         (("keep", "release"), {}, 3, "judged    judge-0: keep. chance\n"),
         (("release", "release"), {}, 3, "judged    judge-0: release. chance\n"),
-        (("keep", "release"), {"content": "ab"}, 0, "verdict   released: ship 4, the model of judge-1\n"),
+        (("keep", "release"), {"content": "ab"}, 0, "verdict   released: power@4 (judge-1)\n"),
         (("keep", "release"), {"content": "ab"}, 0, "metrics   ap 0.1\n"),
         (("keep", "same"), {}, 0, "judged    judge-1: same. chance\n"),
     ],
@@ -59,14 +59,16 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         for n, verdict in enumerate(verdicts)
     ]
     report: Any = {"inputs": {"artifacts": [{"name": "report", "s3": {"key": f"{WORKFLOW}/judge-1/report"}}]}}
-    ship = node(".ship", displayName="ship", **with_outputs(model_uri="releases/x/", version="4", **more), **report)
+    ship = node(
+        ".ship", displayName="ship", **with_outputs(model_uri="releases/power/ab/", version="4", **more), **report
+    )
     ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": time_at(0), "finishedAt": time_at(9)}
     assert exit_code(ended, is_rekindle=True) == code
     text = success(ended, {}, is_rekindle=True)
     rows = as_json(WORKFLOW, ended)["verdicts"]
     assert [(row["task"], row["verdict"]) for row in rows] == [("judge-0", verdicts[0]), ("judge-1", verdicts[1])]
     assert [row["version"] for row in rows] == [None, "4" if more else None]
-    assert words in text and ("released: ship" in text) == bool(more)
+    assert words in text and ("released: power@4" in text) == bool(more)
 
 
 def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own():

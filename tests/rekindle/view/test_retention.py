@@ -24,7 +24,7 @@ from rekindle.release.retention import listing, removal
 from rekindle.release.retention.decision import Removal, Run, RunRemoval
 from rekindle.storage import Store
 from rekindle.view import retention
-from steps import report
+from steps import champion, report
 from tests.rekindle.cluster.server import ApiServer
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
@@ -347,6 +347,20 @@ def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
     assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
     files.close()
+
+
+def test_the_release_that_a_run_of_another_pipeline_reads_stays(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = []
+    for _ in range(3):
+        numbers.append(release(runs, runs.make(keep_releases=1)))
+        tracking.promote(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
+        if len(numbers) == 2:
+            champion.run(champion.Inputs(name=runs.pipeline))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[1:]
+    monkeypatch.setattr(retention, "RESUMABLE_S", 0.0)
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[2:]
 
 
 def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) -> None:

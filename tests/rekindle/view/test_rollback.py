@@ -186,6 +186,20 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
     assert model.state == ("3", "2", {"1": 0, "2": 1, "3": 1}, False)
 
 
+def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -> None:
+    """Another run may be verifying a new version, and new servers of an earlier version."""
+    for _ in range(2):
+        model.release()
+    tracking.register(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {})
+    for name, version in ((f"{model.name}-1-new", "1"), (f"{model.name}-3", "3")):
+        obj = model.rename(release(version))
+        obj["metadata"]["name"] = name
+        model.kinds["Deployment"].apply(obj)
+    with pytest.raises(ConfigError, match="available versions: 1, 2"):
+        model.roll_back("3")
+    assert model.roll_back()["deployment"] == f"{model.name}-1"
+
+
 def test_an_unfinished_rollback_must_be_finished_first(model: Model) -> None:
     for _ in range(3):
         model.release()

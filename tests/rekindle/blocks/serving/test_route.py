@@ -87,6 +87,7 @@ def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> No
         (["serve.host=models.example.com:443"], "has the wrong form for: DNS name of the model"),
         (["serve.host=Models.example.com"], "has the wrong form for: DNS name of the model"),
         (["serve.host='*.example.com'"], "has the wrong form for: DNS name of the model"),
+        (["serve.host=10.0.0.1"], "Kubernetes accepts a DNS name, but no IP address"),
         ([HOST, "serve.gateway=a/b/c"], "has the wrong form for: Gateway of the HTTPRoute"),
         ([HOST, "serve.tls_secret=My_TLS"], "has the wrong form for: name of the Secret"),
         (["serve.gateway=edge"], "gateway has no effect without host: set serve.host"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle import tracking
 from rekindle.storage import Store
 from tests.rekindle.serving.interrupted import releases, rollbacks
 from tests.rekindle.serving.interrupted.disturbance import Moment
@@ -45,6 +46,21 @@ def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_relea
     assert "killed" in log[0] and "newer" in log[1], log  # the first alias is the candidate's
     problems += project.problems(run)
     assert not problems, "\n".join([*log, *problems])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_new_servers_of_the_same_model_replace_its_old_servers(project: releases.Project) -> None:
+    pipeline = project.folder / "pipelines" / "tiny.py"
+    pipeline.write_text(pipeline.read_text().replace('words="{{workflow.name}}"', 'words="the same weights"'))
+    servers = set[str]()
+    for limit in ("64", "65"):
+        code, out, _ = project.type("run", "tiny.yaml", "--set", f"serve.max_waiting={limit}")
+        champion = tracking.champion(project.model)
+        assert code == 0 and champion and champion.version == "1", out
+        assert project.kinds["Deployment"].names() == [champion.deployment]
+        servers.add(champion.deployment)
+    assert len(servers) == 2
 
 
 @pytest.mark.slow
