@@ -4,8 +4,8 @@
 
 Each pair has two candidates of different quality, and starts its runs up to a few seconds apart. A third of the pairs
 runs in one home with the mutex of `decide`, a third in one home without it, and a third in two homes that share the
-object store and MLflow. The judgements are read from the records of the releases and of MLflow. Then rollbacks are
-killed at seeded moments and typed again.
+object store and MLflow. The evaluations are read from the records of the releases and of MLflow. Then rollbacks are
+killed at random times, which the seed determines, and repeated.
 """
 
 import json
@@ -54,7 +54,7 @@ class Home:
         cluster = LocalCluster(folder)
         self.kinds = cluster.kinds.controllers(cluster, folder / "run")
 
-    def type(self, *arguments: str, kill_s: float = 0) -> tuple[int, dict[str, Any], str]:
+    def rekindle(self, *arguments: str, kill_s: float = 0) -> tuple[int, dict[str, Any], str]:
         """Run a command, and kill it after `kill_s` (0: never). Return exit code, JSON and stderr."""
         command, pipe = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"], subprocess.PIPE
         process = subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True)
@@ -70,13 +70,13 @@ class Home:
         sets = (f"candidate.quality={quality}", f"candidate.mutex={str(mutex).lower()}")
         command = ("run", str(config), "--no-cache", *(flag for each in sets for flag in ("--set", each)))
         moments = [*kills, 0]
-        code, result, stderr = self.type(*command, kill_s=moments.pop(0))
+        code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
         while code == -signal.SIGKILL:
             manifests = self.folder.glob("runs/*/manifest.yaml")
             name = next((path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), "")
             command = ("resume", name) if name else command  # without a name, it was killed before its run began
             self.resumed += bool(name)
-            code, result, stderr = self.type(*command, kill_s=moments.pop(0))
+            code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
         return code, result, stderr
 
     def deployments(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ def pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str,
         runs = [pool.submit(start, number) for number in range(2)]
         if rolls_back:
             time.sleep(moment)
-            rolled_back = str(places[draw.randrange(2)].type("rollback", NAME)[0])
+            rolled_back = str(places[draw.randrange(2)].rekindle("rollback", NAME)[0])
     results, problems = [run.result() for run in runs], list[Problem]()
     for quality, (code, result, stderr) in zip(qualities, results, strict=True):
         problems += [("end", text) for text in end_problems(quality, code, result, stderr)]
@@ -171,7 +171,7 @@ def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str)
 
 
 def history_problems(champions: Champions) -> list[Problem]:
-    """Return promotions without a judgement against the champion that they replaced, or of a worse model."""
+    """Return promotions without an evaluation against the champion that they replaced, or of a worse model."""
     problems, previous = list[Problem](), ""
     releases = {release.version: release for release in tracking.promoted_releases(NAME)}
     for version, by_rollback in champions.changes:
@@ -179,15 +179,15 @@ def history_problems(champions: Champions) -> list[Problem]:
             record = json.loads(champions.store.get(f"{releases[version].uri}verdict.json"))
             compared = (record["champion"] or {}).get("version", "")
             if record["verdict"] != "release" or compared != previous:
-                problems.append(("promotion", f"{version} replaced {previous}, judged against {compared}"))
+                problems.append(("promotion", f"{version} replaced {previous}, evaluated against {compared}"))
             if previous and quality_of(releases[version]) < quality_of(releases[previous]):
                 problems.append(("verdict", f"{version} is worse than {previous}, which it replaced"))
         previous = version
     return problems
 
 
-def play_rollbacks(home: Home, store: Store, count: int, draw: Random) -> tuple[list[str], list[float], list[float]]:
-    """Kill rollbacks, and type them again. Return the problems, and the seconds of whole and of repeated commands."""
+def kill_rollbacks(home: Home, store: Store, count: int, draw: Random) -> tuple[list[str], list[float], list[float]]:
+    """Kill rollbacks, and repeat them. Return the problems, and the seconds of whole and of repeated commands."""
     deployments = sorted(home.deployments())
     versions = {each.version: each.deployment for each in tracking.promoted_releases(NAME)}
     targets = [version for version, deployment in versions.items() if deployment in deployments][-2:]
@@ -198,11 +198,11 @@ def play_rollbacks(home: Home, store: Store, count: int, draw: Random) -> tuple[
         target = targets[number % 2]
         kill_s = draw.uniform(0.2, 3) if number >= 2 else 0
         begin = time.perf_counter()
-        code, *_, stderr = home.type("rollback", NAME, target, kill_s=kill_s)
+        code, *_, stderr = home.rekindle("rollback", NAME, target, kill_s=kill_s)
         seconds = whole
         if code == -signal.SIGKILL:
             begin, seconds = time.perf_counter(), repeated
-            code, *_, stderr = home.type("rollback", NAME, target)
+            code, *_, stderr = home.rekindle("rollback", NAME, target)
         seconds.append(time.perf_counter() - begin)
         champion, pods = tracking.champion(NAME), {name for name, count in home.deployments().items() if count}
         end = (code, champion and champion.version, home.serving(), pods, promotion.pending_rollback(store, NAME))
@@ -227,11 +227,15 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     found = history_problems(champions)
     problems += found
     print(f"{len(champions.changes)} champions", *found, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
-    failed, whole, repeated = play_rollbacks(homes[0], store, arguments.rollbacks, draw)
+    failed, whole, repeated = kill_rollbacks(homes[0], store, arguments.rollbacks, draw)
     print(f"{len(repeated)} rollbacks killed", *failed, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
     for home in homes:
-        home.type("down")
-    names = ("champions worse than the champion before", "promotions without a judgement of the champion", "other ends")
+        home.rekindle("down")
+    names = (
+        "champions worse than the champion before",
+        "promotions without an evaluation against the champion",
+        "runs with contradictory results",
+    )
     bars = [
         bar(f"{name}, in {count} pairs", sum(each == kind for each, _ in problems), "", 0)
         for kind, name in zip(KINDS, names, strict=True)
@@ -239,7 +243,7 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     bars.append(bar(f"repeated evaluations, in {count} pairs", repetitions, ""))
     bars.append(bar("runs that were killed and resumed", sum(home.resumed for home in homes), ""))
     bars.append(bar(f"rollbacks with another end, of {arguments.rollbacks}", len(failed), "", 0))
-    seconds = {"rollback": whole, "rollback that was killed, typed again": repeated}
+    seconds = {"rollback": whole, "rollback after a killed rollback": repeated}
     return bars + [bar(name, values, "s", 5) for name, values in seconds.items() if values]
 
 

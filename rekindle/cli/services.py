@@ -36,7 +36,7 @@ def down(as_json: bool) -> None:
 @command
 @click.option("--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep.")
 @click.option("--keep-days", type=Number(0), help="Number of days to keep a run after its end.")
-@click.option("--keep-releases", type=click.IntRange(0), help="Number of releases of each model to keep.")
+@click.option("--keep-releases", type=click.IntRange(0), help="Number of the newest releases of each model to keep.")
 @cluster_flag
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Remove the runs and releases instead of only listing them.")
@@ -67,7 +67,7 @@ def prune(
     options = {"keep_runs": keep_runs, "keep_days": keep_days, "keep_releases": keep_releases}
     tables = retention.prune(homes.path() if cluster else home(), cluster, options, delete=yes)
     rows = [row for table in tables.values() for row in table]
-    counts = ", ".join(f"{len(table)} {name}" for name, table in tables.items())
+    counts = retention.counts((row["kept"] for row in tables["runs"]), len(tables["releases"]))
     total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
     shown = "\n\n".join(runs.table(table) for table in tables.values() if table)
     text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"

@@ -45,6 +45,7 @@ class LocalCluster(cluster.LocalCluster):
 
     def prefetch(self) -> None:
         """Start the services and restart dead deployments in the background. Returns immediately."""
+        self.services.store_serving_token()
         self.services.start()
         self.revive()
 

@@ -212,6 +212,6 @@ class RetentionConfig(Section):
     keep_releases: int | None = Field(
         default=None,
         ge=1,
-        description="number of releases to keep of each model, in addition to the champion and the releases that "
-        "`rekindle rollback` can go back to (empty: all)",
+        description="number of the newest releases to keep of each model (empty: all); the champion and the releases "
+        "that `rekindle rollback` can go back to are kept in any case",
     )

@@ -1,7 +1,6 @@
 """Runs, deployments and services on this machine: the tables of `rekindle status`."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,9 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     """Return the flag of curl that sends the token of this machine; "" if the model servers of a run need no token."""
     if not outcome.needs_token(manifest):
         return ""
-    value = f"${TOKENS}" if os.environ.get(TOKENS) else f"$(cat {home / 'services/token'})"
-    return f' -H "Authorization: Bearer {value}"'
+    tokens = LocalCluster(home).services.serving_token()[TOKENS].split()
+    command = "cat" if len(tokens) == 1 else "cut -d' ' -f1"  # the first of several tokens
+    return f' -H "Authorization: Bearer $({command} {home / "services/token"})"'
 
 
 def label(manifest: Mapping[str, Any], name: str) -> str | None:

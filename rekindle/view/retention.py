@@ -137,7 +137,17 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
         say(f"old runs are not removed: {error}")
         return
     if names or plan.releases:
-        say(f"removed {len(names)} runs and {len(plan.releases)} releases (config section retention)")
+        kept_tasks = [item.kept_tasks for item in plan.runs if item.run.name in names]
+        say(f"removed {counts(kept_tasks, len(plan.releases))} (config section retention)")
+
+
+def counts(kept_tasks: Iterable[Any], releases: int) -> str:
+    """Return the numbers of removed runs and releases in words; `kept_tasks`: for each run, the tasks that stay."""
+    partial_removals = [bool(tasks) for tasks in kept_tasks]
+    texts = [f"{n} {noun}{'s' * (n != 1)}" for noun, n in (("run", len(partial_removals)), ("release", releases))]
+    if any(partial_removals):
+        texts[0] += f" ({sum(partial_removals)} in part)"
+    return " and ".join(texts)
 
 
 def prune(

@@ -172,20 +172,20 @@ def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: 
     If the champion has changed, the evaluation is repeated, and the group calls itself if its verdict is `release`.
     """
     scope, serve = pipeline.scope(), resolve(deployed, "serve")
-    judge = _find_judge(deployed)
-    limit = {"champion": values["champion"], "repetitions": str(MAX_REPETITIONS if judge else 0)}
+    evaluation = _find_evaluation(deployed)
+    limit = {"champion": values["champion"], "repetitions": str(MAX_REPETITIONS if evaluation else 0)}
     values = values | {name: pipeline.pass_in(scope, name, value) for name, value in limit.items()}
     promote = {"promote": False} if serve.canary else {}
     first = last = step("steps.verify", task=task, inputs=values | promote).follow(deployed)
     canary = None
     if serve.canary:
-        canary = _canary(pipeline, deployed, first, can_repeat=bool(judge))
+        canary = _canary(pipeline, deployed, first, can_repeat=bool(evaluation))
         suffix = first.name.removeprefix("verify") if first.name.startswith("verify") else f"-{first.name}"
         inputs = values | {"canary": canary.outputs.canary}
         last = step("steps.verify", task=f"verify-again{suffix}", inputs=inputs, when=_is_over(canary)).follow(canary)
     expressions = {name: getattr(last.outputs, name).expression for name in RESULTS}
-    if judge:
-        again = repeat(judge, when=last.outputs.promoted == False)  # noqa: E712
+    if evaluation:
+        again = repeat(evaluation, when=last.outputs.promoted == False)  # noqa: E712
         again.depends = f"{last.name}.Succeeded"  # and not if it was skipped
         following = pipeline.repeat_group(again)
         is_last = f"{last.outputs.promoted.expression} == 'true' || {again.outputs.verdict.expression} != 'release'"
@@ -202,10 +202,11 @@ def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: 
     return {name: getattr(last.outputs, name).kind for name in RESULTS}
 
 
-def _find_judge(block: Block) -> Block | None:
+def _find_evaluation(block: Block) -> Block | None:
     """Return the block whose verdict released a model, or None if it also made the model and cannot judge it again."""
-    judge = find_provider(block, "verdict")
-    return judge if judge and "champion" in judge.outputs and "model" not in judge.outputs else None
+    evaluation = find_provider(block, "verdict")
+    can_repeat = evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
+    return evaluation if can_repeat else None
 
 
 def _is_over(canary: Block) -> Condition:

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from argolocal.common import homes
 from argolocal.common.files import write_atomically, write_once
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
-from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
+from rekindle.errors import ConfigError, RekindleError, StorageError, TrackingError, say, without_user
 
 BUCKET = "rekindle"
 REGION = "us-east-1"
@@ -36,6 +36,7 @@ SERVICES = ("s3", "mlflow")
 ADDRESS_VARIABLES = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}
 LOGIN_VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
+SERVING_TOKEN = "REKINDLE_TOKEN"  # environment variable and key of the Secret  # nosec B105
 ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
@@ -128,10 +129,24 @@ class Services:
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the token of the model servers: $REKINDLE_TOKEN, else a token of this home."""
+        """Return the tokens of the model servers of this home."""
         self._make_folder()
-        token = self.environ.get("REKINDLE_TOKEN")
-        return {"REKINDLE_TOKEN": token or write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)}
+        return {SERVING_TOKEN: write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)}
+
+    def store_serving_token(self) -> None:
+        """Make $REKINDLE_TOKEN, if it is set, the tokens of this home: another process starts the model servers.
+
+        Raises ConfigError.
+        """
+        if (text := self.environ.get(SERVING_TOKEN)) is None:
+            return
+        if not text.strip() or not text.isascii():
+            raise ConfigError(
+                f"{SERVING_TOKEN} contains no token or other characters than ASCII: set it to one or more tokens, "
+                "separated by spaces or lines, or unset it."
+            )
+        self._make_folder()
+        write_atomically(self.folder / "token", " ".join(text.split()), 0o600)
 
     def login_page(self, page: str) -> str:
         """Return the address of a page of the embedded MLflow that logs a browser in."""

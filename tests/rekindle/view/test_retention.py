@@ -161,10 +161,11 @@ def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:
     assert [row["run"] for row in retention.prune(runs.home, None, {}, delete=False)["runs"]] == names[:1]
 
 
-def test_artifacts_stay_while_a_kept_run_reuses_them(runs: Runs) -> None:
+def test_artifacts_stay_while_a_kept_run_reuses_them(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     source = runs.make()
     reader = runs.make(uses=f"{source}/prepare", keep_runs=1)
     retention.end_of_run(runs.home, runs.workflow(reader))
+    assert "removed 1 run (1 in part) and 0 releases" in capsys.readouterr().err
     assert runs.places(source) == {"folder", "mlflow", "prepare"}
     assert retention.prune(runs.home, None, {}, delete=True)["runs"] == [], "nothing else can be removed"
     last = runs.make(keep_runs=1)

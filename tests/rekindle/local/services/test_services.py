@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from argolocal.common.processes import start_time
-from rekindle.errors import StorageError, TrackingError
+from rekindle.errors import ConfigError, StorageError, TrackingError
 from rekindle.local.services.services import Record, Services, answers
 from rekindle.storage import Store
 from tests.ports import free_port
@@ -211,3 +211,16 @@ def test_addresses_of_real_services_are_used_unchanged(services: Services, tmp_p
     assert other.credentials() == services.credentials()
     assert not (tmp_path / "other").exists()
     assert answers(services.url("s3"))
+
+
+def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have_started(tmp_path: Path) -> None:
+    supervisor = Services(tmp_path, PLAIN)  # runs since an earlier command
+    generated = supervisor.serving_token()
+    Services(tmp_path, PLAIN).store_serving_token()
+    assert supervisor.serving_token() == generated
+    Services(tmp_path, PLAIN | {"REKINDLE_TOKEN": "first\n second\n"}).store_serving_token()
+    assert supervisor.serving_token() == {"REKINDLE_TOKEN": "first second"}
+    assert stat.S_IMODE((tmp_path / "services/token").stat().st_mode) == 0o600
+    for value in ("", " \n", "gehe\u00efm"):
+        with pytest.raises(ConfigError, match="REKINDLE_TOKEN contains no token or other characters"):
+            Services(tmp_path, {"REKINDLE_TOKEN": value}).store_serving_token()
