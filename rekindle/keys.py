@@ -8,7 +8,7 @@ CURVE = "curve.json"  # file of a trained model: the exact losses of its steps
 CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
 TASK = "task-name"  # an input of a step's template; fields of steps cannot have this name, because it has a hyphen
 AGAIN = "-again"  # end of the name of a task that repeats another task
-KNOWN = "known_models"  # output of the step that prepares the data: CACHED with the trainings whose models it has found
+REUSED_MODELS = "reused_models"  # output of `prepare`: CACHED with the trainings whose models it has found
 FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's answer to HeadBucket
 REUSE = "reuse"  # field of the JSON in `cached`: "yes" if tasks may look up the cache when they start
 

@@ -60,7 +60,7 @@ class Outputs(StepOutputs):
     source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
     unchanged: str = Field(description="why this scheduled run trains nothing; empty: the run trains")
-    known_models: dict[str, Any] = Field(
+    reused_models: dict[str, Any] = Field(
         description="the input `cached`; as a task, also the earlier trainings whose models are copied to this run"
     )
 
@@ -105,7 +105,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
-    outputs |= {"known_models": inputs.cached}
+    outputs |= {"reused_models": inputs.cached}
     return Outputs(**outputs, source_digest=source_digest, unchanged=unchanged)
 
 

@@ -120,7 +120,7 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
 
 
 def _first_look(folder: Path, tasks: int, delete: bool) -> float:
-    """Return the seconds that a new client needs to find the results of all tasks, and to claim them for a run."""
+    """Return the seconds that a new client needs to find the results of all tasks, and to reserve them for a run."""
     store = LocalCluster(home_of(folder)).store()
     keys = [entry.key for entry in entries.entries(store)]
     if delete:

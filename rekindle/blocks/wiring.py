@@ -12,7 +12,7 @@ from hera.workflows import Artifact, NoneArchiveStrategy, S3Artifact, Task
 from pydantic import BaseModel
 
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.keys import CACHED, KNOWN, cached
+from rekindle.keys import CACHED, REUSED_MODELS, cached
 
 ENGINE_PATHS = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
 # conversion functions of Argo's expressions, where every parameter is text
@@ -176,8 +176,8 @@ def check_condition(label: str, value: Any) -> Any:
 
 
 def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
-    """Return an output of `task` or, if the task is cached, of the earlier run; `run_id` and KNOWN are never reused."""
-    own_values = {"run_id": f"('{experiment}/' + workflow.name)", KNOWN: f"workflow.parameters.{CACHED}"}
+    """Return an output of `task` or, if the task is cached, of the earlier run, except `run_id` and REUSED_MODELS."""
+    own_values = {"run_id": f"('{experiment}/' + workflow.name)", REUSED_MODELS: f"workflow.parameters.{CACHED}"}
     reused_value = own_values.get(value.name) or cached(task, value.name)
     # not `??`: Argo before 3.7.16 and 4.0.7 would not replace the template tag of a skipped task
     return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})")

@@ -12,15 +12,15 @@ from rekindle import step
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, digest, facts, key, read_digests
-from rekindle.cache.known import REUSED_FROM, copy_known_models
+from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
 from rekindle.errors import StorageError, say
-from rekindle.keys import KNOWN
+from rekindle.keys import REUSED_MODELS
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, write_outputs
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-RUN_ID = "run_id"  # like KNOWN never reused: each run has its own MLflow run
+RUN_ID = "run_id"  # like REUSED_MODELS never reused: each run has its own MLflow run
 
 
 def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
@@ -48,7 +48,9 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         say("the data changed while it was read, so no later run reuses the outputs")
         step_facts = None
     artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}
-    texts = {name: to_text(value) for name, value in outputs if name not in artifacts and name not in (RUN_ID, KNOWN)}
+    texts = {
+        name: to_text(value) for name, value in outputs if name not in artifacts and name not in (RUN_ID, REUSED_MODELS)
+    }
     write_outputs(outputs, targets)
     _find_models(store, inputs, texts, targets, options)
     if step_facts:
@@ -80,9 +82,9 @@ def _find_models(
     store: "Store", inputs: Any, outputs: Mapping[str, str], targets: Mapping[str, Path], options: argparse.Namespace
 ) -> None:
     """Copy the models of the run's trainings that are known with the `outputs` of this step, unless nothing trains."""
-    if KNOWN in targets and options.reuse == "yes" and inputs.manifest and not outputs.get("unchanged"):
-        known = copy_known_models(store, inputs.manifest, inputs.cached, options.entry, outputs)
-        targets[KNOWN].write_text(to_text(known))
+    if REUSED_MODELS in targets and options.reuse == "yes" and inputs.manifest and not outputs.get("unchanged"):
+        reused_models = copy_reused_models(store, inputs.manifest, inputs.cached, options.entry, outputs)
+        targets[REUSED_MODELS].write_text(to_text(reused_models))
 
 
 def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str) -> None:
@@ -94,7 +96,7 @@ def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str,
         target.parent.mkdir(parents=True, exist_ok=True)
         if name == RUN_ID:
             target.write_text(f"{inputs.experiment}/{inputs.workflow}")
-        elif name == KNOWN:
+        elif name == REUSED_MODELS:
             target.write_text(to_text(inputs.cached))
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])

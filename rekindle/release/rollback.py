@@ -77,7 +77,7 @@ def roll_back(
         other_deployments = [
             release.deployment for release in tracking.promoted_releases(model) if release.version != rollback.version
         ]
-        _start(objects, model, rollback.deployment, seconds)
+        _start(objects, model, rollback, seconds)
         promotion.decide_rollback(store, model, rollback)
         _switch_traffic(objects, model, rollback)
         _stop(objects, model, rollback, other_deployments)
@@ -143,26 +143,31 @@ def _previous_version(releases: dict[str, Object], current_version: str, model: 
     return max(earlier_versions, key=int)
 
 
-def _start(objects: Objects, model: str, deployment: str, seconds: float) -> None:
-    """Start the pods of a Deployment, and wait until they are ready."""
-    replicas = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
-    obj = objects.find("Deployment", deployment) or {}
-    replicas = max(replicas, (obj.get("spec") or {}).get("replicas", 1))
+def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> None:
+    """Start as many pods as the current version has, and wait until they are ready.
+
+    After `seconds`, the minimum of the autoscaler and the pods at the start of the rollback suffice.
+    """
+    minimum = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
+    minimum = max(minimum, rollback.replicas)
+    service = objects.find("Service", model) or {"spec": {"selector": {}}}
+    serving = objects.find("Deployment", service["spec"]["selector"].get(INSTANCE_LABEL, model)) or {"spec": {}}
+    replicas = max(minimum, serving["spec"].get("replicas", 1))
     # the mark changes the Deployment: a command that read it before and wants to stop its pods gets a Conflict
     start_mark = {"annotations": {STARTED_ANNOTATION: uuid.uuid4().hex}}
-    objects.patch("Deployment", deployment, {"metadata": start_mark, "spec": {"replicas": replicas}})
+    objects.patch("Deployment", rollback.deployment, {"metadata": start_mark, "spec": {"replicas": replicas}})
     deadline = time.monotonic() + seconds
     while True:
-        obj = objects.find("Deployment", deployment) or {}
+        obj = objects.find("Deployment", rollback.deployment) or {}
         status = obj.get("status") or {}
         is_observed = status.get("observedGeneration", 0) >= (obj.get("metadata") or {}).get("generation", 0)
-        if is_observed and status.get("readyReplicas", 0) >= replicas:
+        ready_replicas, is_late = status.get("readyReplicas", 0), time.monotonic() > deadline
+        if is_observed and ready_replicas >= (minimum if is_late else replicas):
             return
-        if time.monotonic() > deadline:
-            ready_replicas = status.get("readyReplicas", 0)
+        if is_late:
             raise RekindleError(
-                f"{deployment} has {ready_replicas} of {replicas} pods ready after {seconds:g} s: the current version "
-                "keeps serving. See the logs of the pods."
+                f"{rollback.deployment} has {ready_replicas} of {minimum} pods ready after {seconds:g} s: the current "
+                "version keeps serving. See the logs of the pods."
             )
         time.sleep(0.05)
 

@@ -21,7 +21,7 @@ from rekindle.blocks.resource import apply, render, text
 from rekindle.blocks.wiring import Block, Outputs, Stored, describe, refuse, resolve, resolve_missing
 from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, skip_if, step
 from rekindle.errors import ConfigError
-from rekindle.keys import CACHED, CHECKPOINTS, KNOWN, MODEL, cached_key, cached_name, key, reuse
+from rekindle.keys import CACHED, CHECKPOINTS, MODEL, REUSED_MODELS, cached_key, cached_name, key, reuse
 from rekindle.project import NAME
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
@@ -144,7 +144,7 @@ def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> 
         task, retry = f"{name}-{suffix}", retries(config.cluster.retries)
         template = apply(pipeline.template_name(task), manifest, owned=True, retry=retry, **more)
         arguments = {field: values[field] for field in more.get("inputs", ())}
-        options = unless_known if arguments else unless_cached  # without arguments, `prepare` may still run
+        options = unless_reused if arguments else unless_cached  # without arguments, `prepare` may still run
         needed.append(pipeline.add(pipeline.name("", task), template, arguments, options).name)
         return template
 
@@ -160,19 +160,19 @@ def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> 
     )
     templates, needed = [(template, backend.job)], list[str]()
     scope, unless_cached = pipeline.scope(), pipeline.reuse(name)
-    known = resolve(data, KNOWN, "")
-    unless_known = skip_if(f"jsonpath({known.expression}, '$.{cached_name(name)}.at')") if known else unless_cached
+    models = resolve(data, REUSED_MODELS, "")
+    unless_reused = skip_if(f"jsonpath({models.expression}, '$.{cached_name(name)}.at')") if models else unless_cached
     pipeline.localize(scope, values["dataset"], needed)
     apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # needs no permission to read Secrets
     if maker := backend.runtime:
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
-    block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_known, needed)
+    block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_reused, needed)
     block.outputs = Outputs(name, {"model": Stored.from_key("model", cached_key(name, MODEL), (scope, name))})
     block.inputs = values | {"held_out": HELD_OUT(section)}
     pipeline.jobs[name] = backend.kind
     if config.cluster.harvest:
         maker = partial(harvest, host=backend.host)
-        templates.append((_harvest(pipeline, block, arguments, manifest(maker), needed, unless_known), maker))
+        templates.append((_harvest(pipeline, block, arguments, manifest(maker), needed, unless_reused), maker))
     pipeline.part_setters.setdefault("train", []).append(partial(_set_part, templates, partial(manifest, part=name)))
     return block.follow(data)
 

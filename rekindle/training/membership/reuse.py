@@ -6,7 +6,7 @@ from contextlib import suppress
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, facts, key
-from rekindle.cache.known import FILES, copy_model
+from rekindle.cache.reused_models import FILES, copy_model
 from rekindle.errors import StorageError, say
 from rekindle.keys import MODEL
 from rekindle.storage import Store

@@ -78,7 +78,7 @@ class Sweep(Section):
     )
     sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="sampler of Optuna that chooses the settings")
     lag: int = Field(
-        0, ge=0, description="number of successive decisions without each other's results (0: a third of the trials)"
+        0, ge=0, description="number of decisions ahead, without each other's results (0: a third of the trials)"
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")

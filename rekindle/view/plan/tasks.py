@@ -16,13 +16,14 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.loops import expand, has_loop
 from rekindle.cache.key import UnknownKey
 from rekindle.cache.plan import JSON_PATH_NAME, Call, call_of
-from rekindle.keys import CACHED, KNOWN, cached_name
+from rekindle.keys import CACHED, REUSED_MODELS, cached_name
 
 RUNS, CACHED_RESULT, CONDITIONAL, SKIPPED = "runs", "cached", "conditional", "skipped"
 OUTPUT = re.compile(r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
 STEP_OUTPUT = re.compile(r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
 CACHE_CONDITION = re.compile(
-    rf"'\{{\{{=jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{KNOWN}\b[^{{}}]*), '\$\.(\w+)\.at'\)\}}\}}' == ''"
+    rf"'\{{\{{=jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
+    r"'\$\.(\w+)\.at'\)\}\}' == ''"
 )
 FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler

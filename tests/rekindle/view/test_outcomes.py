@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 PREVIOUS = "cards-aaaaaaaaaaaa-012345"
 OUTPUTS = {
     **dict.fromkeys(("digest", "run_id", "reason", "model_sha256", "version"), "x"),
-    "known_models": json.dumps({"train": {"at": ""}}),
+    "reused_models": json.dumps({"train": {"at": ""}}),
     "verdict": "release",
     "model_uri": "releases/cards/bbbbbbbbbbbb/",
     "content": "bbbbbbbbbbbb",

@@ -154,6 +154,23 @@ def test_a_rollback_without_ready_servers_keeps_the_current_version(model: Model
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
 
+@pytest.mark.parametrize("quota", [2, 1])
+def test_a_rollback_starts_as_many_servers_as_the_current_version_has(model: Model, quota: int) -> None:
+    """If the cluster has no room for them, fewer servers suffice after the time limit."""
+    for _ in range(2):
+        model.release()
+    LocalObjects(model.cluster).patch("Deployment", f"{model.name}-2", {"spec": {"replicas": 2}})
+
+    class Quota(LocalObjects):
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            if kind == "Deployment" and not dry_run:
+                change["spec"]["replicas"] = min(change["spec"]["replicas"], quota)
+            super().patch(kind, name, change, dry_run)
+
+    assert model.roll_back(seconds=5 if quota == 1 else 60, objects=Quota(model.cluster))["version"] == "1"
+    assert model.state == ("1", "1", {"1": quota, "2": 0}, False)
+
+
 def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> None:
     model.release(slow=60)
     model.release()

@@ -29,6 +29,7 @@ from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment
 
 NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
 RELEASES, CHANGES = 3, 11  # changes of an undisturbed rollback
+REPLICAS = 3  # number of pods that the autoscaler has chosen
 APPS, CORE, AUTOSCALING = (f"/{api}/namespaces/models" for api in ("apis/apps/v1", "api/v1", "apis/autoscaling/v2"))
 
 
@@ -93,7 +94,9 @@ class Cluster:
             promotion.promote(self.store, self.name, version, champion, server)
             labels, note = {NAME: self.name, INSTANCE: server}, {"rekindle.dev/version": version}
             meta = {"name": server, "labels": labels, "annotations": note}
-            self.server.put(f"{APPS}/deployments", {"metadata": meta, "spec": {"replicas": 2 * (number == RELEASES)}})
+            self.server.put(
+                f"{APPS}/deployments", {"metadata": meta, "spec": {"replicas": REPLICAS * (number == RELEASES)}}
+            )
             champion = version
         meta = {"name": self.name, "labels": {NAME: self.name}}
         self.server.put(f"{CORE}/services", {"metadata": meta, "spec": {"selector": {INSTANCE: server}}})
@@ -131,7 +134,7 @@ class Cluster:
             "champion": (target, server),
             "service": server,
             "autoscaler": server,
-            "pods": {name: 2 * (name == server) for name in pods},
+            "pods": {name: REPLICAS * (name == server) for name in pods},
             "record": (target, False, False),
         }
         names = [name for name in actual if actual[name] != expected[name]]

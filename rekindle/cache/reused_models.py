@@ -27,7 +27,7 @@ def copy_model(store: "Store", source: str, target: str) -> None:
     store.put(f"{target}/{REUSED_FROM}", source.encode())
 
 
-def copy_known_models(
+def copy_reused_models(
     store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
 ) -> dict[str, Any]:
     """Copy the model of each training that an earlier run has trained identically to this run.
@@ -35,17 +35,18 @@ def copy_known_models(
     `at`: RUN/TASK of this step, and `outputs` its outputs. Return the workflow parameter `cached` with the location of
     these models. A training whose model is not found, or cannot be copied, trains.
     """
-    known = dict(cached)
+    reused_models = dict(cached)
     try:
         for result in _look_up(store, packed_manifest, cached, at, outputs):
             target = f"{at.partition('/')[0]}/{result.task}"
             if result.entry and result.entry.at != target:
                 copy_model(store, result.entry.at, target)
-                known[cached_name(result.task)] = known[cached_name(result.task)] | {"at": result.entry.at}
+                name = cached_name(result.task)
+                reused_models[name] = reused_models[name] | {"at": result.entry.at}
                 say(f"cached: {result.task} is the same training as {result.entry.at}; its job does not start")
     except Exception as error:  # no error of the look-up may fail the run, which can train
         say(f"the models of earlier trainings are not looked up further: {type(error).__name__}: {error}")
-    return known
+    return reused_models
 
 
 def _look_up(

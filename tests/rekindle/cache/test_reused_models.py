@@ -13,7 +13,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cache import entries, plan
 from rekindle.cache.entries import Entry
-from rekindle.cache.known import FILES, copy_known_models
+from rekindle.cache.reused_models import FILES, copy_reused_models
 from rekindle.keys import CACHED
 from rekindle.step import pack
 from rekindle.storage import Store
@@ -36,10 +36,12 @@ def parameters(manifest: dict[str, Any]) -> dict[str, str]:
     return {row["name"]: row["value"] for row in manifest["spec"]["arguments"]["parameters"]}
 
 
-def known(store: Store, manifest: dict[str, Any], run: str, outputs: dict[str, str] = OUTPUTS) -> dict[str, str]:
+def reused_models(
+    store: Store, manifest: dict[str, Any], run: str, outputs: dict[str, str] = OUTPUTS
+) -> dict[str, str]:
     """Return the location of the model of each training, after `prepare` of `run` has looked it up."""
     cached = json.loads(parameters(manifest)[CACHED])
-    rows = copy_known_models(store, pack(json.dumps(manifest)), cached, f"{run}/prepare", outputs)
+    rows = copy_reused_models(store, pack(json.dumps(manifest)), cached, f"{run}/prepare", outputs)
     assert rows.keys() == cached.keys(), "the conditions of the workflow need every row"
     return {row["task"]: row["at"] for row in rows.values() if isinstance(row, dict) and row["task"] != "prepare"}
 
@@ -66,17 +68,17 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trained: str) -> None:
     changes = [(), ("gate.minimum.auc=0.7",), ("train.workers=4", "data.tolerated_rejects=0.01")]
     for number, change in enumerate(changes):
-        assert known(s3, rendered(*SETTINGS, *change), f"two-{number}") == {"train": trained}
+        assert reused_models(s3, rendered(*SETTINGS, *change), f"two-{number}") == {"train": trained}
         assert [s3.get(f"two-{number}/train/model/{name}") for name in FILES] == [name.encode() for name in FILES]
         assert s3.get(f"two-{number}/train/cached").decode() == trained
-    assert known(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, "a retry of the same run"
+    assert reused_models(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, "a retry of the same run"
 
 
 def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
     image, seed = SETTINGS
     for settings in [(*SETTINGS, "train.seed=1"), (*SETTINGS, "model.layers=1"), (f"{image}cd", seed), (seed,)]:
-        assert known(s3, rendered(*settings), "with-another-training") == {"train": ""}
-    assert known(s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "def"}) == {"train": ""}
+        assert reused_models(s3, rendered(*settings), "with-another-training") == {"train": ""}
+    assert reused_models(s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "def"}) == {"train": ""}
     assert not list(s3.list("with-another-training/"))
 
 
@@ -86,7 +88,7 @@ def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest
     for start in ("", "{{workflow.parameters.start}}"):
         with blocks.pipeline(loaded, arguments={"start": ""}) as workflow:
             blocks.train(blocks.prepare(), **({"start": start} if start else {}))
-        models[start] = known(s3, workflow.to_dict(), "asked")["train"]
+        models[start] = reused_models(s3, workflow.to_dict(), "asked")["train"]
     assert models == {"": trained, "{{workflow.parameters.start}}": ""}
 
 
@@ -97,7 +99,7 @@ def test_a_training_in_a_group_is_found(s3: Store, trained: str) -> None:
             blocks.train(data)
     manifest = workflow.to_dict()
     assert [str(finding) for finding in check(manifest) if "error" in str(finding)] == []
-    assert known(s3, manifest, "nested") == {"train": trained}
+    assert reused_models(s3, manifest, "nested") == {"train": trained}
 
 
 @pytest.mark.parametrize("loss", ["file", "store", "manifest"])
@@ -113,14 +115,14 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
         s3.delete([curve])
     elif loss == "store":
         store = Store(s3.bucket, f"http://127.0.0.1:{free_port()}", "key", "secret", short_retries=True)
-    assert copy_known_models(store, packed, cached, f"lost-{loss}/prepare", OUTPUTS) == cached
+    assert copy_reused_models(store, packed, cached, f"lost-{loss}/prepare", OUTPUTS) == cached
     assert "are not looked up further" in capsys.readouterr().err
     assert s3.head(f"lost-{loss}/train/model/model.json") is None, "it would mark the training as complete"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # three runs
-def test_a_scheduled_run_with_a_known_model_starts_no_job(
+def test_a_scheduled_run_with_a_reused_model_starts_no_job(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     settings = {"DATA__SOURCE": "simulate://7?cards=150&terminals=300&days=70", "FAMILIES": "[transformer]"}
