@@ -164,6 +164,11 @@ def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> 
         ready_replicas, is_late = status.get("readyReplicas", 0), time.monotonic() > deadline
         if is_observed and ready_replicas >= (minimum if is_late else replicas):
             return
+        if not (obj.get("spec") or {}).get("replicas", 1):
+            raise RekindleError(
+                f"a newer release, or another command, has stopped the pods of {rollback.deployment}: the current "
+                "version keeps serving."
+            )
         if is_late:
             raise RekindleError(
                 f"{rollback.deployment} has {ready_replicas} of {minimum} pods ready after {seconds:g} s: the current "

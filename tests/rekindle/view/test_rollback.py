@@ -154,6 +154,23 @@ def test_a_rollback_without_ready_servers_keeps_the_current_version(model: Model
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
 
+def test_a_rollback_whose_pods_are_stopped_by_a_newer_release_ends_at_once(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+
+    class Switch(LocalObjects):
+        """The switch of a newer release stops the pods of all earlier releases."""
+
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            super().patch(kind, name, change, dry_run)
+            if kind == "Deployment" and not dry_run:
+                super().patch(kind, name, {"spec": {"replicas": 0}})
+
+    with pytest.raises(RekindleError, match=r"newer release, .* has stopped the pods of .* is cancelled"):
+        model.roll_back("1", 30, objects=Switch(model.cluster))
+    assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
+
+
 @pytest.mark.parametrize("quota", [2, 1])
 def test_a_rollback_starts_as_many_servers_as_the_current_version_has(model: Model, quota: int) -> None:
     """If the cluster has no room for them, fewer servers suffice after the time limit."""
