@@ -107,7 +107,7 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
     assert prepare(tmp_path, "changed-1", other, source="simulate://5?cards=60&terminals=120&days=75").returncode == 0
     done = prepare(tmp_path, "changed-2", other, source=str(tmp_path / "more.parquet"))
     assert done.returncode == 0, done.stderr
-    # another warning is about the labels, which cannot be learned
+    # another warning is about the labels
     [warning] = [line for line in done.stderr.splitlines() if line.startswith("warning: fraud_share is 2")]
     assert "in the last run" in warning
     from mlflow import MlflowClient
