@@ -20,6 +20,7 @@ CLOCKS = {
     "Timer",
 }
 FIGURES = "a command that prints durations"
+ROLLBACKS = "a test that prints the time of a rollback"
 FAULTS = "faults start at seeded times and have a duration"
 STAMPS = "events are recorded with their time"
 EXCEPTIONS = {  # file → (calls, reason)
@@ -32,8 +33,9 @@ EXCEPTIONS = {  # file → (calls, reason)
     "cluster/faults.py": ({"time.time"}, STAMPS),
     "cluster/kube.py": ({"time.time"}, STAMPS),
     "cluster/outage.py": ({"sleep", "time.time"}, FAULTS),
+    "cluster/test_demo.py": ({"monotonic"}, ROLLBACKS),
     "cluster/test_pairs.py": ({"sleep"}, FAULTS),
-    "cluster/test_traffic.py": ({"time.time"}, "a test that prints the time of a rollback"),
+    "cluster/test_traffic.py": ({"time.time"}, ROLLBACKS),
     "conformance/argo.py": ({"monotonic"}, "a workflow that Argo does not end has a deadline"),
     "conformance/differ.py": ({"monotonic", "sleep"}, f"{FIGURES}, and looks at the cluster once a second"),
     "conformance/examples.py": ({"monotonic"}, FIGURES),
