@@ -1,6 +1,7 @@
 """Compare the data of a moving window with earlier runs: newest row, number of rows, code and config."""
 
 import json
+import traceback
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from rekindle import DataError, Prepared, RekindleError, project, tracking, work
 from rekindle.step import to_text
 from rekindle.tracking import RunData
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last training's rows
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
 WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
@@ -24,14 +26,19 @@ def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared
         prepared, digest = workload.prepare(module, data, out)
         if data.moves and not prepared.rows:
             raise DataError(f"{data.source} does not contain a row of the moving window.")
-    except Exception as error:
-        if not data.moves or (isinstance(error, RekindleError) and not isinstance(error, DataError)):
+    except DataError as error:
+        if not data.moves:
             raise
-        cause = error if isinstance(error, DataError) else project.as_error(error, "`prepare` failed")
-        raise type(cause)(
-            f"{cause} The moving window ends at {time:%Y-%m-%dT%H:%M:%SZ}, the scheduled time of the run: if the data "
-            "ends earlier, set an earlier time with `-p scheduled-time=TIME`."
+        raise type(error)(
+            f"{error} The moving window ends at {time:{TIME}}, the scheduled time of the run: if the data ends "
+            "earlier, set an earlier time with `-p scheduled-time=TIME`."
         ) from error
+    except Exception as error:
+        if not data.moves or isinstance(error, RekindleError):
+            raise
+        traceback.print_exc()
+        window = f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
+        raise project.as_error(error, f"`prepare` failed for {window}") from error
     return prepared, digest
 
 

@@ -101,8 +101,7 @@ def test_an_empty_window_is_an_error_that_names_its_end(tmp_path: Path, empty: s
     sections = write_workload(tmp_path, f"moving {len(empty)}", code)
     result = report(sections, thorough=True, scheduled="2024-05-06T03:00:00Z")
     assert (result["stage"], problem in result["error"]) == ("prepare", True)
-    assert "The moving window ends at 2024-05-06T03:00:00Z" in result["error"]
-    assert "-p scheduled-time=TIME" in result["error"]
+    assert "2024-05-06T03:00:00Z" in result["error"] and "-p scheduled-time=TIME" in result["error"]
     result = report(sections, thorough=True, scheduled="2024-03-25T03:00:00Z")
     assert ("error" not in result, result["rows"]) == (True, 3000), "its first rows could lie before the window"
 
