@@ -99,7 +99,7 @@ class Accounts:
         try:
             if handler := getattr(self, f"on_{name}", None):
                 handler(t, event)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):  # int(float("inf")) raises OverflowError
             self.summary.skipped += 1
         counts[name] = counts.get(name, 0) + 1
         self.latest = t

@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
                     self._handle(line)
             if len(self.pending_data) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
                 raise ValueError("line too long")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             if self.nonce:
                 self.coordinator.reject(self)
             else:

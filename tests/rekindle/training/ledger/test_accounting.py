@@ -1,5 +1,6 @@
 """Every second of every worker is counted once, under the right kind."""
 
+import math
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -168,7 +169,9 @@ def test_workers_that_end_after_the_verdict_are_not_preemptions():
 
 
 def test_invalid_events_are_skipped_and_counted():
-    found = summary_of(*start("a"), (3, "step", {"step": "many"}), (3, "step", {}), (3, "new", {}), (4, "complete", {}))
+    invalid = [(3, "step", {"step": "many"}), (3, "step", {"step": math.inf}), (3, "step", {})]
+    found = summary_of(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
+    assert found.skipped == len(invalid)
     assert seconds(found) == (2, 2, 0)
     assert found.counts["new"] == 1
 
