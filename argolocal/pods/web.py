@@ -72,7 +72,7 @@ def request(
         if answer.status < 307:
             method, body = method if method in ("GET", "HEAD") else "GET", None
             dropped_headers += BODY_HEADERS
-        if urllib.parse.urlsplit(location).netloc:
+        if urllib.parse.urlsplit(_quote(location)).netloc:
             dropped_headers += ("host",)
         remaining_headers = {name: header for name, header in remaining_headers.items() if name not in dropped_headers}
         referer = _without_user(previous_url) if (previous_parts.scheme, parts.scheme) != ("https", "http") else ""
@@ -130,9 +130,13 @@ def _send(
 
 def _redirect_target(url: str, location: str) -> str:
     try:
-        return urllib.parse.urljoin(url, urllib.parse.quote(location, safe=string.punctuation, encoding="latin-1"))
+        return urllib.parse.urljoin(url, _quote(location))
     except ValueError as error:
         raise WebError(hide_password(url), f"failed to parse Location header {location!r}: {error}") from None
+
+
+def _quote(location: str) -> str:
+    return urllib.parse.quote(location, safe=string.punctuation, encoding="latin-1")
 
 
 def _split(url: str) -> SplitResult:

@@ -126,6 +126,9 @@ def test_the_number_of_redirections_is_limited_and_each_needs_an_address(proxy: 
     proxy.answers["http://a.example/"] = (302, "http://[")
     with pytest.raises(web.WebError, match="failed to parse Location header"):
         web.request("http://a.example/")
+    proxy.answers["http://a.example/"] = (302, "http://[::1\x1825.a.example]/")
+    with pytest.raises(web.WebError, match="control characters"):
+        web.request("http://a.example/")
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "data", "FILE", "gopher", ""])
