@@ -144,21 +144,12 @@ def expired_deployments(name: str, version: str, keep: int, previous: str = "") 
     """
     releases = tracking.promoted_releases(name)
     replaced_deployments = [previous] if previous and previous not in {r.deployment for r in releases} else []
-    earlier_deployments = [release.deployment for release in releases if int(release.version) < int(version)]
-    kept_deployments = {
-        *earlier_deployments[-keep:],
-        *(release.deployment for release in releases if int(release.version) >= int(version)),
-    }
-    expired = [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
-    return replaced_deployments + expired
+    return replaced_deployments + _expired(releases, version, keep)
 
 
 def retained_deployments(name: str, version: str, keep: int) -> list[str]:
     """Return the Deployments of all kept releases, including `version`."""
-    expired_names = expired_deployments(name, version, keep)
-    return list(
-        dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in expired_names)
-    )
+    return _retained(tracking.promoted_releases(name), version, keep)
 
 
 def retained_versions(name: str) -> set[str]:
@@ -167,8 +158,22 @@ def retained_versions(name: str) -> set[str]:
     if not champion:
         return {release.version for release in releases}
     keep = ServeConfig().keep_releases if champion.keep_releases is None else champion.keep_releases
-    kept = retained_deployments(name, champion.version, keep)
+    kept = _retained(releases, champion.version, keep)
     return {release.version for release in releases if release.deployment in kept}
+
+
+def _expired(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
+    earlier_deployments = [release.deployment for release in releases if int(release.version) < int(version)]
+    kept_deployments = {
+        *earlier_deployments[-keep:],
+        *(release.deployment for release in releases if int(release.version) >= int(version)),
+    }
+    return [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
+
+
+def _retained(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
+    expired = _expired(releases, version, keep)
+    return list(dict.fromkeys(r.deployment for r in releases if r.deployment not in expired))
 
 
 def versions_in_use(store: Store, name: str) -> set[str]:
