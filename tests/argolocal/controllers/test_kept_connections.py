@@ -24,7 +24,11 @@ DRAIN_S, GRACE_S = 0.5, 2.0
 SERVE = ["python", "-m", "rekindle", "step", "steps.serve", "--host=$(POD_IP)", "--port=8080"]
 SERVE += [f"--drain-seconds={DRAIN_S}"]
 BODY = b'{"instances": [{"id": "a"}]}'
-REQUEST = f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode() + BODY
+SLOW_BODY = b'{"instances": [{"id": "a", "sleep": 0.5}]}'
+REQUEST, SLOW_REQUEST = (
+    f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    for body in (BODY, SLOW_BODY)
+)
 
 
 class Releases:
@@ -226,7 +230,7 @@ def test_a_client_that_ends_its_side_of_the_connection_gets_the_answer(
 ) -> None:
     Releases(cluster, port, env)
     with connect(port) as client:
-        client.sendall(REQUEST)
+        client.sendall(SLOW_REQUEST)  # its end arrives before the answer begins
         client.shutdown(socket.SHUT_WR)
         assert "connection: close" in receive(client) and client.recv(1) == b""
 
