@@ -9,6 +9,8 @@ champion changes, the canary ends, and the pipeline evaluates the candidate agai
 share again. docs/serving.md describes the comparison and the traffic that it needs.
 """
 
+from math import ceil
+
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
@@ -23,7 +25,7 @@ class Inputs(StepInputs):
     former: str = Field(default="", description="Deployment of the champion; empty if none exists")
     percent: int = Field(default=0, description="share of the traffic that the candidate gets now, in percent")
     rule: CanaryConfig = Field(description="limits for the candidate: section `serve.canary` of the config")
-    servers: int = Field(default=1, ge=1, description="number of pods of the champion")
+    servers: int = Field(default=1, ge=0, description="number of pods of the champion")
     can_repeat: bool = Field(
         default=False,
         description="true: the candidate is evaluated again if the champion changes; false: it is rolled back",
@@ -34,7 +36,7 @@ class Inputs(StepInputs):
 class Outputs(StepOutputs):
     canary: str = Field(description="`passed`, `champion changed`, or `taken back: REASON`")
     percent: int = Field(description="next share of the traffic for the candidate, in percent; 0: the canary has ended")
-    replicas: int = Field(description="number of pods of the candidate that get about this share; at least 1")
+    replicas: int = Field(description="number of pods of the candidate for this share; at least 1")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -42,12 +44,18 @@ def run(inputs: Inputs) -> Outputs:
     has_champion = inputs.former and inputs.champion
     outcome = watch(inputs) if has_champion and inputs.percent else PASSED
     percent = inputs.rule.after(inputs.percent) if has_champion and outcome == PASSED else 0
-    return Outputs(canary=outcome, percent=percent, replicas=count_pods(percent, inputs.servers))
+    count = count_split_pods if inputs.rule.gateway else count_pods
+    return Outputs(canary=outcome, percent=percent, replicas=count(percent, inputs.servers))
 
 
 def count_pods(percent: int, servers: int) -> int:
     """Return the number of candidate pods that get about `percent` of the traffic next to `servers` champion pods."""
-    return max(1, round(servers * percent / (100 - percent))) if percent < 100 else servers
+    return max(1, round(servers * percent / (100 - percent)))
+
+
+def count_split_pods(percent: int, servers: int) -> int:
+    """Return the number of candidate pods for `percent` of the traffic that `servers` champion pods serve."""
+    return max(1, ceil(servers * percent / 100))
 
 
 def watch(inputs: Inputs) -> str:

@@ -1,4 +1,4 @@
-"""Resource templates: apply a Kubernetes object and wait for its status, or delete one.
+"""Resource templates: apply a Kubernetes object and wait for its status, read, scale or delete one.
 
 A condition is a label selector over paths of the object's JSON (grammar: argolocal/language/selector.py);
 commas mean AND in `success` and OR in `failure`; `failure` is evaluated first.
@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hera.workflows import Parameter, Resource, RetryStrategy
+from hera.workflows import models as m
 
-from rekindle.blocks.container import placement
+from rekindle.blocks.container import placement, retries
 from rekindle.blocks.pod import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 
+# condition of a task after the task `scale`: without capacity for all pods, the requests go to those that are ready
+SCALED = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{\{!(.+?)\}\}"')
 
 
@@ -63,6 +66,33 @@ def apply(
         failure_condition=",".join(failure) or None,
         set_owner_reference=owned or None,
         retry_strategy=retry,
+    )
+
+
+def read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: tuple[str, ...] = ()) -> Resource:
+    """Return a template that reads fields of an object by JSONPath; they are empty if the object does not exist."""
+    return Resource(
+        name=name,
+        action="get",
+        flags=[kind, obj, "--ignore-not-found"],
+        inputs=[Parameter(name=field) for field in inputs],
+        outputs=[Parameter(name=field, value_from=m.ValueFrom(json_path=path)) for field, path in paths.items()],
+        retry_strategy=retries(2),
+    )
+
+
+def scale(name: str, seconds: int) -> Resource:
+    """Return a template that gives the Deployment `server` `replicas` pods; it fails if they are not ready in time."""
+    return Resource(
+        name=name,
+        action="patch",
+        merge_strategy="merge",
+        flags=["deployment", text("server")],
+        manifest=render({"spec": {"replicas": number("replicas")}}),
+        success_condition=f"status.readyReplicas == {text('replicas')}",
+        inputs=[Parameter(name="server"), Parameter(name="replicas")],
+        retry_strategy=RetryStrategy(limit=1, retry_policy="OnError"),
+        active_deadline_seconds=seconds,
     )
 
 

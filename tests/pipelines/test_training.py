@@ -151,7 +151,7 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
 ) -> None:
     templates = with_canary("infra/edge")
     inputs = [{"name": p["name"], "value": "0"} for p in templates["rollout"]["inputs"]["parameters"]]
-    used = [templates[name] for name in ("rollout", "canary", "share")]
+    used = [templates[name] for name in ("rollout", "champion-pods", "canary", "scale", "share")]
     s = scheduler(*used, entrypoint="rollout", arguments={"parameters": inputs})
     watches = ["next." * depth + "watch" for depth in range(len(answers))]
     lost = {f"{watch}(0)": "Error" for watch in watches}
@@ -159,7 +159,9 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
         f"{watch}(1)": parameters(canary=outcome, percent=percent, replicas="1")
         for watch, (outcome, percent) in zip(watches, answers, strict=True)
     }
-    pods = [(f"{watch}(0)", f"{watch}(1)", f"{watch.replace('watch', 'share')}(0)") for watch in watches]
+    steps = [watch.removesuffix("watch") for watch in watches]
+    outputs |= {f"{step}champion(0)": parameters(replicas="") for step in steps}
+    pods = [[f"{step}{pod}" for pod in ("champion(0)", "watch(0)", "watch(1)", "share(0)")] for step in steps]
     assert play(s, lost, outputs) == [name for names in pods for name in names][:-1]
     shares = [node["inputs"]["parameters"][1] for node in s.nodes.values() if node["displayName"] == "share(0)"]
     assert shares == [{"name": "percent", "value": percent} for _, percent in answers[:-1]]

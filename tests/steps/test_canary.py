@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 from uuid import uuid4
 
@@ -116,6 +117,7 @@ def test_shares_grow_step_by_step_with_a_matching_number_of_pods(servers: int, p
     assert (first.canary, first.percent) == ("passed", 5)
     assert [canary.count_pods(percent, servers) for percent in (5, 25)] == pods
     assert [RULE.after(percent) for percent in (0, 5, 25)] == [5, 25, 0]
+    assert [canary.count_split_pods(percent, servers) for percent in (5, 25, 100)] == [1, ceil(servers / 4), servers]
     shadow = CanaryConfig(gateway="edge", shadow=True)
     assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a shadow is watched once"
 

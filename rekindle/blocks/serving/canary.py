@@ -1,7 +1,8 @@
 """Gives a candidate a share of the traffic: approximately by its number of pods, or exactly by an HTTPRoute.
 
-steps.canary decides the share and when it grows. The template `rollout` applies the share and calls itself until the
-step ends the rollout, so the template does not depend on the number of `serve.canary.steps`.
+steps.canary decides the share, when it grows, and from the champion's pods the number of the candidate's pods. The
+template `rollout` applies the share and calls itself until the step ends the rollout, so the template does not depend
+on the number of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.resource import apply, arguments, number, text
-from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, labels
+from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
+from rekindle.blocks.serving.deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
 from rekindle.release.config import ServeConfig
 from rekindle.step import to_text
@@ -20,6 +21,8 @@ from rekindle.step import to_text
 CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # keys of the labels of a canary's objects
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
+CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"  # empty if no champion exists
+PODS_PATH = {"replicas": "{.spec.replicas}"}
 OUTCOME_EXPRESSION = f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary : tasks.next.outputs.parameters.canary"
 
 
@@ -38,20 +41,29 @@ def rollout(
     """
     candidate = {field: text(field) for field in CANDIDATE_INPUTS}
     watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
-    rule_inputs = {"name": model, "rule": to_text(serve.canary), "servers": to_text(serve.min_replicas)}
-    rule_inputs |= {"can_repeat": to_text(can_repeat)}
+    rule_inputs = {"name": model, "rule": to_text(serve.canary), "can_repeat": to_text(can_repeat)}
+    rule_inputs |= {"servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}"}
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
         values = candidate | {"percent": text("percent")} | rule_inputs
-        Task(name="watch", template=watch, arguments={field: values[field] for field in values if field != "model_uri"})
+        pods = read(unique_name("champion-pods"), "deployment", text("former"), PODS_PATH, ("former",))
+        Task(name="champion", template=pods, arguments={"former": text("former")})
+        watch_inputs = {field: value for field, value in values.items() if field != "model_uri"}
+        Task(name="watch", template=watch, arguments=watch_inputs, depends="champion")
+        if is_split := bool(serve.canary and serve.canary.gateway):
+            values = {"server": text("server"), "replicas": watch_outputs["replicas"]}
+            Task(name="scale", template=scale(unique_name("scale"), STARTUP_SECONDS), arguments=values, depends="watch")
         share = _share_template(unique_name("share"), model, serve, servers)
-        Task(name="share", template=share, arguments=arguments(share, candidate | watch_outputs), depends="watch")
+        after = SCALED if is_split else "watch"
+        Task(name="share", template=share, arguments=arguments(share, candidate | watch_outputs), depends=after)
         Task(
             name="next", template=dag.name, arguments=candidate | {"percent": watch_outputs["percent"]}, depends="share"
         )
-    for task in dag.tasks[1:]:
+    for task in dag.tasks[2:]:
         task.when = f"'{watch_outputs['percent']}' != '0'"  # pyright: ignore[reportAttributeAccessIssue]
+        if task.name == "scale":
+            task.when += f" && {{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
     return dag
 
 

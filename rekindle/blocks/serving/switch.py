@@ -6,13 +6,12 @@ it was read. If an object has changed, all tasks are repeated.
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from hera.workflows import DAG, Container, Parameter, Resource, RetryStrategy, Task
+from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
-from rekindle.blocks.resource import apply, number, render, text
+from rekindle.blocks.resource import SCALED, apply, number, read, render, scale, text
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import STARTUP_SECONDS, disruption_budget
 from rekindle.blocks.serving.route import route
@@ -37,12 +36,11 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
         "generation": "{.metadata.generation}",
         "replicas": "{.spec.replicas}",
     }
-    service_version = _read_template(
-        unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
-    )
-    earlier_template = _read_template(unique_name("earlier"), "deployment", SERVER, deployment_fields, ["server"])
+    service_version = read(unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"})
+    earlier_template = read(unique_name("earlier"), "deployment", SERVER, deployment_fields, ("server",))
     templates = _apply_templates(unique_name, model, serve)
-    outputs = [_output("deployment", parameter="{{tasks.champion.outputs.parameters.deployment}}")]
+    deployment = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
+    outputs = [Parameter(name="deployment", value_from=deployment)]
     inputs = [Parameter(name="server"), Parameter(name="running")]
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     with DAG(name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
@@ -57,14 +55,12 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
         Task(name="champion", template=champion, arguments=values, depends="service-version && earlier")
         Task(
             name="scale",
-            template=_scale_template(unique_name("scale")),
+            template=scale(unique_name("scale"), STARTUP_SECONDS),
             arguments={"server": SERVER, "replicas": f"{{{{{REPLICAS}}}}}"},
             when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve.min_replicas}}}}}",
             depends="champion",
         )
-        # without capacity for all pods, the traffic moves to those that are ready, and the earlier pods make room
-        scaled = "scale || scale.Failed || scale.Errored"
-        Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends=scaled)
+        Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends=SCALED)
         Task(name="autoscaler", template=templates["autoscaler"], arguments={"server": SERVER}, depends="service")
         Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
         if "route" in templates:
@@ -99,33 +95,6 @@ def _apply_templates(unique_name: Callable[[str], str], model: str, serve: Serve
     return templates
 
 
-def _read_template(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
-    """Return the template that reads fields of an object; the fields are empty if the object does not exist."""
-    return Resource(
-        name=name,
-        action="get",
-        flags=[kind, obj, "--ignore-not-found"],
-        inputs=[Parameter(name=field) for field in inputs or []],
-        outputs=[_output(field, json_path=path) for field, path in paths.items()],
-        retry_strategy=retries(2),
-    )
-
-
-def _scale_template(name: str) -> Resource:
-    """Return the template that gives a Deployment a number of pods, and waits until they are ready."""
-    return Resource(
-        name=name,
-        action="patch",
-        merge_strategy="merge",
-        flags=["deployment", SERVER],
-        manifest=render({"spec": {"replicas": number("replicas")}}),
-        success_condition=f"status.readyReplicas == {text('replicas')}",
-        inputs=[Parameter(name="server"), Parameter(name="replicas")],
-        retry_strategy=RetryStrategy(limit=1, retry_policy="OnError"),
-        active_deadline_seconds=STARTUP_SECONDS,
-    )
-
-
 def _retire_template(name: str) -> Resource:
     """Return the template that scales a Deployment to zero if it is unchanged; the object stays for a rollback."""
     test_operation = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
@@ -139,7 +108,3 @@ def _retire_template(name: str) -> Resource:
         inputs=[Parameter(name="server"), Parameter(name="generation")],
         retry_strategy=retries(1),
     )
-
-
-def _output(name: str, **source: Any) -> Parameter:
-    return Parameter(name=name, value_from=m.ValueFrom(**source))

@@ -229,6 +229,21 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
     assert run.node("decide.ship.take-back")["phase"] == "Succeeded" and "service" not in run.started
 
 
+@pytest.mark.parametrize("gateway", ["", "infra/edge"])
+def test_a_candidate_has_the_pods_for_its_share_before_it_gets_the_share(gateway: str) -> None:
+    run = Run(
+        lambda name, n: None,
+        sets=["serve.canary.steps=[50, 100]", f"serve.canary.gateway={gateway}"],
+        promoted=["false", "true"],
+        canary=["passed", "passed"],
+        percent=["50", "0"],
+        replicas="5",
+    )
+    assert run.phase == "Succeeded" and [inputs["servers"] for inputs in run.inputs("canary")] == ["5", "5"]
+    scaled = [name for name in run.started if name in ("scale", "share", "service")]
+    assert scaled == (["scale", "share"] if gateway else ["share", "scale"]) + ["service"]
+
+
 @pytest.mark.parametrize("previous", [{"running": '[""]'}, {"server": ""}, {"replicas": "0"}])
 def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
     """A first model, a previous model that was deleted by hand, and a previous model that is scaled to zero."""
