@@ -23,7 +23,7 @@ class Inputs(StepInputs):
     former: str = Field(default="", description="Deployment of the champion; empty if none exists")
     percent: int = Field(default=0, description="share of the traffic that the candidate gets now, in percent")
     rule: CanaryConfig = Field(description="limits for the candidate: section `serve.canary` of the config")
-    servers: int = Field(default=1, ge=1, description="number of pods of the champion")
+    servers: int = Field(default=1, ge=1, description="number of pods of the champion (serve.min_replicas)")
     can_repeat: bool = Field(
         default=False,
         description="true: the candidate is evaluated again if the champion changes; false: it is rolled back",
