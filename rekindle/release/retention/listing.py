@@ -181,6 +181,7 @@ def _run(record: dict[str, Any], pipeline: str, resumable_s: float) -> Run:
 
 
 def _compared(records: list[dict[str, Any]]) -> set[str]:
+    """Return the ids of the runs that later runs are compared with; `records` are sorted, newest first."""
     newest: dict[str, str] = {}
     for record in records:
         for tag in COMPARED_TAGS:
