@@ -88,7 +88,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     else:
         instances = [example[0] for example in islice(workload.examples(release), 2000)]
         (release / "example.json").write_text(json.dumps({"instances": instances[:1]}))
-    pyfunc.describe(release, "")
+    pyfunc.write_mlmodel(release, "")
     return release, instances
 
 

@@ -13,10 +13,12 @@ from rekindle import StepInputs, StepOutputs
 class Inputs(StepInputs):
     name: str = Field(description="name of the registered model")
     server: str = Field(
-        default="", description="Deployment; the step logs a message if another Deployment serves the champion"
+        default="",
+        description="Deployment that may serve the champion: the step logs a message if another one does; empty: the "
+        "run reads the release, so retention keeps it",
     )
     deployments: list[dict[str, Any]] = Field(
-        default=[], description="fields `server` and `replicas` of Deployments, to compute the output `replicas`"
+        default=[], description="fields `server` and `replicas` of Deployments, for the output `replicas`"
     )
 
 
@@ -25,7 +27,9 @@ class Outputs(StepOutputs):
     version: str = Field(description="version of the champion")
     sha256: str = Field(description="sha256 of the champion's weights")
     deployment: str = Field(description="Deployment that serves the champion")
-    replicas: int = Field(description="most pods that one of `deployments` has, without `server`; 0 if there is none")
+    replicas: int = Field(
+        description="largest number of pods of the `deployments` other than `server`; 0 if none exists"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:

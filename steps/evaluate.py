@@ -59,8 +59,8 @@ def run(inputs: Inputs) -> Outputs:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # libraries read these variables when they are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
+    from rekindle.release.evaluation import evaluate
     from rekindle.release.files import describe_changes, download_champion, model_description
-    from rekindle.release.judge import evaluate
     from rekindle.storage import Store
 
     sha256 = model_description(inputs.model)["sha256"]
@@ -69,13 +69,13 @@ def run(inputs: Inputs) -> Outputs:
     if release and release.sha256 != sha256:
         champion = download_champion(Store.from_env(), release.uri, inputs.workdir / "champion")
     report = inputs.workdir / "report"
-    judged: Any = workload.load(inputs.workload)
-    evaluation = evaluate(judged, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch)
+    module: Any = workload.load(inputs.workload)
+    evaluation = evaluate(module, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch)
     compared = (release.version, release.sha256) if release else None
     champion_rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
-    changed = describe_changes(Store.from_env(), same, judged, inputs.servers) if same else ""
-    decision = gate.Decision(inputs, judged.metrics, evaluation, sha256, compared, champion_rows, changed)
+    changed = describe_changes(Store.from_env(), same, module, inputs.servers) if same else ""
+    decision = gate.Decision(inputs, module.metrics, evaluation, sha256, compared, champion_rows, changed)
     verdict, reason = decision.decide()
     record = decision.record(verdict, reason) | {"max_batch": inputs.max_batch}
     (report / "verdict.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -149,17 +149,21 @@ def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path 
 
 def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -> None:
     """Predict some test rows, and compute the metrics."""
-    from rekindle.release import judge
+    from rekindle.release import evaluation
 
     report["stage"] = "examples"
-    examples = judge.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
+    examples = evaluation.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
     report["stage"] = "predict"
-    predictions = judge.score(examples, model, dataset)
+    predictions = evaluation.score(examples, model, dataset)
     if len(examples.instances):
         report |= {"instance": examples.instances[0], "prediction": predictions[0]}
     report["stage"] = "metrics"
-    truths = judge.to_array(examples.truths)
-    arrays = {"candidate": judge.to_array(predictions)}
-    parts = judge.split_parts(examples)
-    values = [judge.compute_metrics(workload.metrics, arrays, truths, rows)["candidate"] for rows in parts.values()]
-    report["metrics"] = {metric.name: judge.mean(value[metric.name] for value in values) for metric in workload.metrics}
+    truths = evaluation.to_array(examples.truths)
+    arrays = {"candidate": evaluation.to_array(predictions)}
+    parts = evaluation.split_parts(examples)
+    values = [
+        evaluation.compute_metrics(workload.metrics, arrays, truths, rows)["candidate"] for rows in parts.values()
+    ]
+    report["metrics"] = {
+        metric.name: evaluation.mean(value[metric.name] for value in values) for metric in workload.metrics
+    }

@@ -68,7 +68,7 @@ def run(inputs: Inputs) -> Outputs:
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
     (folder / origin.FILE).write_text(json.dumps(describe_origin(inputs), indent=1))
-    pyfunc.describe(folder, run_id)
+    pyfunc.write_mlmodel(folder, run_id)
     prefix = upload(store, inputs.name, folder, hashes)
     facts = provenance(inputs, description)
     release = tracking.register(inputs.name, prefix, store.uri(prefix), description["sha256"], run_id, facts)

@@ -37,7 +37,7 @@ class Inputs(StepInputs):
     )
     deployment: str = Field(default="", description="Deployment that serves the version")
     model_uri: str = Field(
-        default="", description="key prefix of the release; its verdict.json becomes the one in the report"
+        default="", description="key prefix of the release; the verdict.json of the report replaces its verdict.json"
     )
     promote: bool = Field(default=True, description="true: promote the version now; false: promote it after its canary")
     canary: str = Field(default="", description="result of the canary; empty: the release has not had a canary")
@@ -94,7 +94,7 @@ def run(inputs: Inputs) -> Outputs:
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
-    if inputs.promote and promotion.superseded(*target):  # its servers may have been deleted
+    if inputs.promote and promotion.is_superseded(*target):  # its servers may have been deleted
         say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
         if inputs.run_id:
             tracking.log(inputs.run_id, tags=promotion_tags(inputs))
@@ -123,15 +123,15 @@ def run(inputs: Inputs) -> Outputs:
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
     # retry, because a promotion consists of two changes
-    promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)
-    if promoted["promoted"]:
-        drift.begin(Store.from_env(), inputs.name, inputs.version)
+    result = promotion.retry(lambda: conclude(inputs, comparison), client.deadline)
+    if result["promoted"]:
+        drift.count_from_now(Store.from_env(), inputs.name, inputs.version)
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
-    return Outputs(**outputs, compared=compared, **promoted)
+    return Outputs(**outputs, compared=compared, **result)
 
 
-def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if requested. Return the result, and the previous, running and expired Deployments.
+def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
+    """Promote the version if requested. Return and log the result, with the previous, running and expired Deployments.
 
     Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """
@@ -155,13 +155,11 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags=tags)
-    kept = inputs.name, inputs.version, inputs.keep_releases
-    return {
-        "promoted": promoted,
-        "former": former,
-        "running": promotion.running_deployments(*kept, former) if promoted else [inputs.deployment],
-        "expired": promotion.expired_deployments(*kept, former) if promoted else [],
-    }
+    running, expired = [inputs.deployment], list[str]()
+    if promoted:
+        arguments = inputs.name, inputs.version, inputs.keep_releases, former
+        running, expired = promotion.running_deployments(*arguments), promotion.expired_deployments(*arguments)
+    return {"promoted": promoted, "former": former, "running": running, "expired": expired}
 
 
 def promotion_tags(inputs: Inputs) -> dict[str, str]:

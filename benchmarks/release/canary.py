@@ -26,7 +26,7 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.serving import HEAD, Load, running
 
 CONFIG = "configs/digits.yaml"
-TRAINED = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
+SETTINGS = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
 FAULTS = ("errors", "slow")
 KINDS = ("good", "worse", *FAULTS)
 CLIENTS = 2  # number of clients of each server
@@ -41,7 +41,7 @@ def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def releases(home: Path) -> dict[str, str]:
+def create_releases(home: Path) -> dict[str, str]:
     """Create the releases, some with a fault, and return their key prefixes by name.
 
     Also sets the environment variables for access to the store.
@@ -50,15 +50,15 @@ def releases(home: Path) -> dict[str, str]:
     from rekindle.storage import Store
 
     trained = {}
-    for number, (name, settings) in enumerate(TRAINED.items()):
+    for number, (name, settings) in enumerate(SETTINGS.items()):
         sets = [f"name={name}", "gate.minimum={accuracy: 0.5}", f"serve.port={18_492 + number}", *settings]
-        about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
-        print(f"{name}: accuracy {about['metrics']['accuracy']:.4f}", file=sys.stderr)
+        result = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
+        print(f"{name}: accuracy {result['metrics']['accuracy']:.4f}", file=sys.stderr)
         services = Services(home, {})
         os.environ |= services.environment() | services.credentials() | services.login()
         keys = [entry.key for entry in Store.from_env().list(f"releases/{name}/")]
         trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix("release.json")
-    return {name: copy_release(name, trained.get(name, trained["champion"])) for name in (*TRAINED, *FAULTS)}
+    return {name: copy_release(name, trained.get(name, trained["champion"])) for name in (*SETTINGS, *FAULTS)}
 
 
 def copy_release(name: str, prefix: str) -> str:
@@ -75,9 +75,12 @@ def copy_release(name: str, prefix: str) -> str:
     for key in record["files"]:
         content = store.get(prefix + key)
         if key == "model.json":
-            card = json.loads(content)
-            card |= {"workload": workload, "model": card["model"] | {"fault": name if name in FAULTS else ""}}
-            content = json.dumps(card).encode()
+            description = json.loads(content)
+            description |= {
+                "workload": workload,
+                "model": description["model"] | {"fault": name if name in FAULTS else ""},
+            }
+            content = json.dumps(description).encode()
         store.put(copy + key, content)
         hashes[key] = sha256(content).hexdigest()
     version = "1" if name == "champion" else "2"
@@ -164,7 +167,7 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
 
 def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
     """Return how often each kind of candidate is rolled back."""
-    prefixes = releases(home)
+    prefixes = create_releases(home)
     counts = {kind: count_rollbacks(kind, prefixes, runs) for kind in kinds}
     bars = (
         [bar(f"good candidates rolled back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []

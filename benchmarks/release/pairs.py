@@ -121,28 +121,28 @@ def quality_of(release: tracking.Release) -> float:
     return json.loads(Store.from_env().get(f"{release.uri}model.safetensors"))[0]
 
 
-def pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str, int, list[Problem]]:
+def run_pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str, int, list[Problem]]:
     """Run a pair, perhaps with kills and a rollback. Return a log, the number of repeated evaluations, and the
     problems."""
-    places = homes if mode == "two homes" else [homes[0], homes[0]]
+    pair_homes = homes if mode == "two homes" else [homes[0], homes[0]]
     champion = tracking.champion(NAME)
     base = quality_of(champion) if champion else 0.5
-    qualities = [round(base + draw.uniform(-0.02, 0.08), 8) for _ in places]
+    qualities = [round(base + draw.uniform(-0.02, 0.08), 8) for _ in pair_homes]
     # most runs take between 10 and 40 s
-    kills = [[draw.uniform(2, 30)] if draw.random() < 0.35 else [] for _ in places]
+    kills = [[draw.uniform(2, 30)] if draw.random() < 0.35 else [] for _ in pair_homes]
     delays = [0.0, draw.uniform(0, 3)]
     rolls_back, moment = draw.random() < 0.4, draw.uniform(3, 15)
 
     def start(number: int) -> tuple[int, dict[str, Any], str]:
         time.sleep(delays[number])
-        return places[number].run(config, qualities[number], mode == "mutex", kills[number])
+        return pair_homes[number].run(config, qualities[number], mode == "mutex", kills[number])
 
-    rolled_back = "-"
+    rollback_code = "-"
     with ThreadPoolExecutor() as pool:
         runs = [pool.submit(start, number) for number in range(2)]
         if rolls_back:
             time.sleep(moment)
-            rolled_back = str(places[draw.randrange(2)].rekindle("rollback", NAME)[0])
+            rollback_code = str(pair_homes[draw.randrange(2)].rekindle("rollback", NAME)[0])
     results, problems = [run.result() for run in runs], list[Problem]()
     for quality, (code, result, stderr) in zip(qualities, results, strict=True):
         problems += [("end", text) for text in end_problems(quality, code, result, stderr)]
@@ -153,7 +153,7 @@ def pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str,
     ends = [f"{result.get('verdict')}, exit code {code}" for code, result, _ in results]
     steps = [step for _, result, _ in results for step in result.get("steps", [])]
     again = sum(step["name"].endswith("-again") and step["phase"] == "Succeeded" for step in steps)
-    log = f"{mode}: {qualities} killed {kills} rollback {rolled_back}: {ends}, {again} repeated evaluations"
+    log = f"{mode}: {qualities} killed {kills} rollback {rollback_code}: {ends}, {again} repeated evaluations"
     return log, again, problems
 
 
@@ -221,7 +221,7 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     end = time.monotonic() + 60 * arguments.minutes
     with champions.watched():
         while count < arguments.pairs and time.monotonic() < end:
-            log, again, found = pair(homes, config, draw, MODES[count % 3])
+            log, again, found = run_pair(homes, config, draw, MODES[count % 3])
             problems, count, repetitions = problems + found, count + 1, repetitions + again
             print(f"{count} {log}", *found, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
     found = history_problems(champions)

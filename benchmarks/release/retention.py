@@ -111,7 +111,7 @@ def measure(project: Project, runs: int) -> dict[str, Any]:
     return {"sizes": sizes, "bytes": project.bytes(), "left": left, "to_prune": listed["runs"] + listed["releases"]}
 
 
-def survivors(project: Project) -> dict[str, Any]:
+def use_kept_releases(project: Project) -> dict[str, Any]:
     """Go back to the previous release and to the champion again, and reproduce both."""
     back, forth = project.rekindle("rollback", "shop"), project.rekindle("rollback", "shop", "3")
     equal = {version: project.rekindle("reproduce", f"shop@{version}")["equal"] for version in ("2", "3")}
@@ -130,7 +130,7 @@ def main() -> int:
             figures = measure(project, args.runs)
             releases = sum(f.stat().st_size for f in (project.home / "s3").rglob("*")
                            if f.is_file() and re.search("releases/shop/", str(f)))  # fmt: skip
-            needed = survivors(project)
+            needed = use_kept_releases(project)
         finally:
             project.rekindle("down")
     one_run = max(figures["sizes"][: KEEP_RUNS - 2])

@@ -158,10 +158,10 @@ def train(home: Path, seed: int, *settings: str) -> str:
     """Run the pipeline of CONFIG with a seed. Returns the verdict about its model, or the exit code of the run."""
     sets = [*SETTINGS, f"train.seed={seed}", *settings]
     try:
-        about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
+        result = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
     except subprocess.CalledProcessError as error:
         return f"exit code {error.returncode}"
-    return about["verdict"]
+    return result["verdict"]
 
 
 def canary(home: Path, seed: int, fault: str, more: str = "") -> str:

@@ -50,7 +50,7 @@ class Predictor:
 class Rows(Examples):
     """Test rows that are scored without torch."""
 
-    def score(self, model: Path, origin: Path) -> list[float]:
+    def score(self, model: Path, dataset: Path) -> list[float]:
         return [Predictor(model).quality] * len(self)
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:

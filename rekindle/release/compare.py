@@ -108,7 +108,7 @@ def compare(client: ModelClient, replay: Replay, tolerance: float, independent: 
 
 
 def read_numerics(report: Path) -> str:
-    """Return the text of `device.describe` on the machine that wrote the report, or "" if it was not recorded.
+    """Return the text of `device.describe_numerics` on the machine that wrote the report, or "" if it was not recorded.
 
     A server with the same text must give the same bits. Raises DataError.
     """

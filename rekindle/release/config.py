@@ -33,7 +33,7 @@ class Limits(Section):
         default=128, ge=1, description="maximum number of requests queued or in progress (else 503)"
     )
     body_seconds: float = Field(
-        default=10.0, gt=0, description="time limit for sending a request; slower clients are answered with 408"
+        default=10.0, gt=0, description="time limit for the head of a request, and for its body (else 408)"
     )
     drain_seconds: float = Field(
         default=2.0, ge=0, description="time after SIGTERM until the cluster no longer routes to this server"
@@ -47,7 +47,7 @@ class CanaryConfig(Section):
     """Progressive rollout: a new release gets a growing share of the traffic, and is rolled back if it does worse."""
 
     steps: list[int] = Field(
-        default=[5, 25, 100], description="percent of the traffic in each step; the last step, 100, is the release"
+        default=[5, 25, 100], description="percent of the traffic in each step; the last step, 100, is the promotion"
     )
     minutes: float = Field(default=5.0, gt=0, description="minimum duration of each step")
     requests: int = Field(

@@ -52,8 +52,8 @@ def move(values: Any, device: "torch.device") -> Any:
     return tree_map(copy, values)
 
 
-def describe(device: "torch.device") -> str:
-    """Return the facts that the last bits of a prediction depend on, in addition to model, instance and batch."""
+def describe_numerics(device: "torch.device") -> str:
+    """Return the software and hardware that determine the last bits of a prediction, with model, instance and batch."""
     import torch
 
     if device.type == "cuda":

@@ -41,7 +41,7 @@ class Examples:
     warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
     # number of rows that are predicted together; set by the engine
     max_batch: int = field(default=MAX_BATCH, init=False)
-    numerics: str = field(default="", init=False)  # facts that the bits of `score` depend on (device.describe)
+    numerics: str = field(default="", init=False)  # device.describe_numerics of the process that scored the rows
     _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
 
     def __post_init__(self) -> None:
@@ -64,16 +64,16 @@ class Examples:
         )
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
-    def score(self, model: Path, origin: Path) -> Column:
+    def score(self, model: Path, dataset: Path) -> Column:
         """Return the predictions of a server of `model` for one request per row, in batches of fixed size and order.
 
-        `origin`: directory with the model's dataset.json and state/. Raises DataError if the model does not fit the
-        rows.
+        `dataset`: directory with dataset.json and state/ of the model's own dataset. Raises DataError if the model does
+        not fit the rows.
         """
         import torch
 
         torch.set_num_threads(1)  # as servers do by default; with more threads, small layers are slow on a busy machine
-        with serving_folder(model, origin) as release:
+        with serving_folder(model, dataset) as release:
             predictor = open_predictor(release, self.max_batch)
             self.numerics = getattr(predictor, "numerics", "")
             self._requests = self._requests or [self._request(predictor.Request, row) for row in range(len(self))]
@@ -121,10 +121,10 @@ def batches(rows: Sequence[Any], size: int = INSTANCES_PER_REQUEST) -> Iterator[
 
 
 @contextmanager
-def serving_folder(model: Path, origin: Path) -> Iterator[Path]:
-    """Yield a folder with a server's files: the model, and dataset.json and state/ of `origin`. Raises DataError."""
+def serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
+    """Yield a folder with a server's files: the model, and dataset.json and state/ of `dataset`. Raises DataError."""
     with TemporaryDirectory() as folder:
-        link(Path(folder), serving_files(model, origin))
+        link(Path(folder), serving_files(model, dataset))
         yield Path(folder)
 
 

@@ -44,7 +44,7 @@ class InstancePredictor:
     """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at a time."""
 
     def __init__(self, release: Path, description: dict[str, Any], max_batch: int) -> None:
-        from rekindle.release.device import describe, pick_device, place
+        from rekindle.release.device import describe_numerics, pick_device, place
 
         self.workload: Any = load(description["workload"])
         instances: Any = list[self.workload.Instance]
@@ -52,7 +52,7 @@ class InstancePredictor:
         self.release, self.facts, self.max_batch = release, dataset_facts(release), max_batch
         device = pick_device()
         self.model = place(open_model(self.workload, release, description, self.facts), device)
-        self.numerics = describe(device)
+        self.numerics = describe_numerics(device)
 
     def example(self) -> dict[str, Any]:
         """Return a request with one of the test rows. Raises DataError if the release lacks the request."""

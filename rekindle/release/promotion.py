@@ -53,7 +53,7 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
         if current_champion and current_champion.version == version and current_champion.deployment == deployment:
             return state.get("former", "") if state.get("version") == version else ""
         if (current_version := current_champion.version if current_champion else "") != champion:
-            if superseded(name, version, champion, deployment, run_id):
+            if is_superseded(name, version, champion, deployment, run_id):
                 return ""
             raise ChampionChanged(
                 f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
@@ -68,7 +68,7 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
         _write(store, key, state, etag)  # after a conflict, the next iteration tries again
 
 
-def superseded(name: str, version: str, champion: str, deployment: str, run_id: str = "") -> bool:
+def is_superseded(name: str, version: str, champion: str, deployment: str, run_id: str = "") -> bool:
     """Return True if the run `run_id` has promoted `version`, and another version is the champion again."""
     current_champion = tracking.champion(name)
     if not current_champion or current_champion.version == version:
@@ -117,10 +117,10 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
         _write(store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag)
 
 
-def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bool:
+def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: bool = True) -> bool:
     """Remove the record of a rollback.
 
-    If `decided` is false, keep the record of a decided rollback, and return False.
+    If `even_if_decided` is false, keep the record of a decided rollback, and return False.
     """
     while True:
         state, etag = _read(store, _key(name))
@@ -131,7 +131,7 @@ def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = Tr
             or recorded_rollback.champion != rollback.champion
         ):
             return True
-        if recorded_rollback.decided and not decided:
+        if recorded_rollback.decided and not even_if_decided:
             return False
         if _write(store, _key(name), {key: value for key, value in state.items() if key != "rollback"}, etag):
             return True
@@ -200,7 +200,10 @@ def retry(call: Callable[[], T], deadline: float) -> T:
 
 
 def _read_finished(store: Store, name: str, version: str = "", deadline: float | None = None) -> State:
-    """Read promotion.json; first finish a promotion that another run left unfinished, also in MLflow."""
+    """Read promotion.json; first finish an unfinished promotion, also in MLflow.
+
+    A promotion of `version` is finished at once, the promotion of another version after `deadline`.
+    """
     key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S if deadline is None else deadline
     while True:
         state, etag = _read(store, key)

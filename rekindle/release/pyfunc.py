@@ -59,7 +59,7 @@ def _load_pyfunc(release: str) -> Model:
     return Model(open_predictor(Path(release)))
 
 
-def describe(release: Path, run_id: str) -> None:
+def write_mlmodel(release: Path, run_id: str) -> None:
     """Write the MLmodel file of a release, its signature and input example.
 
     Raises DataError if the release cannot predict.

@@ -1,4 +1,4 @@
-"""Roll back to an earlier release, whose Deployment still exists, without pods, with its image, flags and resources.
+"""Roll back to an earlier release. Its Deployment still exists, without pods, and has its image, flags and resources.
 
 A rollback is recorded before its first change (promotion.py), and each of its changes can be repeated. So the next
 command can finish a rollback that was interrupted, or during which MLflow, the object store or the cluster became
@@ -146,7 +146,7 @@ def _previous_version(releases: dict[str, Object], current_version: str, model: 
 def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> None:
     """Start as many pods as the current version has, and wait until they are ready.
 
-    After `seconds`, the minimum of the autoscaler and the pods at the start of the rollback suffice.
+    After `seconds`, fewer pods suffice: the autoscaler's minimum or, if more, the Deployment's pods at the start.
     """
     minimum = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
     minimum = max(minimum, rollback.replicas)
@@ -244,7 +244,7 @@ def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, cham
         f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle rollback {model}`."
     )
     try:
-        if not promotion.end_rollback(store, model, rollback, decided=champion_changed):
+        if not promotion.end_rollback(store, model, rollback, even_if_decided=champion_changed):
             return unfinished_message
         while deployment := objects.find("Deployment", rollback.deployment):
             service = objects.find("Service", model) or {"spec": {"selector": {}}}

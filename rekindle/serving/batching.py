@@ -1,4 +1,4 @@
-"""Batching of requests: one queue, and two tasks per model process.
+"""Batching of requests: one queue, and two tasks per model process (one if a batch has a single request).
 
 While a process works on a batch, a full batch waits in its pipe, so that the process is never idle while answers are
 sent.

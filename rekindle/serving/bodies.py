@@ -1,7 +1,7 @@
 """Memory budget for the bodies of arriving requests, with a fair share for each client.
 
 Clients that never finish large bodies could exhaust the budget. So if the budget is exceeded, the client with the most
-data loses its largest (oldest) body: small requests of other clients are not rejected.
+data loses its largest body, the oldest of equal ones: small requests of other clients are not rejected.
 """
 
 import asyncio

@@ -183,7 +183,7 @@ class Connection(HttpToolsProtocol):
         poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(0))
 
-    def refuse(self) -> None:
+    def evict(self) -> None:
         """Close the connection, with a 503 if the client has not received an answer yet."""
         if self.arriving_part == "head" or self.cycle is None:
             self.reject(503, "too many connections: try again soon.")
@@ -230,7 +230,11 @@ class Connection(HttpToolsProtocol):
 
 
 class Connections:
-    """The connections of a server: at most `limit`, each with at most `request_seconds` for sending a request."""
+    """The connections of a server: at most `limit`.
+
+    A client has at most `request_seconds` to send the head of a request, and to read an answer. `Bodies` limits the
+    time for a body.
+    """
 
     def __init__(self, request_seconds: float, limit: int) -> None:
         self.request_seconds, self.limit = request_seconds, limit
@@ -251,17 +255,17 @@ class Connections:
         # a new client is about to send its request, so a request that arrives slowly is dropped first
         deadline = asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
         late_connections = [connection for connection, since in oldest if since < deadline]
-        if self.refuse_one(late_connections, newcomer, urgent) or self.drop_body("too many connections"):
+        if self.evict_one(late_connections, newcomer, urgent) or self.drop_body("too many connections"):
             return
         recent_connections = [connection for connection, since in oldest if since >= deadline]
-        if not self.refuse_one(recent_connections, newcomer, urgent) and urgent and self.unread:
+        if not self.evict_one(recent_connections, newcomer, urgent) and urgent and self.unread:
             next(iter(self.unread)).transport.abort()
 
-    def refuse_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
+    def evict_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
         """Close the first of these connections that may be closed. Return False if none may be closed."""
         for connection in candidates:
             if connection is not newcomer and (urgent or not connection.has_bytes()):
-                connection.refuse()
+                connection.evict()
                 return True
         return False
 

@@ -32,14 +32,14 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.client import DATA_UNTIL, REPLAY, SHA256, VERSION
 from rekindle.release.config import ServerSettings
 from rekindle.release.files import download
-from rekindle.release.watch.reference import FEATURES
-from rekindle.release.watch.scores import Scores
+from rekindle.release.watch.reference import FEATURE_METRIC
+from rekindle.release.watch.scores import Histograms
 from rekindle.serving.authentication import Authentication, tokens
 from rekindle.serving.batching import Batches
 from rekindle.serving.bodies import Bodies, Refusal
 from rekindle.serving.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
 from rekindle.serving.openapi import openapi
-from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
+from rekindle.serving.worker import Batch, ModelInfo, ModelProcess
 from rekindle.storage import Store
 
 # bucket bounds that are close enough to test ratios of 1.5 and 2
@@ -55,13 +55,13 @@ class Model:
     name: str
     version: str
     sha256: str
-    facts: ModelFacts
+    info: ModelInfo
     batches: Batches
 
     @property
     def headers(self) -> dict[str, str]:
         """Response headers: model version, sha256, data cut-off."""
-        data_until = {DATA_UNTIL: self.facts.data_until} if self.facts.data_until else {}
+        data_until = {DATA_UNTIL: self.info.data_until} if self.info.data_until else {}
         return {VERSION: self.version, SHA256: self.sha256} | data_until
 
 
@@ -79,10 +79,10 @@ class Metrics:
         )
         self.warned = Counter("rekindle_warned_requests", "answers with a warning", ["version"], **registered)
         self.replayed = Counter("rekindle_replayed_instances", "instances sent by verify", ["version"], **registered)
-        self.scores = Scores()
+        self.scores = Histograms()
         self.registry.register(self.scores)
         ProcessCollector(registry=self.registry)
-        self.features = Scores(FEATURES, "numbers of the instances", "feature")
+        self.features = Histograms(FEATURE_METRIC, "numbers of the instances", "feature")
         self.registry.register(self.features)
         self.instances = Histogram(
             "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
@@ -182,7 +182,7 @@ class ModelServer:
             self.processes.append(ModelProcess(self.inputs.max_instances, self.inputs.max_batch))
         release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
         loop = asyncio.get_running_loop()
-        facts = await asyncio.gather(
+        info, *_ = await asyncio.gather(
             *(loop.run_in_executor(process.threads, process.load, folder) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
@@ -190,12 +190,12 @@ class ModelServer:
         for counter in (self.metrics.warned, self.metrics.replayed):
             counter.labels(version)  # the counter shows 0 until it is increased
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
-        self.metrics.show_age(facts[0].data_until)
+        self.metrics.show_age(info.data_until)
         gc.freeze()  # see worker.py
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
         batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000, self.metrics.count)
-        return Model(name, version, sha256, facts[0], batches)
+        return Model(name, version, sha256, info, batches)
 
     def drain(self) -> None:
         """Handle SIGTERM: be unready, but answer for `drain_seconds`.
@@ -261,19 +261,19 @@ class ModelServer:
         status = {"error_code": "OK", "error_message": ""}
         versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": status}]
         body = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
-        body |= {"data_until": model.facts.data_until}
-        body |= {"max_batch": self.inputs.max_batch, "numerics": model.facts.numerics}
+        body |= {"data_until": model.info.data_until}
+        body |= {"max_batch": self.inputs.max_batch, "numerics": model.info.numerics}
         return answer(200, body | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:
         """Return a valid request for `:predict`."""
         model = self.named_model(request)
-        return answer(200, model.facts.example, model.headers)
+        return answer(200, model.info.example, model.headers)
 
     async def openapi(self, _: Request) -> Response:
         model = self.loaded_model()
-        facts = model.facts
-        return answer(200, openapi(model.name, model.version, facts.example, facts.schemas, bool(self.tokens)))
+        info = model.info
+        return answer(200, openapi(model.name, model.version, info.example, info.schemas, bool(self.tokens)))
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""

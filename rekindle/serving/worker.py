@@ -50,13 +50,13 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """Facts about the model that the server publishes."""
+class ModelInfo:
+    """Information about the model that the server publishes."""
 
     example: dict[str, Any]
     schemas: dict[str, Any]  # name → JSON schema, for the request and its parts
     data_until: str  # data cut-off, ISO 8601; empty if unknown
-    numerics: str  # facts that the bits of a prediction depend on; empty if the workload has its own predictor
+    numerics: str  # software and hardware (device.describe_numerics); empty if the workload has its own predictor
 
 
 class ModelProcess:
@@ -70,7 +70,7 @@ class ModelProcess:
         worker_pipe.close()
         self.threads = ThreadPoolExecutor(2, "model")  # one thread waits for answers while the other sends
 
-    def load(self, release: Path) -> ModelFacts:
+    def load(self, release: Path) -> ModelInfo:
         """Load the model, and block until it is ready. If loading the model failed, raises the error."""
         self._send(release)
         result = self.receive()
@@ -124,7 +124,7 @@ def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
         numerics = getattr(predictor, "numerics", "")
         gc.collect()
         gc.freeze()  # excludes loaded objects from garbage collections, which would delay answers by 60 ms
-        pipe.send(ModelFacts(example, schemas(predictor.Request), data_until(release), numerics))
+        pipe.send(ModelInfo(example, schemas(predictor.Request), data_until(release), numerics))
         while True:
             bodies, replays = pipe.recv()
             pipe.send(answer_batch(predictor, bodies, max_instances, replays))

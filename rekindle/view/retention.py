@@ -56,14 +56,14 @@ class Place:
     shared: bool = True
     removes_releases: bool = True
 
-    def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Source]:
+    def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Context]:
         """Decide what to remove of `pipelines`. Raises StorageError, TrackingError."""
         claim_s = RESUMABLE_S if self.shared else CLAIM_S
         targets = self._targets if self.removes_releases else None
-        source = listing.Source(self.runs, claim_s, RESUMABLE_S, targets)
-        found = listing.read(self.store, pipelines, source)
+        context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
+        found = listing.read(self.store, pipelines, context)
         limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
-        return decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)), source
+        return decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)), context
 
     def _targets(self, model: str) -> set[str]:
         annotations = (obj["metadata"].get("annotations") or {} for obj in self.objects.deployments(model))
@@ -130,9 +130,9 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
         with _locked(home):
             place = _machine(home)
             place.limits = {pipeline: limits}
-            plan, source = place.plan([pipeline])
+            plan, context = place.plan([pipeline])
             plan = removal.at_end(plan)
-            names = removal.remove(place.store, plan, place.host, source)
+            names = removal.remove(place.store, plan, place.host, context)
     except (RekindleError, OSError) as error:
         say(f"old runs are not removed: {error}")
         return
@@ -166,11 +166,11 @@ def prune(
             unset = limits == NO_LIMITS and not place.shared
             defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
             place.limits[pipeline] = limits.model_copy(update=defaults | given)
-        plan, source = place.plan(place.limits)
+        plan, context = place.plan(place.limits)
         rows = [row for item in plan.runs if (row := _row(home, place.store, item))]
         releases = [{"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)} for r in plan.releases]
         if delete:
-            removed_names = removal.remove(place.store, plan, place.host, source)
+            removed_names = removal.remove(place.store, plan, place.host, context)
             rows = [row for row in rows if row["run"] in removed_names]
     return {"runs": rows, "releases": releases}
 

@@ -175,13 +175,13 @@ class Weekly(Examples):
             warnings=warnings,
         )
 
-    def score(self, model: Path, origin: Path) -> Floats:
+    def score(self, model: Path, dataset: Path) -> Floats:
         """Score all rows at once: one request per row would contain thousands of earlier transactions."""
-        loaded, is_candidate = load(model), origin == self.path
+        loaded, is_candidate = load(model), dataset == self.path
         if problem := _compare_features(loaded, self.rows):
             does_not_fit = f"the candidate does not fit this dataset: {problem} Train on the dataset that is evaluated."
             raise DataError(does_not_fit if is_candidate else problem)
-        scores = score(loaded, self.rows, self.index, None if is_candidate else Boosted.load(origin))
+        scores = score(loaded, self.rows, self.index, None if is_candidate else Boosted.load(dataset))
         if not np.isfinite(scores).all():
             diverged = "the candidate's scores are not numbers: its training diverged. Lower train.learning_rate."
             raise DataError(diverged if is_candidate else "the scores of the model are not numbers.")

@@ -14,8 +14,11 @@ class Target:
 TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
 TARGETS = {
     "gate": Target(
-        ("rekindle/gate.py", *(f"rekindle/release/{name}.py" for name in ("judge", "examples", "bootstrap"))),
-        ("tests/rekindle/test_gate.py", *(f"tests/rekindle/release/test_{name}.py" for name in ("judge", "bootstrap"))),
+        ("rekindle/gate.py", *(f"rekindle/release/{name}.py" for name in ("evaluation", "examples", "bootstrap"))),
+        (
+            "tests/rekindle/test_gate.py",
+            *(f"tests/rekindle/release/test_{name}.py" for name in ("evaluation", "bootstrap")),
+        ),
     ),
     "reduction": Target(
         (f"{TRAINING}/group/tree.py", f"{TRAINING}/group/reduction.py"),

@@ -19,8 +19,8 @@ from rekindle.gate import Gate
 from rekindle.release import promotion
 from rekindle.release.client import resolve
 from rekindle.release.compare import Comparison, read_numerics, read_predictions
+from rekindle.release.evaluation import evaluate
 from rekindle.release.files import PREDICTIONS, record_predictions
-from rekindle.release.judge import evaluate
 from rekindle.release.watch.scrape import scrape
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
@@ -293,12 +293,12 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     name, compared = changed.name, Comparison(1e-5)
     again = changed.model_copy(update={"repetitions": 1})
     for inputs in (again, again.model_copy(update={"champion": "2", "canary": "champion changed"})):
-        outputs = verify.record(inputs, compared)
+        outputs = verify.conclude(inputs, compared)
         assert outputs == {"promoted": False, "former": f"{name}-2", "running": [f"{name}-3"], "expired": []}
     with pytest.raises(promotion.ChampionChanged, match=r"was compared with version 1, but by now .* version 2"):
-        verify.record(changed, compared)
+        verify.conclude(changed, compared)
     assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)
-    outputs = verify.record(changed.model_copy(update={"champion": "2"}), compared)
+    outputs = verify.conclude(changed.model_copy(update={"champion": "2"}), compared)
     assert (outputs["promoted"], outputs["former"]) == (True, f"{name}-2")
     champion = tracking.champion(name)
     assert champion and champion.version == "3" and tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"

@@ -102,13 +102,14 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
 
 def digest(cluster: ClusterConfig, serve: Any) -> str:
     """Return a hash of the servers' objects without the release and the model's name."""
-    objects = [servers_of("", cluster, serve), service("", serve.port, ""), autoscaler("", serve, "")]
+    objects = [deployment_of("", cluster, serve), service("", serve.port, ""), autoscaler("", serve, "")]
     if public := route("", serve):
         objects.append(public)
     return hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:6]
 
 
-def servers_of(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
+def deployment_of(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
+    """Return the Deployment of a release, whose name, version and files are inputs of the template."""
     limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
     flags = command("steps.serve", limits | {"model": text("model_uri"), "host": "$(POD_IP)", "port": PORT})
     return serving.deployment(model, text("server"), serve, cluster, flags, text("version"))
@@ -117,11 +118,11 @@ def servers_of(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
 def start_servers(pipeline: Pipeline, name: str, model: str, serve: Any) -> DAG:
     """Return the DAG that starts the servers of a release."""
     server, inputs = text("server"), ("model_uri", "server", "version")
-    servers = servers_of(model, pipeline.config.cluster, serve)
+    deployment = deployment_of(model, pipeline.config.cluster, serve)
     conditions: dict[str, Any] = {"success": serving.SUCCESS, "failure": serving.FAILURE}
     templates = {
         "deployment": apply(
-            pipeline.template_name("deployment"), servers, inputs=inputs, retry=retries(2), **conditions
+            pipeline.template_name("deployment"), deployment, inputs=inputs, retry=retries(2), **conditions
         ),  # retried, because the first attempt may see the failure of an earlier Deployment
         "address": apply(
             pipeline.template_name("address"), address(model, server), inputs=("server",), retry=retries(2)
@@ -182,7 +183,8 @@ def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: 
         canary = _canary(pipeline, deployed, first, can_repeat=bool(evaluation))
         suffix = first.name.removeprefix("verify") if first.name.startswith("verify") else f"-{first.name}"
         inputs = values | {"canary": canary.outputs.canary}
-        last = step("steps.verify", task=f"verify-again{suffix}", inputs=inputs, when=_is_over(canary)).follow(canary)
+        when = _not_rolled_back(canary)
+        last = step("steps.verify", task=f"verify-again{suffix}", inputs=inputs, when=when).follow(canary)
     expressions = {name: getattr(last.outputs, name).expression for name in RESULTS}
     if evaluation:
         again = repeat(evaluation, when=last.outputs.promoted == False)  # noqa: E712
@@ -195,7 +197,7 @@ def _attempt(pipeline: Pipeline, deployed: Block, values: dict[str, Any], task: 
     if canary:
         for name, expression in expressions.items():
             first_result = getattr(first.outputs, name).expression
-            expressions[name] = f"{_is_over(canary).text} ? ({expression}) : {first_result}"
+            expressions[name] = f"{_not_rolled_back(canary).text} ? ({expression}) : {first_result}"
     scope.dag.outputs = [
         Parameter(name=name, value_from=m.ValueFrom(expression=expression)) for name, expression in expressions.items()
     ]
@@ -209,7 +211,7 @@ def _find_evaluation(block: Block) -> Block | None:
     return evaluation if can_repeat else None
 
 
-def _is_over(canary: Block) -> Condition:
+def _not_rolled_back(canary: Block) -> Condition:
     """Return the condition that a canary was not rolled back."""
     return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
 
@@ -218,8 +220,8 @@ def _canary(pipeline: Pipeline, deployed: Block, verified: Block, can_repeat: bo
     """Increase the candidate's share of the requests while it is as good as the champion. Output: canary."""
     serve, server, model = (resolve(deployed, name) for name in ("serve", "server", "name"))
     watch = pipeline.container("steps.canary", "canary", False)
-    servers = servers_of(model, pipeline.config.cluster, serve)
-    template = canaries.rollout(pipeline.template_name, watch, model, serve, servers, can_repeat)
+    deployment = deployment_of(model, pipeline.config.cluster, serve)
+    template = canaries.rollout(pipeline.template_name, watch, model, serve, deployment, can_repeat)
     values = {name: resolve(verified, name) for name in ("model_uri", "version", "champion", "run_id", "former")}
     name = pipeline.name("", "canary")
     block = pipeline.add(name, template, values | {"server": server, "percent": "0"}).follow(verified)

@@ -31,13 +31,13 @@ def rollout(
     watch: Container,
     model: str,
     serve: ServeConfig,
-    servers: Manifest,
+    deployment: Manifest,
     can_repeat: bool,
 ) -> DAG:
     """Return a DAG that increases a candidate's share from `percent`, at first 0; its output `canary` has the outcome.
 
-    `unique_name` returns unique template names, `watch` is the template of steps.canary, and `servers` is the
-    candidate's Deployment. `can_repeat`: input of the step.
+    `unique_name` returns unique template names, `watch` is the template of steps.canary, and `deployment`
+    is the candidate's Deployment. `can_repeat`: input of the step.
     """
     candidate = {field: text(field) for field in CANDIDATE_INPUTS}
     watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
@@ -54,7 +54,7 @@ def rollout(
         if is_split := bool(serve.canary and serve.canary.gateway):
             values = {"server": text("server"), "replicas": watch_outputs["replicas"]}
             Task(name="scale", template=scale(unique_name("scale"), STARTUP_SECONDS), arguments=values, depends="watch")
-        share = _share_template(unique_name("share"), model, serve, servers)
+        share = _share_template(unique_name("share"), model, serve, deployment)
         after = SCALED if is_split else "watch"
         Task(name="share", template=share, arguments=arguments(share, candidate | watch_outputs), depends=after)
         Task(
@@ -67,27 +67,27 @@ def rollout(
     return dag
 
 
-def _share_template(name: str, model: str, serve: ServeConfig, servers: Manifest) -> Resource:
+def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
         return apply(name, http_route(model, serve, text("server")), inputs=("server", "percent"), retry=retries(2))
     inputs = ("model_uri", "server", "version", "former", "replicas")
     return apply(
-        name, _canary_deployment(servers, model), inputs=inputs, retry=retries(2), success=SUCCESS, failure=FAILURE
+        name, _canary_deployment(deployment, model), inputs=inputs, retry=retries(2), success=SUCCESS, failure=FAILURE
     )
 
 
-def _canary_deployment(servers: Manifest, model: str) -> Manifest:
+def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
     """Return a Deployment with `replicas` pods of the candidate that share the Service of the current version.
 
     The pods have the labels of `former`, the current Deployment, which the Service selects; the new Deployment selects
     them by another label.
     """
     selector = {"app.kubernetes.io/name": model, CANARY: text("server")}
-    template = servers["spec"]["template"]
+    template = deployment["spec"]["template"]
     pod_labels = template["metadata"]["labels"] | labels(model, text("former")) | selector
     pods = {"template": template | {"metadata": {"labels": pod_labels}}}
-    return servers | {
+    return deployment | {
         "metadata": {"name": f"{text('server')}-canary", "labels": selector | {WORKFLOW: "{{workflow.name}}"}},
-        "spec": servers["spec"] | {"replicas": number("replicas"), "selector": {"matchLabels": selector}} | pods,
+        "spec": deployment["spec"] | {"replicas": number("replicas"), "selector": {"matchLabels": selector}} | pods,
     }

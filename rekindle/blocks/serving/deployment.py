@@ -12,10 +12,10 @@ from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
 
-# Available and Progressing, in any order: all pods are ready and of the version that the controller has observed. Right
-# after an apply, the observed version may still be the previous one, because a condition cannot compare
-# observedGeneration with generation: steps.verify waits for the new version, and a failure of the previous version only
-# costs one attempt.
+# The conditions Available and Progressing, in any order, have these reasons when all pods of the manifest that the
+# controller has observed are ready. Right after an apply, this may still be the previous manifest, because a condition
+# cannot compare observedGeneration with generation: steps.verify waits for the new pods, and a failure of the previous
+# manifest only costs one attempt.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
 )

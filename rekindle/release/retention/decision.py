@@ -1,4 +1,4 @@
-"""Decides which runs, releases and cache entries to remove. The functions read and change nothing.
+"""Decides which runs, releases and cache entries to remove. The functions change nothing.
 
 References never dangle while a removal is interrupted: a cache entry is deleted before its artifacts, a
 version is marked before its files are removed, and the record of a run (MLflow, the folder of the run, the Workflow) is

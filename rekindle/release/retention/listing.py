@@ -25,14 +25,14 @@ STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
 STORE_ID_KEY = "store-id"  # object with a random id of the object store
 PAGE = 1000
-# later runs are compared with the newest successful run with each of these tags (steps/prepare.py)
+# later runs are compared with the newest successful run with each of these tags (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, "rekindle.code", "data.window_until")
 SETTINGS = ("keep_runs", "keep_days", "keep_releases")
 
 
 @dataclass(frozen=True)
-class Source:
-    """The knowledge of the caller. `runs`: the runs of this machine or namespace, with exact phases.
+class Context:
+    """Information that only the caller has. `runs`: the runs of this machine or namespace, with exact phases.
 
     `claim_s`: number of seconds that the artifacts of a claimed cache entry stay. `resumable_s`: number of seconds
     after its end that any other failed run may be resumed, or be active again. `targets`: returns the versions of a
@@ -54,12 +54,12 @@ def store_id(store: Store) -> str:
     return store.get(STORE_ID_KEY).decode()
 
 
-def read(store: Store, pipelines: Iterable[str], source: Source) -> Listing:
+def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     """List the runs and releases of `pipelines`, all runs that the caller knows, and the entries of the cache.
 
     Raises StorageError, TrackingError.
     """
-    own_id, runs, by_id = store_id(store), dict(source.runs), dict[str, Run]()
+    own_id, runs, by_id = store_id(store), dict(context.runs), dict[str, Run]()
     for pipeline in (pipelines := set(pipelines)):
         records = list(_records(pipeline))
         compared = _compared(records)
@@ -67,13 +67,13 @@ def read(store: Store, pipelines: Iterable[str], source: Source) -> Listing:
             name, tags = record["name"], record["tags"]
             known = runs.get(name)
             if known or tags.get(STORE_TAG) == own_id:
-                run = known or _run(record, pipeline, source.resumable_s)
+                run = known or _run(record, pipeline, context.resumable_s)
                 uses = run.uses | _data_task(store, record["params"].get("data.source", ""))
                 emptied = not known and tags.get(EMPTIED_TAG) == "removed"
                 runs[name] = replace(run, uses=uses, compared=record["id"] in compared, emptied=emptied)
                 by_id[record["id"]] = runs[name]
-    releases = list(_releases(store, by_id, source)) if source.targets else []
-    claimed = frozenset(claims.claimed_tasks(store, source.claim_s)) | _data_tasks(store, pipelines)
+    releases = list(_releases(store, by_id, context)) if context.targets else []
+    claimed = frozenset(claims.claimed_tasks(store, context.claim_s)) | _data_tasks(store, pipelines)
     return Listing([*runs.values()], releases, entries.entries(store), claimed)
 
 
@@ -181,6 +181,7 @@ def _run(record: dict[str, Any], pipeline: str, resumable_s: float) -> Run:
 
 
 def _compared(records: list[dict[str, Any]]) -> set[str]:
+    """Return the ids of the runs that later runs are compared with; `records` are sorted, newest first."""
     newest: dict[str, str] = {}
     for record in records:
         for tag in COMPARED_TAGS:
@@ -197,17 +198,17 @@ def _data_task(store: Store, uri: str) -> frozenset[str]:
     return frozenset({"/".join(names[:2])}) if is_artifact else frozenset()
 
 
-def _releases(store: Store, records: Mapping[str, Run], source: Source) -> Iterator[Release]:
+def _releases(store: Store, records: Mapping[str, Run], context: Context) -> Iterator[Release]:
     """Yield all versions of all models.
 
     `records`: runs by the id of their record in MLflow; a version belongs to the pipeline of its run.
     """
-    claimed = claims.claimed_tasks(store, source.resumable_s, claims.RELEASES)
+    claimed = claims.claimed_tasks(store, context.resumable_s, claims.RELEASES)
     for model in _all("registered-models", "registered_models", {}):
         name, needed = model["name"], {alias["version"] for alias in model.get("aliases") or []}
         versions = list(_all("model-versions", "model_versions", {"filter": f"name = '{name}'"}))
-        if source.targets and any(version.get("run_id") in records for version in versions):
-            needed |= source.targets(name) | promotion.versions_in_use(store, name)
+        if context.targets and any(version.get("run_id") in records for version in versions):
+            needed |= context.targets(name) | promotion.versions_in_use(store, name)
         for version in versions:
             if tracking.URI in (tags := tracking.mapping(version.get("tags"))):
                 run, number = records.get(version.get("run_id", "")), version["version"]

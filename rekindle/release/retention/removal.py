@@ -48,20 +48,20 @@ def at_end(removal: Removal) -> Removal:
     return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
 
 
-def remove(store: Store, removal: Removal, host: Host, source: listing.Source) -> list[str]:
+def remove(store: Store, removal: Removal, host: Host, context: listing.Context) -> list[str]:
     """Remove releases, cache entries and runs; return the names of the removed runs.
 
     A run that became active, or whose artifacts another run has claimed since the decision, is kept.
     Raises StorageError, TrackingError.
     """
     for release in removal.releases:
-        _remove_release(store, release, source.resumable_s)
+        _remove_release(store, release, context.resumable_s)
     removed_names = []
     for item in removal.runs:
         with host.hold(item.run.name) as is_held:
             if is_held:
                 entries.remove(store, [entry for entry in removal.entries if entry.workflow == item.run.name])
-                claimed = claims.claimed_tasks(store, source.claim_s, item.run.name)  # also since the decision
+                claimed = claims.claimed_tasks(store, context.claim_s, item.run.name)  # also since the decision
                 if _remove_run(store, item, item.kept_tasks | claimed, host):
                     removed_names.append(item.run.name)
     if removal.entries:

@@ -44,7 +44,7 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
 
 
-def begin(store: Store, model: str, version: str) -> None:
+def count_from_now(store: Store, model: str, version: str) -> None:
     """Let the next check of a new champion count from now, without the copies that a shadow received.
 
     If the servers cannot be read, the next check counts from their start.

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rekindle.release.watch.scores import count_numbers
 
 REFERENCE = "reference.json"  # file in a report and in a release
-FEATURES = "rekindle_model_feature"  # metric of a server: histograms of the features
+FEATURE_METRIC = "rekindle_model_feature"  # metric of a server: histograms of the features
 
 
 def features(instances: Iterable[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Histograms of the numbers in predictions, for the canary and drift.
+"""Histograms of the numbers in predictions and instances, for the canary and drift.
 
-Each number in a prediction is an output with its own name (`probabilities.3`). True counts as 1; a text gives two
-numbers: its length, and a hash between 0 and 1. Only the first MAX_OUTPUTS outputs of a model are counted.
+Each number in a prediction is an output with its own name (`probabilities.3`), and each number in an instance a
+feature. True counts as 1; a text gives two numbers: its length, and a hash between 0 and 1. Only the first MAX_OUTPUTS
+outputs and the first MAX_OUTPUTS features of a model are counted.
 """
 
 from bisect import bisect_left
@@ -12,7 +13,7 @@ from zlib import crc32
 
 from prometheus_client.core import HistogramMetricFamily
 
-MAX_OUTPUTS = 16  # maximum number of outputs to count
+MAX_OUTPUTS = 16  # maximum number of outputs, and of features, to count
 SCORE_METRIC = "rekindle_model_score"
 # bounds for probabilities
 UNIT_EDGES = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]
@@ -31,11 +32,11 @@ EDGES = (
 MAX_NUMBER = 1e300  # larger numbers count as this number, since numbers in JSON are unlimited
 BUCKET_BOUNDS = (*(repr(edge) for edge in EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
-Counts = dict[str, list[int]]  # output → the count of each bucket
+Counts = dict[str, list[int]]  # output or feature → the count of each bucket
 
 
 def count_numbers(predictions: Iterable[Any]) -> Counts:
-    """Count the numbers of these predictions by output and bucket."""
+    """Count the numbers of these predictions or instances, by output or feature and bucket."""
     counts: Counts = {}
     for prediction in predictions:
         for output, number in numbers(prediction):
@@ -48,7 +49,7 @@ def count_numbers(predictions: Iterable[Any]) -> Counts:
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (name of the output, number) for each number in a prediction."""
+    """Yield (name of the output or feature, number) for each number in a prediction or instance."""
     match value:
         case bool() | int() | float():
             yield name or "prediction", float(max(-MAX_NUMBER, min(value, MAX_NUMBER)))
@@ -63,7 +64,7 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
                 yield from numbers(item, f"{name}.{index}".lstrip("."))
 
 
-class Scores:
+class Histograms:
     """A Prometheus histogram per output or feature of a server."""
 
     def __init__(
@@ -74,7 +75,7 @@ class Scores:
         self.counts: Counts = {}
 
     def add(self, counts: Counts) -> None:
-        """Add the counts of more predictions."""
+        """Add the counts of more predictions or instances."""
         for output, buckets in counts.items():
             if output in self.counts or len(self.counts) < MAX_OUTPUTS:
                 self.counts[output] = list(map(sum, zip(self.counts.get(output, ZERO_COUNTS), buckets, strict=True)))

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rekindle.errors import RekindleError, say
 from rekindle.release.client import resolve
-from rekindle.release.watch.reference import FEATURES
+from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 
 Buckets = dict[float, float]  # upper bound → number of values up to it (cumulative, as in Prometheus)
@@ -164,7 +164,7 @@ def parse_metrics(text: str) -> Answer:
                 version_stats.seconds[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{SCORE_METRIC}_bucket":
                 version_stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
-            elif sample.name == f"{FEATURES}_bucket":
+            elif sample.name == f"{FEATURE_METRIC}_bucket":
                 version_stats.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = (
                     sample.value
                 )

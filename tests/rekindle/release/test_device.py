@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.release.device import describe, place
+from rekindle.release.device import describe_numerics, place
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # an accelerator without memory
@@ -35,4 +35,4 @@ def test_the_outputs_of_a_model_return_to_the_cpu() -> None:
 
 
 def test_the_numerics_of_a_server_include_the_number_of_threads() -> None:
-    assert describe(CPU).endswith(f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}")
+    assert describe_numerics(CPU).endswith(f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}")

@@ -151,7 +151,9 @@ def test_a_rollback_is_recorded_decided_and_removed(s3: Store, name: str, versio
         promotion.decide_rollback(s3, name, rollback)
         assert champion(name) == first and promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
     assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", "its servers must be stopped"
-    assert not promotion.end_rollback(s3, name, rollback, decided=False), "a decided rollback cannot be cancelled"
+    assert not promotion.end_rollback(s3, name, rollback, even_if_decided=False), (
+        "a decided rollback cannot be cancelled"
+    )
     assert promotion.pending_rollback(s3, name)
     assert promotion.end_rollback(s3, name, rollback) and promotion.pending_rollback(s3, name) is None
     assert promotion.end_rollback(s3, name, rollback)
@@ -165,7 +167,10 @@ def test_a_rollback_that_is_not_decided_can_be_cancelled(s3: Store, name: str, v
     for other in (replace(rollback, version=versions[2]), replace(rollback, champion=versions[2])):
         assert promotion.end_rollback(s3, name, other)
         assert promotion.pending_rollback(s3, name) == rollback, "it belongs to another command"
-    assert promotion.end_rollback(s3, name, rollback, decided=False) and promotion.pending_rollback(s3, name) is None
+    assert (
+        promotion.end_rollback(s3, name, rollback, even_if_decided=False)
+        and promotion.pending_rollback(s3, name) is None
+    )
     assert champion(name) == versions[1]
 
 
@@ -216,18 +221,18 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(s3: Store, name: str, v
 
 def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
     first, second, third = versions
-    assert promotion.superseded(name, first, "", "cards-1")
-    assert not promotion.superseded(name, first, second, "cards-1"), "it was compared with the champion"
-    assert not promotion.superseded(name, second, first, "cards-2"), "it is the champion"
-    assert not promotion.superseded(name, third, first, "cards-3"), "it was never promoted"
-    assert not promotion.superseded(name, first, "", "cards-9"), "this Deployment was never promoted"
+    assert promotion.is_superseded(name, first, "", "cards-1")
+    assert not promotion.is_superseded(name, first, second, "cards-1"), "it was compared with the champion"
+    assert not promotion.is_superseded(name, second, first, "cards-2"), "it is the champion"
+    assert not promotion.is_superseded(name, third, first, "cards-3"), "it was never promoted"
+    assert not promotion.is_superseded(name, first, "", "cards-9"), "this Deployment was never promoted"
     assert promotion.promote(s3, name, first, "", "cards-1") == "" and champion(name) == second
     promotion.promote(s3, name, third, second, "cards-3", "run-3")
     promotion.promote(s3, name, second, third, "cards-2", "run-2")
-    assert promotion.superseded(name, third, first, "cards-3", "run-3")
-    assert promotion.superseded(name, third, second, "cards-3", "run-3"), "its promotion was rolled back"
-    assert not promotion.superseded(name, third, first, "cards-3", "run-4"), "another run promoted it"
-    assert promotion.superseded("unknown", first, "", "cards-1") is False
+    assert promotion.is_superseded(name, third, first, "cards-3", "run-3")
+    assert promotion.is_superseded(name, third, second, "cards-3", "run-3"), "its promotion was rolled back"
+    assert not promotion.is_superseded(name, third, first, "cards-3", "run-4"), "another run promoted it"
+    assert promotion.is_superseded("unknown", first, "", "cards-1") is False
 
 
 def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(

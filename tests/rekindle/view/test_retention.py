@@ -431,7 +431,7 @@ def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_al
     key = f"{folder}/{runs.pipeline}/train/file"
     runs.store.put(key, b"1")
     item = RunRemoval(Run(folder, runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
-    removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), listing.Source({}, 0, 0, None))
+    removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), listing.Context({}, 0, 0, None))
     assert runs.store.get(key) == b"1"
     runs.store.delete([key])
 

@@ -16,7 +16,7 @@ import torch
 
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation, Gate
-from rekindle.release import judge
+from rekindle.release import evaluation
 from rekindle.release.validation import parse as parse_request
 from steps import fraud
 from steps.fraud import protocol
@@ -37,7 +37,7 @@ DELAY = 7
 
 
 def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate) -> Evaluation:
-    return judge.evaluate(fraud, candidate, champion, dataset, report, gate)
+    return evaluation.evaluate(fraud, candidate, champion, dataset, report, gate)
 
 
 def test_compromised_cards_are_left_out_day_by_day(small_dataset: Path):

@@ -13,7 +13,7 @@ import pytest
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
-from rekindle.release.judge import evaluate
+from rekindle.release.evaluation import evaluate
 from rekindle.release.validation import parse
 from rekindle.serving.worker import answer_batch
 from steps import fraud

@@ -15,7 +15,7 @@ from rekindle import tracking
 from rekindle.errors import DataError
 from rekindle.release import promotion
 from rekindle.release.client import ModelClient
-from rekindle.release.watch.drift import begin
+from rekindle.release.watch.drift import count_from_now
 from rekindle.release.watch.reference import record_reference
 from rekindle.storage import Store
 from steps.monitoring import drift, notify
@@ -86,7 +86,7 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(model: Any
     client.predict({"instances": ids(300, 100, 199)})
     assert "0 instances" in check_drift(model).reason
     model.server.predict(*ids(300, 100, 199))  # copies of requests, as for a shadow
-    begin(s3, model.name, about["version"])
+    count_from_now(s3, model.name, about["version"])
     model.server.predict(*ids(250))
     outcome = check_drift(model)
     assert (outcome.verdict, outcome.reason.split()[0]) == ("steady", "250")

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rekindle.release.watch.scores import EDGES, MAX_OUTPUTS, Scores, count_numbers, numbers
+from rekindle.release.watch.scores import EDGES, MAX_OUTPUTS, Histograms, count_numbers, numbers
 
 
 def test_numbers_are_counted_in_predictions_of_every_form() -> None:
@@ -19,7 +19,7 @@ def test_numbers_are_counted_in_predictions_of_every_form() -> None:
 
 def test_prometheus_reads_a_complete_histogram() -> None:
     assert list(EDGES) == sorted(set(EDGES))
-    scores, registry = Scores(), CollectorRegistry()
+    scores, registry = Histograms(), CollectorRegistry()
     scores.version = "3"
     registry.register(scores)
     scores.add(count_numbers([0.004, 0.3, 5.0]))

@@ -37,7 +37,7 @@ def run(home: Path, config: Path, **rivalry: float) -> tuple[int, dict[str, Any]
     return done.returncode, json.loads(done.stdout)
 
 
-def test_the_last_judgement_decides_about_the_promotion(tmp_path: Path, s3: Store, mlflow_server: str) -> None:
+def test_the_last_evaluation_decides_about_the_promotion(tmp_path: Path, s3: Store, mlflow_server: str) -> None:
     name, config, cluster = f"rivals-{uuid.uuid4().hex[:6]}", tmp_path / "rivals.yaml", LocalCluster(tmp_path / "home")
     config.write_text(CONFIG.format(name=name, port=free_port()))
     deployments = cluster.kinds.controllers(cluster, cluster.home / "run")["Deployment"]

@@ -16,8 +16,8 @@ from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.compare import read_numerics, read_predictions
+from rekindle.release.evaluation import evaluate, exclude_seen, read_examples
 from rekindle.release.examples import Examples
-from rekindle.release.judge import evaluate, exclude_seen, read_examples
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.workload import Example, dataset_facts, prepare
 from tests.rekindle.release import lines
@@ -40,7 +40,7 @@ def write_model(folder: Path, slope: float, dataset: Path | None = None) -> Path
     return folder
 
 
-def judge(candidate: Path, champion: Path | None, dataset: Path, report: Path, workload: Any = lines) -> Any:
+def run_evaluation(candidate: Path, champion: Path | None, dataset: Path, report: Path, workload: Any = lines) -> Any:
     return evaluate(workload, candidate, champion, dataset, report, Gate(resamples=100))
 
 
@@ -61,11 +61,11 @@ def only_unseen(examples: Any) -> Any:
 
 def test_candidate_champion_and_baseline_are_evaluated_on_the_same_rows(dataset: Path, tmp_path: Path) -> None:
     good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
-    judged = judge(good, bad, dataset, tmp_path / "report")
-    assert judged.rows == 20
-    assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
-    assert judged.metrics["champion"]["rmse"] > judged.metrics["baseline"]["rmse"] / 2 > 1
-    assert judged.difference.high < 0, "lower is better: the candidate's error is surely the smaller one"
+    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    assert evaluation.rows == 20
+    assert evaluation.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
+    assert evaluation.metrics["champion"]["rmse"] > evaluation.metrics["baseline"]["rmse"] / 2 > 1
+    assert evaluation.difference.high < 0, "lower is better: the candidate's error is surely the smaller one"
     replayed = replayed_rows(tmp_path / "report")
     assert len(replayed) == 20
     assert replayed[3][1] == pytest.approx(2 * replayed[3][0]["x"])
@@ -74,9 +74,9 @@ def test_candidate_champion_and_baseline_are_evaluated_on_the_same_rows(dataset:
 def test_a_champion_of_another_shape_is_reported_as_incomparable(dataset: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", 1.0, dataset)
     save_file({"another": torch.zeros(3)}, other / "model.safetensors")
-    judged = judge(write_model(tmp_path / "good", 2.0), other, dataset, tmp_path / "report")
-    assert judged.difference is None
-    assert "does not contain a model of" in judged.incomparable
+    evaluation = run_evaluation(write_model(tmp_path / "good", 2.0), other, dataset, tmp_path / "report")
+    assert evaluation.difference is None
+    assert "does not contain a model of" in evaluation.incomparable
 
 
 @pytest.mark.parametrize(("until", "rows"), [(-1, 20), (4, 15), (99, 20)])
@@ -87,29 +87,29 @@ def test_rows_that_the_champion_was_trained_on_are_excluded(
     record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": until}}
     (champion / "dataset.json").write_text(json.dumps(record))
     candidate = write_model(tmp_path / "good", 2.0)
-    judged = judge(candidate, champion, dataset, tmp_path / "report")
-    assert (judged.rows, judged.warnings) == (
+    evaluation = run_evaluation(candidate, champion, dataset, tmp_path / "report")
+    assert (evaluation.rows, evaluation.warnings) == (
         20,
         ["the champion was trained on other data, and may have seen some of the test rows"],
     )
     monkeypatch.setattr(lines, "examples", only_unseen(lines.examples))
-    judged = judge(candidate, champion, dataset, tmp_path / "report")
-    assert judged.rows == rows
+    evaluation = run_evaluation(candidate, champion, dataset, tmp_path / "report")
+    assert evaluation.rows == rows
     warnings = ["5 of 20 test rows are excluded: the champion was trained on them"]
-    assert judged.warnings == (warnings if rows == 15 else [])
-    assert judged.incomparable == ("it was trained on all 20 test rows." if until == 99 else "")
+    assert evaluation.warnings == (warnings if rows == 15 else [])
+    assert evaluation.incomparable == ("it was trained on all 20 test rows." if until == 99 else "")
 
 
 def test_a_dataset_without_test_rows_is_rejected(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text("[]")
     with pytest.raises(DataError, match="does not contain test examples"):
-        judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 def test_the_error_of_an_invalid_example_has_its_row(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text('[[1.0, 2.0], ["high", 2.0]]')
     with pytest.raises(DataError, match=r"test row 1, which is not a valid instance: x is 'high'"):
-        judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 @pytest.mark.parametrize(
@@ -152,20 +152,20 @@ def test_a_mistake_in_the_workload_is_reported_and_not_retried(
 ) -> None:
     monkeypatch.setattr(lines, name, function)
     with pytest.raises((CodeError, DataError), match=words.replace("FILE", re.escape(__file__))):
-        judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 class Short(Examples):
     """Returns too few predictions."""
 
-    def score(self, model: Path, origin: Path) -> list[float]:
+    def score(self, model: Path, dataset: Path) -> list[float]:
         return [1.0]
 
 
 class Unreported(Examples):
     """Fails while writing the report."""
 
-    def score(self, model: Path, origin: Path) -> list[float]:
+    def score(self, model: Path, dataset: Path) -> list[float]:
         return [1.0, 2.0]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
@@ -193,9 +193,11 @@ def test_a_custom_predictor_is_evaluated_with_the_state_of_each_dataset(
     for folder, shift in ((dataset, "0.5"), (write_model(tmp_path / "champion", 2.0, dataset), "3")):
         (folder / "state").mkdir()
         (folder / "state/shift").write_text(shift)
-    judged = judge(write_model(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report")
-    assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.5)}
-    assert judged.metrics["champion"] == {"rmse": pytest.approx(3)}
+    evaluation = run_evaluation(
+        write_model(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report"
+    )
+    assert evaluation.metrics["candidate"] == {"rmse": pytest.approx(0.5)}
+    assert evaluation.metrics["champion"] == {"rmse": pytest.approx(3)}
     assert [prediction - 2 * instance["x"] for instance, prediction in replayed_rows(tmp_path / "report")] == [0.5] * 20
 
 
@@ -216,8 +218,8 @@ def test_the_difference_of_the_first_metric_is_resampled_by_group(
 
     monkeypatch.setattr(lines, "predict", labels)
     good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
-    judged = judge(good, bad, dataset, tmp_path / "report")
-    assert judged.metrics == {
+    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    assert evaluation.metrics == {
         "candidate": {"accuracy": 1.0, "error": 1.0},
         "champion": {"accuracy": 0.55, "error": 1.0},
     }
@@ -225,9 +227,9 @@ def test_the_difference_of_the_first_metric_is_resampled_by_group(
     mean, low, high = paired_bootstrap(
         lambda drawn: 1.0 - float(right[drawn].mean()), 20, [row[2] for row in rows], resamples=100
     )
-    assert (judged.difference.metric, judged.difference.mean) == ("accuracy", pytest.approx(mean))
-    assert (judged.difference.low, judged.difference.high) == pytest.approx((low, high))
-    assert judged.incomparable == "" and judged.warnings == []
+    assert (evaluation.difference.metric, evaluation.difference.mean) == ("accuracy", pytest.approx(mean))
+    assert (evaluation.difference.low, evaluation.difference.high) == pytest.approx((low, high))
+    assert evaluation.incomparable == "" and evaluation.warnings == []
 
 
 def test_excluded_rows_are_excluded_from_all_columns(
@@ -259,13 +261,13 @@ def test_examples_may_give_the_reason_why_a_champion_cannot_be_compared(
         return original(path)
 
     monkeypatch.setattr(lines, "examples", refuse)
-    judged = judge(write_model(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report")
-    assert (judged.rows, judged.incomparable, judged.warnings) == (20, "it knows the rows up to 9.", [])
-    assert set(judged.metrics) == {"candidate", "baseline"}
+    evaluation = run_evaluation(write_model(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report")
+    assert (evaluation.rows, evaluation.incomparable, evaluation.warnings) == (20, "it knows the rows up to 9.", [])
+    assert set(evaluation.metrics) == {"candidate", "baseline"}
 
 
 def test_the_report_has_histograms_of_instances_and_predictions(dataset: Path, tmp_path: Path) -> None:
-    judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
     reference = json.loads((tmp_path / "report" / REFERENCE).read_text())
     assert reference["rows"] == sum(reference["scores"]["prediction"]) == sum(reference["features"]["x"]) == 20
     assert reference["scores"]["prediction"] != reference["features"]["x"]
@@ -274,7 +276,7 @@ def test_the_report_has_histograms_of_instances_and_predictions(dataset: Path, t
 def test_the_report_has_a_thousand_rows_for_the_replay(dataset: Path, tmp_path: Path) -> None:
     rows = [[float(x), 2.0 * x] for x in range(1200)]
     (dataset / "test.json").write_text(json.dumps(rows))
-    judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
     replayed = replayed_rows(tmp_path / "report")
     values = [instance["x"] for instance, _ in replayed]
     assert len(values) == 1000 and values == sorted(set(values)) and values != list(range(1000))
@@ -318,10 +320,10 @@ def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows[::-1]))
     monkeypatch.setattr(lines, "metrics", (Metric("mse", mean_of_squares, better="lower", weighted=weighted),))
     good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
-    judged = judge(good, bad, dataset, tmp_path / "report")
+    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
     first, second = np.mean(np.square(np.arange(15))), np.mean(np.square(np.arange(15, 20)))
-    assert [(part["name"], part["rows"]) for part in judged.parts] == [("2024-05-13", 15), ("2024-05-20", 5)]
-    assert [part["champion"]["mse"] for part in judged.parts] == pytest.approx([first, second])
-    assert judged.metrics["champion"]["mse"] == pytest.approx((first + second) / 2)
-    assert judged.difference.mean == pytest.approx(-(first + second) / 2)
-    assert -380 < judged.difference.low < judged.difference.mean < judged.difference.high < -100
+    assert [(part["name"], part["rows"]) for part in evaluation.parts] == [("2024-05-13", 15), ("2024-05-20", 5)]
+    assert [part["champion"]["mse"] for part in evaluation.parts] == pytest.approx([first, second])
+    assert evaluation.metrics["champion"]["mse"] == pytest.approx((first + second) / 2)
+    assert evaluation.difference.mean == pytest.approx(-(first + second) / 2)
+    assert -380 < evaluation.difference.low < evaluation.difference.mean < evaluation.difference.high < -100

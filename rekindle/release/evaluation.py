@@ -64,7 +64,7 @@ def evaluate(
     }
     named_parts = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
     differences = {
-        name: compare(workload.metrics[0], arrays["candidate"], arrays[name], truths, parts, examples, gate)
+        name: compute_difference(workload.metrics[0], arrays["candidate"], arrays[name], truths, parts, examples, gate)
         for name in other_predictions
     }
     warnings = examples.warnings + warnings
@@ -116,10 +116,10 @@ def exclude_seen(
     return unseen_examples, [warning], ""
 
 
-def score(examples: Examples, model: Path, origin: Path) -> Any:
+def score(examples: Examples, model: Path, dataset: Path) -> Any:
     """Return a model's predictions, one per example. Raises DataError or CodeError."""
     with convert_errors("`predict` failed on the test rows"):
-        predictions = examples.score(model, origin)
+        predictions = examples.score(model, dataset)
     if len(predictions) != len(examples):
         raise DataError(f"`score` returned {len(predictions)} predictions for {len(examples)} test rows.")
     return predictions
@@ -179,7 +179,7 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
         return float(metric.function(predictions, truths))
 
 
-def compare(
+def compute_difference(
     metric: Metric,
     candidate_predictions: Any,
     other_predictions: Any,
