@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.common.processes import python
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
-from rekindle.cache.key import content_or_empty
+from rekindle.cache.key import data_digest_or_empty
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
@@ -171,7 +171,7 @@ class Data:
 
 def _digest(place: str) -> str:
     try:
-        return content_or_empty(place)
+        return data_digest_or_empty(place)
     except RekindleError:  # a bucket is missing, or the object store is unavailable
         return ""
 

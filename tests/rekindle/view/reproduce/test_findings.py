@@ -60,7 +60,7 @@ def make_origin(repository: Path) -> Callable[..., Origin]:
         folder = repository / "shop"
         source = str(changes.pop("source", folder / "data/sales.csv"))
         facts = {"git_sha": git(repository, "rev-parse", "HEAD").strip(), "lock_hash": provenance.lock_hash(folder)}
-        facts |= {"source_digest": key.content(source)} | changes.pop("provenance", {})
+        facts |= {"source_digest": key.data_digest(source)} | changes.pop("provenance", {})
         run = {"python": platform.python_version(), "packages": code.packages(), "modules": ["steps.shop"]}
         run |= {"code": code.digests(["steps.shop"], [str(folder)]), "created": "2026-11-02T03:00:00Z"}
         run |= {"parameters": {"config": json.dumps({"data": {"source": source}})}} | changes.pop("run", {})
@@ -136,7 +136,7 @@ def test_changed_data_is_an_error_with_both_digests(
     wanted = origin.provenance["source_digest"]
     raw.write_text("1,2\n3,5\n")
     [finding] = Data(origin, "", tmp_path).findings()
-    assert finding.fatal and wanted in finding.text and key.content(str(raw)) in finding.text
+    assert finding.fatal and wanted in finding.text and key.data_digest(str(raw)) in finding.text
     raw.unlink()
     [finding] = Data(origin, "", tmp_path).findings()
     assert finding.fatal and "does not exist" in finding.text and wanted in finding.text
@@ -181,7 +181,7 @@ def test_data_that_steps_cannot_access_is_an_error(
 ) -> None:
     data = tmp_path / "sales.csv"
     data.write_text("1,2\n")
-    origin = make_origin(provenance={"source_digest": key.content(str(data))})
+    origin = make_origin(provenance={"source_digest": key.data_digest(str(data))})
     monkeypatch.setattr(findings, "POD_PRIVATE", tmp_path)
     [finding] = Data(origin, str(data), tmp_path / "checkout").findings()
     assert finding.fatal and "each step has its own /tmp" in finding.text
