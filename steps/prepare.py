@@ -46,7 +46,7 @@ class Inputs(StepInputs):
     )
     manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
     cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs are reused, by task")
-    backfill: str = Field("", description="if not empty, this is the run of a past week, which always trains")
+    backfill: str = Field("", description="if not empty, this is the run of a backfill, which always trains")
     skip: bool = Field(
         False, description="train nothing in a scheduled run whose source, code and config did not change"
     )

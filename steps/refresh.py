@@ -30,7 +30,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep for a past week")
+    verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep in a backfill")
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version of the champion")
     model_sha256: str = Field(description="sha256 of the champion's weights")

@@ -1,4 +1,4 @@
-"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, no command prints a cost.
+"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of runs is unknown.
 
     prices = Prices.load(project.root())        # None without the file
     pod = pods.of_template(template)
