@@ -3,6 +3,8 @@
 rekindle step steps.champion --name=demo --output model_uri=uri.txt
 """
 
+from typing import Any
+
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
@@ -13,6 +15,9 @@ class Inputs(StepInputs):
     server: str = Field(
         default="", description="Deployment; the step logs a message if another Deployment serves the champion"
     )
+    deployments: list[dict[str, Any]] = Field(
+        default=[], description="fields `server` and `replicas` of Deployments, to compute the output `replicas`"
+    )
 
 
 class Outputs(StepOutputs):
@@ -20,6 +25,7 @@ class Outputs(StepOutputs):
     version: str = Field(description="version of the champion")
     sha256: str = Field(description="sha256 of the champion's weights")
     deployment: str = Field(description="Deployment that serves the champion")
+    replicas: int = Field(description="most pods that one of `deployments` has, without `server`; 0 if there is none")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -37,5 +43,11 @@ def run(inputs: Inputs) -> Outputs:
         )
     if not inputs.server:
         claims.claim(Store.from_env(), [champion.uri.rstrip("/")])
-    facts = {"version": champion.version, "sha256": champion.sha256, "deployment": champion.deployment}
-    return Outputs(model_uri=champion.uri, **facts)
+    others = [item for item in inputs.deployments if item["server"] != inputs.server]
+    return Outputs(
+        model_uri=champion.uri,
+        version=champion.version,
+        sha256=champion.sha256,
+        deployment=champion.deployment,
+        replicas=max((int(item["replicas"] or 0) for item in others), default=0),
+    )

@@ -71,7 +71,9 @@ class Outputs(StepOutputs):
     former: str = Field(
         description="Deployment of the previous (or still current) champion; empty if no champion existed"
     )
-    retained: list[str] = Field(description="Deployments of the releases to keep, including this one")
+    running: list[str] = Field(
+        description="Deployments that may have pods: of the releases to keep, including this one, and replaced servers"
+    )
     expired: list[str] = Field(
         description="Deployments of older releases, and replaced servers of this version, to be deleted"
     )
@@ -103,7 +105,7 @@ def run(inputs: Inputs) -> Outputs:
             endpoint=endpoint,
             promoted=True,
             former="",
-            retained=[inputs.deployment],
+            running=[inputs.deployment],
             expired=[],
         )
     client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
@@ -129,7 +131,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if requested. Return the result, and the previous, retained and expired Deployments.
+    """Promote the version if requested. Return the result, and the previous, running and expired Deployments.
 
     Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """
@@ -157,7 +159,7 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     return {
         "promoted": promoted,
         "former": former,
-        "retained": promotion.retained_deployments(*kept) if promoted else [inputs.deployment],
+        "running": promotion.running_deployments(*kept, former) if promoted else [inputs.deployment],
         "expired": promotion.expired_deployments(*kept, former) if promoted else [],
     }
 

@@ -143,13 +143,13 @@ def expired_deployments(name: str, version: str, keep: int, previous: str = "") 
     `previous`: Deployment of the previous champion, which expires if new servers of the same version replace it.
     """
     releases = tracking.promoted_releases(name)
-    replaced_deployments = [previous] if previous and previous not in {r.deployment for r in releases} else []
-    return replaced_deployments + _expired(releases, version, keep)
+    return _replaced(releases, previous) + _expired(releases, version, keep)
 
 
-def retained_deployments(name: str, version: str, keep: int) -> list[str]:
-    """Return the Deployments of all kept releases, including `version`."""
-    return _retained(tracking.promoted_releases(name), version, keep)
+def running_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
+    """Return the Deployments that may have pods: of all kept releases, including `version`, and a replaced one."""
+    releases = tracking.promoted_releases(name)
+    return _replaced(releases, previous) + _retained(releases, version, keep)
 
 
 def retained_versions(name: str) -> set[str]:
@@ -169,6 +169,10 @@ def _expired(releases: list[tracking.Release], version: str, keep: int) -> list[
         *(release.deployment for release in releases if int(release.version) >= int(version)),
     }
     return [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
+
+
+def _replaced(releases: list[tracking.Release], previous: str) -> list[str]:
+    return [previous] if previous and previous not in {release.deployment for release in releases} else []
 
 
 def _retained(releases: list[tracking.Release], version: str, keep: int) -> list[str]:

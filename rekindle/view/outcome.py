@@ -20,7 +20,7 @@ VERDICTS = {
     "release": "released",
     "keep": "not released",
     "same": "nothing to release: this model is already serving",
-    "taken back": "its canary did worse, so the previous version keeps serving",
+    "taken back": "its canary was ended, so the previous version keeps serving",
 }
 
 

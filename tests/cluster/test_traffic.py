@@ -24,6 +24,7 @@ from tests.waiting import until
 
 NAME, LABEL = "digits", "app.kubernetes.io/name=digits"  # the requests name this model
 RATE, SERVERS = float(os.environ.get("REKINDLE_TEST_RATE", "30")), 2
+PEAK_SERVERS = 3  # as an autoscaler might set it during the test; each release keeps this number
 SETTINGS = [
     f"name={NAME}",
     "workload=benchmarks.workloads.faulty",
@@ -66,6 +67,7 @@ class Model:
 
     namespace: Namespace
     load: Traffic
+    servers: int = SERVERS
 
     def pods(self) -> list[Object]:
         return self.namespace.kube.items("pods", LABEL)
@@ -78,7 +80,7 @@ class Model:
             if "deletionTimestamp" not in pod["metadata"]
             and any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
         ]
-        return len(ready) == len(self.pods()) == SERVERS
+        return len(ready) == len(self.pods()) == self.servers
 
     @contextmanager
     def change(self, name: str) -> Iterator[Change]:
@@ -110,7 +112,11 @@ def model(namespace: Namespace) -> Iterator[Model]:
         yield Model(namespace, load)
 
 
-def test_a_release_loses_no_request(model: Model):
+def test_a_release_loses_no_request_and_keeps_the_number_of_pods(model: Model):
+    service = model.namespace.kube.get("service", NAME)
+    assert service
+    model.namespace.kube.scale(service["spec"]["selector"]["app.kubernetes.io/instance"], PEAK_SERVERS)
+    model.servers = PEAK_SERVERS
     with model.change("release") as change:
         run = train(model.namespace, 2)
         assert run.outputs()["verdict"] == "release", run.describe()

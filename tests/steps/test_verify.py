@@ -294,7 +294,7 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     again = changed.model_copy(update={"repetitions": 1})
     for inputs in (again, again.model_copy(update={"champion": "2", "canary": "champion changed"})):
         outputs = verify.record(inputs, compared)
-        assert outputs == {"promoted": False, "former": f"{name}-2", "retained": [f"{name}-3"], "expired": []}
+        assert outputs == {"promoted": False, "former": f"{name}-2", "running": [f"{name}-3"], "expired": []}
     with pytest.raises(promotion.ChampionChanged, match=r"was compared with version 1, but by now .* version 2"):
         verify.record(changed, compared)
     assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)

@@ -36,7 +36,7 @@ from rekindle.release.config import CHAMPION_CHANGED, PASSED, PORT, ServeConfig
 from rekindle.step import load
 
 OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
-RESULTS = ("promoted", "max_difference", "replayed", "former", "retained", "expired")  # outputs of the block `verify`
+RESULTS = ("promoted", "max_difference", "replayed", "former", "running", "expired")  # outputs of the block `verify`
 MAX_REPETITIONS = 5  # maximum number of repeated evaluations, because the champion has changed again
 
 
@@ -247,7 +247,7 @@ def _switch(pipeline: Pipeline, model: str, serve: Any, server: str, deployed: B
     """Add the tasks after a promotion: switch traffic, scale old servers to zero, delete expired and failed servers."""
     champion = pipeline.container("steps.champion", "champion", False)
     template = switch(pipeline.template_name, champion, model, serve)
-    values = {"server": server, "retained": promotion.outputs.retained}
+    values = {"server": server, "running": promotion.outputs.running}
     switch_task = pipeline.add(pipeline.name("", "switch"), template, values, after=[promotion.name])
     if serve.canary:
         _unshare(pipeline, model, serve, server, [switch_task.name])

@@ -8,13 +8,13 @@ it was read. If an object has changed, all tasks are repeated.
 from collections.abc import Callable
 from typing import Any
 
-from hera.workflows import DAG, Container, Parameter, Resource, Task
+from hera.workflows import DAG, Container, Parameter, Resource, RetryStrategy, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
 from rekindle.blocks.resource import apply, number, render, text
 from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.deployment import disruption_budget
+from rekindle.blocks.serving.deployment import STARTUP_SECONDS, disruption_budget
 from rekindle.blocks.serving.route import route
 from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
@@ -22,12 +22,14 @@ from rekindle.release.config import ServeConfig
 SERVER, VERSION = text("server"), text("version")
 SERVES_CHAMPION = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
 HAS_PODS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # the earlier Deployment exists and has pods
+REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
 
 
 def switch(unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
     """Return a DAG that switches clients to the Deployment `server` if `server` serves the champion.
 
-    The DAG scales the Deployments in its input `retained` to zero. `unique_name` returns unique template names, and
+    If the autoscaler has given an earlier Deployment more pods than `min_replicas`, `server` first gets as many pods.
+    The DAG scales the Deployments in its input `running` to zero. `unique_name` returns unique template names, and
     `champion` is the template of steps.champion. The output `deployment` is the Deployment that serves the champion.
     """
     deployment_fields = {
@@ -39,20 +41,9 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
         unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
     )
     earlier_template = _read_template(unique_name("earlier"), "deployment", SERVER, deployment_fields, ["server"])
-    manifest = service(model, serve.port, SERVER)
-    manifest["metadata"] |= {"resourceVersion": VERSION}
-    templates = {
-        "service": apply(unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)),
-        "autoscaler": apply(
-            unique_name("autoscaler"), autoscaler(model, serve, SERVER), inputs=("server",), retry=retries(2)
-        ),
-        "disruption-budget": apply(unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)),
-    }
-    # the HTTPRoute of a canary is applied before and after the switch
-    if (public := route(model, serve)) and not (serve.canary and serve.canary.gateway):
-        templates["route"] = apply(unique_name("route"), public, retry=retries(2))
+    templates = _apply_templates(unique_name, model, serve)
     outputs = [_output("deployment", parameter="{{tasks.champion.outputs.parameters.deployment}}")]
-    inputs = [Parameter(name="server"), Parameter(name="retained")]
+    inputs = [Parameter(name="server"), Parameter(name="running")]
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     with DAG(name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
         Task(name="service-version", template=service_version)
@@ -60,16 +51,25 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
             name="earlier",
             template=earlier_template,
             arguments={"server": "{{item}}"},
-            with_param="{{inputs.parameters.retained}}",
+            with_param="{{inputs.parameters.running}}",
         )
-        values = {"name": model, "server": SERVER}
+        values = {"name": model, "server": SERVER, "deployments": "{{tasks.earlier.outputs.parameters}}"}
         Task(name="champion", template=champion, arguments=values, depends="service-version && earlier")
-        Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends="champion")
+        Task(
+            name="scale",
+            template=_scale_template(unique_name("scale")),
+            arguments={"server": SERVER, "replicas": f"{{{{{REPLICAS}}}}}"},
+            when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve.min_replicas}}}}}",
+            depends="champion",
+        )
+        # without capacity for all pods, the traffic moves to those that are ready, and the earlier pods make room
+        scaled = "scale || scale.Failed || scale.Errored"
+        Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends=scaled)
         Task(name="autoscaler", template=templates["autoscaler"], arguments={"server": SERVER}, depends="service")
         Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
         if "route" in templates:
             Task(name="route", template=templates["route"], depends="service")
-        for task in dag.tasks[3:]:
+        for task in dag.tasks[4:]:
             task.when = SERVES_CHAMPION  # pyright: ignore[reportAttributeAccessIssue]
         Task(
             name="retire",
@@ -82,6 +82,23 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
     return dag
 
 
+def _apply_templates(unique_name: Callable[[str], str], model: str, serve: ServeConfig) -> dict[str, Resource]:
+    """Return the templates that apply the model's objects, by task."""
+    manifest = service(model, serve.port, SERVER)
+    manifest["metadata"] |= {"resourceVersion": VERSION}
+    templates = {
+        "service": apply(unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)),
+        "autoscaler": apply(
+            unique_name("autoscaler"), autoscaler(model, serve, SERVER), inputs=("server",), retry=retries(2)
+        ),
+        "disruption-budget": apply(unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)),
+    }
+    # the HTTPRoute of a canary is applied before and after the switch
+    if (public := route(model, serve)) and not (serve.canary and serve.canary.gateway):
+        templates["route"] = apply(unique_name("route"), public, retry=retries(2))
+    return templates
+
+
 def _read_template(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
     """Return the template that reads fields of an object; the fields are empty if the object does not exist."""
     return Resource(
@@ -91,6 +108,21 @@ def _read_template(name: str, kind: str, obj: str, paths: dict[str, str], inputs
         inputs=[Parameter(name=field) for field in inputs or []],
         outputs=[_output(field, json_path=path) for field, path in paths.items()],
         retry_strategy=retries(2),
+    )
+
+
+def _scale_template(name: str) -> Resource:
+    """Return the template that gives a Deployment a number of pods, and waits until they are ready."""
+    return Resource(
+        name=name,
+        action="patch",
+        merge_strategy="merge",
+        flags=["deployment", SERVER],
+        manifest=render({"spec": {"replicas": number("replicas")}}),
+        success_condition=f"status.readyReplicas == {text('replicas')}",
+        inputs=[Parameter(name="server"), Parameter(name="replicas")],
+        retry_strategy=RetryStrategy(limit=1, retry_policy="OnError"),
+        active_deadline_seconds=STARTUP_SECONDS,
     )
 
 

@@ -247,9 +247,10 @@ def test_a_release_retains_the_newest_deployments(s3: Store, name: str, versions
     _, second, third = versions
     promotion.promote(s3, name, third, second, "cards-2")  # with the Deployment of the second
     assert promotion.expired_deployments(name, third, keep=1) == ["cards-1"]
-    assert promotion.retained_deployments(name, third, keep=1) == ["cards-2"]
+    assert promotion.running_deployments(name, third, keep=1) == ["cards-2"]
     assert promotion.expired_deployments(name, third, keep=2) == []
-    assert promotion.retained_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
+    assert promotion.running_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
+    assert promotion.running_deployments(name, second, 1, previous="cards-9") == ["cards-9", "cards-1", "cards-2"]
 
 
 def test_a_write_succeeds_although_its_answer_was_lost(s3: Store, name: str) -> None:

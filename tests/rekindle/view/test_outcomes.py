@@ -31,7 +31,7 @@ OUTPUTS = {
     "promoted": "true",
     "unchanged": "",
     "former": PREVIOUS,
-    "retained": json.dumps([PREVIOUS]),
+    "running": json.dumps([PREVIOUS]),
     "expired": "[]",
     "generation": "3",
     "replicas": "2",
@@ -229,11 +229,23 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
     assert run.node("decide.ship.take-back")["phase"] == "Succeeded" and "service" not in run.started
 
 
-@pytest.mark.parametrize("previous", [{"retained": '[""]'}, {"server": ""}, {"replicas": "0"}])
+@pytest.mark.parametrize("previous", [{"running": '[""]'}, {"server": ""}, {"replicas": "0"}])
 def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
     """A first model, a previous model that was deleted by hand, and a previous model that is scaled to zero."""
     run = Run(lambda name, n: None, **previous)
     assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started
+
+
+def test_the_new_servers_get_as_many_pods_as_the_autoscaler_gave_the_earlier_ones_before_they_get_requests() -> None:
+    run = Run(lambda name, n: None, replicas="5")
+    assert run.phase == "Succeeded" and run.inputs("scale")[0]["replicas"] == "5"
+    assert run.started.index("scale") < run.started.index("service")
+
+
+def test_without_capacity_for_as_many_pods_the_traffic_moves_to_those_that_are_ready() -> None:
+    run = Run(lambda name, n: "job failed" if name == "scale" else None, replicas="5")
+    assert run.phase == "Succeeded" and run.started.count("scale") == 1
+    assert run.started.index("scale") < run.started.index("service") < run.started.index("retire")
 
 
 def test_a_run_whose_model_is_no_longer_champion_switches_no_traffic_and_removes_no_pods() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle import tracking
+from rekindle.local.objects import LocalObjects
 from rekindle.storage import Store
 from tests.rekindle.serving.interrupted import releases, rollbacks
 from tests.rekindle.serving.interrupted.disturbance import Moment
@@ -50,17 +51,20 @@ def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_relea
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_new_servers_of_the_same_model_replace_its_old_servers(project: releases.Project) -> None:
+def test_new_servers_of_the_same_model_replace_its_old_servers_with_as_many_pods(project: releases.Project) -> None:
     pipeline = project.folder / "pipelines" / "tiny.py"
     pipeline.write_text(pipeline.read_text().replace('words="{{workflow.name}}"', 'words="the same weights"'))
-    servers = set[str]()
+    servers, pods = set[str](), list[int]()
     for limit in ("64", "65"):
         code, out, _ = project.type("run", "tiny.yaml", "--set", f"serve.max_waiting={limit}")
         champion = tracking.champion(project.model)
         assert code == 0 and champion and champion.version == "1", out
         assert project.kinds["Deployment"].names() == [champion.deployment]
         servers.add(champion.deployment)
-    assert len(servers) == 2
+        deployment = project.kinds["Deployment"].read(champion.deployment)
+        pods.append(deployment["spec"]["replicas"] if deployment else 0)
+        LocalObjects(project.cluster).patch("Deployment", champion.deployment, {"spec": {"replicas": 2}})
+    assert len(servers) == 2 and pods == [1, 2]
 
 
 @pytest.mark.slow
