@@ -15,9 +15,9 @@ from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.blocks.pod import pod_spec, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
-from rekindle.training.cost.pods import of_spec
+from rekindle.training.cost import pods
 from rekindle.training.cost.prices import FILE, HOUR_S, Prices
-from rekindle.training.search.config import Budget, Sweep, check_workload, default, whole_numbers
+from rekindle.training.search.config import Budget, Sweep, check_workload, default_settings, integer_settings
 
 
 class Config(rekindle.Config):
@@ -30,15 +30,15 @@ class Config(rekindle.Config):
         return self
 
 
-def hours_of(budget: Budget, pod: PodConfig) -> Budget:
+def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
     """Return a budget in money as hours of a pod that trains trials. Raises ConfigError without a price."""
     if not budget.money:
         return budget
     prices = Prices.load(project.root())
     spec = pod_spec(pod, "", [{"resources": resources(pod)}])
-    price = prices.price(of_spec(spec), HOUR_S) if prices else 0.0
+    price = prices.pod_cost(pods.of_spec(spec), HOUR_S) if prices else 0.0
     if not price:
-        reason = f"the price of {of_spec(spec)} is 0" if prices else f"{FILE} is missing in the project"
+        reason = f"the price of {pods.of_spec(spec)} is 0" if prices else f"{FILE} is missing in the project"
         raise ConfigError(
             f"sweep.budget.money is {budget.money:g}, but {reason}. Add the prices of nodes, or set sweep.budget.hours."
         )
@@ -47,13 +47,15 @@ def hours_of(budget: Budget, pod: PodConfig) -> Budget:
 
 
 def build(config: Config) -> Any:
-    sweep = config.sweep.model_copy(update={"budget": hours_of(config.sweep.budget, config.cluster.pod("train"))})
+    sweep = config.sweep.model_copy(
+        update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
+    )
     search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
     sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
-    first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}
-    first |= {"whole": whole_numbers(sweep, config.train, config.model)}
+    first: dict[str, Any] = {"default": default_settings(sweep, config.train, config.model)}
+    first |= {"whole": integer_settings(sweep, config.train, config.model)}
     # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted several times
-    limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.count // sweep.pods)
+    limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.trial_count // sweep.pod_count)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         trials = blocks.step(
@@ -70,7 +72,7 @@ def build(config: Config) -> Any:
             digest=data.outputs.digest,
             experiment=config.name,
             run="{{workflow.name}}",
-            with_items=list(range(sweep.pods)),
+            with_items=list(range(sweep.pod_count)),
         )
         trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
         best = blocks.step("steps.search.best", after=[trials], **search, run_id=data.outputs.run_id)

@@ -27,7 +27,7 @@ class Inputs(StepInputs, Gate):
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and plots; empty: log nothing")
     servers: str = Field(default="", description="digest of the serving configuration, to detect changes")
     backfill: str = Field(
-        default="", description="if not empty, this is the evaluation of a past week, whose model is never released"
+        default="", description="if not empty, this is the run of a backfill, whose model is never released"
     )
     part: str = Field(
         default="", description="prefix of the names of tags and metrics, if the run has several evaluations"
@@ -45,8 +45,8 @@ class Inputs(StepInputs, Gate):
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release, keep or same; never release for a past week")
-    judged: gate.Verdict = Field(description="verdict of the gate, even for a past week")
+    verdict: gate.Verdict = Field(description="release, keep or same; never release in a backfill")
+    judged: gate.Verdict = Field(description="verdict of the gate, even in a backfill")
     reason: str = Field(description="reason of the verdict, with figures")
     metrics: dict[str, float] = Field(description="metrics of the candidate by name")
     model_sha256: str = Field(description="sha256 of the candidate's weights")

@@ -46,7 +46,7 @@ class Inputs(StepInputs):
     )
     manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
     cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs are reused, by task")
-    backfill: str = Field("", description="if not empty, this is the run of a past week, which always trains")
+    backfill: str = Field("", description="if not empty, this is the run of a backfill, which always trains")
     skip: bool = Field(
         False, description="train nothing in a scheduled run whose source, code and config did not change"
     )
@@ -67,7 +67,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
-    from rekindle.cache.key import content_or_empty, digest_of_unchanged
+    from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load
@@ -83,7 +83,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
 
-    dataset, digest_before = inputs.workdir / "dataset", content_or_empty(data.source)
+    dataset, digest_before = inputs.workdir / "dataset", data_digest_or_empty(data.source)
     prepared, digest = moving_window.prepare(workload, data, dataset, time)
     tags = f"; {json.dumps(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")

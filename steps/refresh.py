@@ -30,7 +30,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep for a past week")
+    verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep in a backfill")
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version of the champion")
     model_sha256: str = Field(description="sha256 of the champion's weights")
@@ -51,7 +51,7 @@ def run(inputs: Inputs) -> Outputs:
     missing.
     """
     from rekindle import tracking, workload
-    from rekindle.cache.key import content_or_empty, digest_of_unchanged
+    from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
     from rekindle.release import files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
@@ -69,7 +69,7 @@ def run(inputs: Inputs) -> Outputs:
     release.download(Store.from_env(), champion.uri, current)
     for folder in (dataset, model, report):
         folder.mkdir()
-    data_end, digest_before = workload.data_until(current) or "an unknown time", content_or_empty(data.source)
+    data_end, digest_before = workload.data_until(current) or "an unknown time", data_digest_or_empty(data.source)
     if refreshed := module.refresh(current, data, dataset):
         verdict = "release"
         reason = f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}."

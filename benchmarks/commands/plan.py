@@ -75,10 +75,10 @@ def accuracy(folder: Path, runs: int) -> list[Bar]:
         cost = plan["cost"] if released else plan["without_conditional_tasks"]["cost"]
         seconds = _seconds(run)
         spent = run["cost"]["total"]
-        for what, forecast, actual, unit in (("time", total, seconds, "s"), ("cost", cost, spent, plan["currency"])):
+        for kind, forecast, actual, unit in (("time", total, seconds, "s"), ("cost", cost, spent, plan["currency"])):
             text = f"{forecast:.3g} {unit} for {actual:.3g} {unit}; {run['verdict']}"
             error = abs(forecast / actual - 1)
-            bars.append(bar(f"other {name}: {what}, relative error of the forecast", error, "", limit, text=text))
+            bars.append(bar(f"other {name}: {kind}, relative error of the forecast", error, "", limit, text=text))
     return bars
 
 
@@ -86,8 +86,8 @@ def _seconds(run: dict[str, Any]) -> float:
     """Return the time from the start of the first step to the end of the last step."""
     from argolocal.view.summary import timestamp
 
-    ran = [step for step in run["steps"] if step["started"] and step["finished"]]
-    return max(timestamp(step["finished"]) for step in ran) - min(timestamp(step["started"]) for step in ran)
+    steps = [step for step in run["steps"] if step["started"] and step["finished"]]
+    return max(timestamp(step["finished"]) for step in steps) - min(timestamp(step["started"]) for step in steps)
 
 
 def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
@@ -114,13 +114,13 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
     rekindle(folder, home_of(folder), "run", "configs/large.yaml")
     bars += [measure("all cached", 0), measure("with another input", 10, "--set=start=1000000")]
     for name, delete in ((" without an index", True), (", with the index", False)):
-        seconds = [_first_look(folder, tasks, delete) for _ in range(runs)]
+        seconds = [_look_up_seconds(folder, tasks, delete) for _ in range(runs)]
         bars.append(bar(f"look-up of {tasks} cached results{name}", seconds, "s", limit))
     return bars
 
 
-def _first_look(folder: Path, tasks: int, delete: bool) -> float:
-    """Return the seconds that a new client needs to find the results of all tasks, and to reserve them for a run."""
+def _look_up_seconds(folder: Path, tasks: int, delete: bool) -> float:
+    """Return the seconds that a new client needs to find the results of all tasks, and to claim them for a run."""
     store = LocalCluster(home_of(folder)).store()
     keys = [entry.key for entry in entries.entries(store)]
     if delete:
@@ -129,10 +129,10 @@ def _first_look(folder: Path, tasks: int, delete: bool) -> float:
     lookup = entries.Lookup(LocalCluster(home_of(folder)).store(), tasks)
     found = sum(lookup.find(key) is not None for key in keys)
     lookup.close()
-    took = time.perf_counter() - start
+    seconds = time.perf_counter() - start
     if found < tasks:
         raise SystemExit(f"{found} of {tasks} results were found")
-    return took
+    return seconds
 
 
 def main() -> int:

@@ -37,20 +37,20 @@ def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     try:
         settings = [f"serve.port={free_port()}", *SETTINGS.get(config, []), *sets]
-        started = time.monotonic()
+        start_time = time.monotonic()
         run = rekindle(first, home, "run", config, *(f"--set={setting}" for setting in settings))
-        trained = time.monotonic()
+        end_time = time.monotonic()
         if not any(evaluation["verdict"] == "release" for evaluation in run["verdicts"]):
             raise SystemExit(f"{config}: nothing is released: {run['verdicts']}")
         shutil.rmtree(first)
         result = rekindle(second, home, "reproduce", model)
-        seconds, whole = time.monotonic() - trained, trained - started
+        reproduction_s, run_s = time.monotonic() - end_time, end_time - start_time
     finally:
         down(home)
     text = result["difference"] or "; ".join(finding["text"] for finding in result["findings"])
     return [
         bar(f"{name}: 1 if the weights differ, else 0", int(not result["equal"]), "", 0, text=text),
-        bar(f"{name}: time of the reproduction, relative to the run with its release", seconds / whole, "x"),
+        bar(f"{name}: time of the reproduction, relative to the run with its release", reproduction_s / run_s, "x"),
     ]
 
 

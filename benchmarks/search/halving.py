@@ -34,9 +34,9 @@ SPACE = {
 SHORT = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"]
 SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
 NOISE = 0.005  # usual difference of the ap of four test weeks between two seeds
-STEPS = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
-SHARE = 0.02  # maximum time of the pods outside of trainings, as a share of the time of the trainings
-PAUSE_S = 2.0
+MAX_STEP_SHARE = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
+MAX_OVERHEAD = 0.02  # maximum time of the pods outside of trainings, as a share of the time of the trainings
+MAX_PAUSE_S = 2.0  # maximum cost of a pause of a trial
 
 
 def run_sweep(
@@ -63,35 +63,37 @@ def overhead(source: str, home: str, sets: list[str], halved: dict[str, Any], st
     trial_pods = [node for node in nodes if node["type"] == "Pod" and node["templateName"] == "trial"]
     pods = sum(timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods)
     seconds = training_seconds(study)
-    text = f"{pods - seconds:.1f} s of {len(trial_pods)} pods beside {seconds:.0f} s of trainings"
+    text = f"{pods - seconds:.1f} s of {len(trial_pods)} pods, outside of {seconds:.0f} s of trainings"
     ap = {name: run["metrics"]["ap"] for name, run in (("chosen", halved), ("default", default))}
     print({name: f"ap {value:.4f}" for name, value in ap.items()})
     return [
         bar("ap of the chosen trial minus ap with default settings", ap["chosen"] - ap["default"], "", -NOISE, "more"),
-        bar("time of the pods outside of trainings, as a share", (pods - seconds) / seconds, "", SHARE, text=text),
+        bar(
+            "time of the pods outside of trainings, as a share", (pods - seconds) / seconds, "", MAX_OVERHEAD, text=text
+        ),
     ]
 
 
-def comparison(study: Study, whole_study: Study) -> list[Bar]:
+def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
     """Return the figures that compare a sweep with halving with a sweep without it."""
-    trials, all_trials, chosen = study.trials(), whole_study.trials(), study.winner().number
+    trials, all_trials, chosen = study.trials(), study_without_halving.trials(), study.winner().number
     order = sorted((t for t in all_trials if t.value is not None), key=lambda t: (t.value or 9e9, t.number))
     full = {t.number: t.value or 9e9 for t in order}
     steps = sum(t.steps for t in trials) / sum(t.steps for t in all_trials)
     same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
-    seconds, whole_seconds = training_seconds(study), training_seconds(whole_study)
+    seconds, seconds_without_halving = training_seconds(study), training_seconds(study_without_halving)
     pauses = sum(len(trial.values) for trial in trials)
     losses = {"best": order[0].number, "chosen": chosen, "median": order[len(order) // 2].number, "default": 0}
     print({name: f"trial {number}: loss {full[number]:.5f}" for name, number in losses.items()})
-    print(f"{seconds:.0f} s of trainings with halving, {whole_seconds:.0f} s without")
-    pause = (seconds - steps * whole_seconds) / pauses
+    print(f"{seconds:.0f} s of trainings with halving, {seconds_without_halving:.0f} s without")
+    pause = (seconds - steps * seconds_without_halving) / pauses
     excess = full[chosen] / full[order[0].number] - 1
     return [
         bar("rank of the trial that halving chooses among all trials", [t.number for t in order].index(chosen) + 1, ""),
         bar("relative excess of the loss of this trial over the best loss", excess, "", 0.01),
-        bar("steps with halving, as a share of the steps without halving", steps, "", STEPS),
+        bar("steps with halving, as a share of the steps without halving", steps, "", MAX_STEP_SHARE),
         bar("1 if a trial has other weights with pauses than without, else 0", int(not same), "", 0),
-        bar("cost of a pause of a trial, without training steps", pause, "s", PAUSE_S),
+        bar("cost of a pause of a trial, without training steps", pause, "s", MAX_PAUSE_S),
     ]
 
 

@@ -94,7 +94,7 @@ def _sha256(path: Path) -> str:
 
 
 def _file(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `roots` or of an editable installation; None for a package with a version."""
+    """Return the file of a module below `roots` or of an editable installation; None for an installed package."""
     path, package = Path(*name.split(".")), name.partition(".")[0]
     engine = [folder.parent for folder in project.ENGINE if folder.name == package]
     for root in engine or (*roots, *_source_roots(package)):

@@ -205,13 +205,13 @@ class Index:
 
 
 class Lookup:
-    """Looks up the entries of `tasks` tasks; for many tasks, with the index. Methods raise StorageError.
+    """Looks up the entries of `task_count` tasks; for many tasks, with the index. Methods raise StorageError.
 
     `read_only`: nothing is written; the entries are not claimed.
     """
 
-    def __init__(self, store: "Store", tasks: int, read_only: bool = False) -> None:
-        self.store, self.index = store, Index(store) if tasks >= BULK_TASKS else None
+    def __init__(self, store: "Store", task_count: int, read_only: bool = False) -> None:
+        self.store, self.index = store, Index(store) if task_count >= BULK_TASKS else None
         self.read_only, self.found = read_only, dict[str, Entry]()
         self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # run → RUN/TASK/ARTIFACT → numbers of files and bytes
 

@@ -41,7 +41,7 @@ def facts(
     artifacts: Mapping[str, str],
     identity: str = "",
     is_local: bool = True,
-    bucket: OpenBucket | None = None,
+    open_bucket: OpenBucket | None = None,
 ) -> Facts:
     """Collect all that the outputs of a step depend on: inputs, code, and the content of the data that it reads.
 
@@ -51,19 +51,19 @@ def facts(
     """
     if reason := load(module).REUSE.not_reused_if(inputs):
         raise NotReusable(reason)
-    data_read = read_digests(module, inputs, is_local, bucket)
-    return own_facts(module, inputs, identity) | {"artifacts": dict(artifacts), "data_read": data_read}
+    data_read = data_digests(module, inputs, is_local, open_bucket)
+    return facts_without_data(module, inputs, identity) | {"artifacts": dict(artifacts), "data_read": data_read}
 
 
-def read_digests(
-    module: str, inputs: StepInputs, is_local: bool = True, bucket: OpenBucket | None = None
+def data_digests(
+    module: str, inputs: StepInputs, is_local: bool = True, open_bucket: OpenBucket | None = None
 ) -> dict[str, str]:
     """Map each path and s3:// URI that a step reads to a digest of its content. Raises UnknownKey."""
     uris = load(module).REUSE.data_read(inputs)
-    return {uri: content(uri, is_local, bucket or _open_bucket) for uri in uris}
+    return {uri: data_digest(uri, is_local, open_bucket or _open_bucket) for uri in uris}
 
 
-def own_facts(module: str, inputs: StepInputs, identity: str = "") -> Facts:
+def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> Facts:
     """Collect the facts that need no data: step, code and inputs."""
     ignored_inputs, fields = load(module).REUSE.ignored_inputs, type(inputs).model_fields
     keyed_fields = [name for name in fields if name not in ignored_inputs and not is_artifact(fields[name])]
@@ -83,12 +83,12 @@ def key(facts: Facts) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) -> str:
+def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
     """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI. Raises UnknownKey."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
-        objects = find_objects(bucket(parts.netloc), prefix)
+        objects = find_objects(open_bucket(parts.netloc), prefix)
         entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
@@ -102,7 +102,7 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
         raise UnknownKey(f"{path} is a path in the pod and cannot be read from this machine")
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")
-    return digest(path)["sha256"]
+    return describe_files(path)["sha256"]
 
 
 def find_objects(store: "Store", key: str) -> "list[Entry]":
@@ -115,10 +115,10 @@ def find_objects(store: "Store", key: str) -> "list[Entry]":
     return exact or [entry for entry in entries if entry.key.startswith(folder)] or entries
 
 
-def content_or_empty(uri: str) -> str:
-    """Return the `content` that this process can read; "" if it is missing, or cannot be verified."""
+def data_digest_or_empty(uri: str) -> str:
+    """Return the `data_digest` that this process can read; "" if it is missing, or cannot be verified."""
     try:
-        return content(uri)
+        return data_digest(uri)
     except (UnknownKey, OSError):
         return ""
 
@@ -128,12 +128,12 @@ def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
 
     The warning is a sentence in a list, which is empty for unchanged data.
     """
-    if content_or_empty(uri) == digest_before:
+    if data_digest_or_empty(uri) == digest_before:
         return digest_before, []
     return "", [f"{uri} changed while it was read: the data of this run may be a mixture of old and new rows."]
 
 
-def digest(path: Path) -> dict[str, Any]:
+def describe_files(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
     names = glob("**", root_dir=path, recursive=True, include_hidden=True)  # follows links, unlike Path.rglob
     files = sorted(file for file in map(path.joinpath, names) if file.is_file()) if path.is_dir() else [path]

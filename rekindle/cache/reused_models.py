@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.cache import plan
+from rekindle.cache import lookup
 from rekindle.errors import say
 from rekindle.keys import CACHED, CURVE, MODEL, cached_name
 from rekindle.step import unpack
@@ -51,16 +51,16 @@ def copy_reused_models(
 
 def _look_up(
     store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
-) -> list[plan.CacheResult]:
+) -> list[lookup.CacheResult]:
     """Look up the trainings of the manifest, as if the outputs of this step came from the cache."""
     spec = json.loads(unpack(packed_manifest))["spec"]
     jobs = {template["name"] for template in spec["templates"] if "resource" in template}
     tasks = [task for template in spec["templates"] for task in template.get("dag", {}).get("tasks", [])]
     trainings = {cached_name(task["name"]) for task in tasks if task.get("template") in jobs}
-    own = at.partition("/")[2]
+    own_task = at.partition("/")[2]
     rows = {name: row for name, row in cached.items() if name in trainings}
-    rows[cached_name(own)] = {"task": own, **outputs, "at": at}
+    rows[cached_name(own_task)] = {"task": own_task, **outputs, "at": at}
     # other parameters may have other values in this run than in the manifest: inputs with these values stay unknown
     arguments = {"parameters": [{"name": CACHED, "value": json.dumps(rows)}]}
     on_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
-    return plan.look_up({"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True)
+    return lookup.look_up({"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle import step
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, digest, facts, key, read_digests
+from rekindle.cache.key import Facts, UnknownKey, data_digests, describe_files, facts, key
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
 from rekindle.errors import StorageError, say
 from rekindle.keys import REUSED_MODELS
@@ -39,20 +39,20 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
     ):
         try:
             _reuse(store, entry, inputs, targets, task)
-            return _find_models(store, inputs, entry.outputs, targets, options)
+            return _copy_models(store, inputs, entry.outputs, targets, options)
         except (StorageError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
-    if step_facts and _read_digests(module, inputs) != step_facts["data_read"]:
+    if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
         say("the data changed while it was read, so no later run reuses the outputs")
         step_facts = None
-    artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}
+    artifacts = {name: describe_files(path) for name, path in _artifacts(outputs).items()}
     texts = {
         name: to_text(value) for name, value in outputs if name not in artifacts and name not in (RUN_ID, REUSED_MODELS)
     }
     write_outputs(outputs, targets)
-    _find_models(store, inputs, texts, targets, options)
+    _copy_models(store, inputs, texts, targets, options)
     if step_facts:
         entry = entries.Entry(
             key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
@@ -63,13 +63,15 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
     with suppress(UnknownKey, StorageError, OSError):
-        return facts(module, inputs, {name: digest(path)["sha256"] for name, path in _artifacts(inputs).items()})
+        return facts(
+            module, inputs, {name: describe_files(path)["sha256"] for name, path in _artifacts(inputs).items()}
+        )
     return None
 
 
-def _read_digests(module: str, inputs: StepInputs) -> dict[str, str] | None:
+def _data_digests(module: str, inputs: StepInputs) -> dict[str, str] | None:
     with suppress(UnknownKey, StorageError, OSError):
-        return read_digests(module, inputs)
+        return data_digests(module, inputs)
     return None
 
 
@@ -78,7 +80,7 @@ def _artifacts(values: StepInputs | StepOutputs) -> dict[str, Path]:
     return {name: getattr(values, name) for name, field in fields if is_artifact(field)}
 
 
-def _find_models(
+def _copy_models(
     store: "Store", inputs: Any, outputs: Mapping[str, str], targets: Mapping[str, Path], options: argparse.Namespace
 ) -> None:
     """Copy the models of the run's trainings that are known with the `outputs` of this step, unless nothing trains."""

@@ -18,7 +18,7 @@ from argolocal.view import runs
 from argolocal.view.summary import timestamp
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.cache.plan import reused_tasks
+from rekindle.cache.lookup import reused_tasks
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.objects import ClusterObjects

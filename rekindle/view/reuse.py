@@ -83,25 +83,27 @@ def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, An
 def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
     if CACHED in parameters or any(shape_errors(manifest)):
         return False
-    from rekindle.cache import plan
+    from rekindle.cache import lookup
 
-    return plan.has_reuse(manifest)
+    return lookup.has_reuse(manifest)
 
 
 def _look_up(
-    manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool, store: "Store | None", bucket: Any
+    manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool, store: "Store | None", open_bucket: Any
 ) -> dict[str, str]:
-    from rekindle.cache import plan
+    from rekindle.cache import lookup
 
-    lookups: list[plan.CacheResult] = []
+    results: list[lookup.CacheResult] = []
     try:
         if reuse and store:
-            lookups = plan.look_up(manifest, parameters, store, on_cluster=bucket is None, bucket=bucket)
+            results = lookup.look_up(
+                manifest, parameters, store, on_cluster=open_bucket is None, open_bucket=open_bucket
+            )
     except RekindleError as error:
         say(f"the cache is unavailable, so everything is computed: {error}")
-    if cached_tasks := [f"{item.task} ({item.entry.at})" for item in lookups if item.entry]:
+    if cached_tasks := [f"{item.task} ({item.entry.at})" for item in results if item.entry]:
         say(f"cached: {', '.join(cached_tasks)}; --no-cache computes them again")
-    return parameters | {CACHED: plan.parameter(manifest, lookups, reuse)}
+    return parameters | {CACHED: lookup.cached_parameter(manifest, results, reuse)}
 
 
 def _row(entry: Any) -> dict[str, Any]:

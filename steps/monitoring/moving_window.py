@@ -16,7 +16,7 @@ NEWEST_TAG = "data.newest"  # tag with the time of the newest row
 WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
 SCHEDULED_TAG = "rekindle.scheduled"  # tag with the scheduled time
 SAME_TAG = "data.same_as"  # tag with the earlier run of equal data, code and config, if a run trains nothing
-CODE_TAG = "rekindle.code"  # tag with the identity of the code, of scheduled runs except for runs of past weeks
+CODE_TAG = "rekindle.code"  # tag with the identity of the code, of scheduled runs, but not of a backfill
 HASH_PARAMETERS = ("config_hash", "manifest_hash", "git_sha")  # parameters that are recorded as tags
 
 
@@ -88,7 +88,7 @@ def identity_tags(manifest: str, code: str) -> dict[str, str]:
 
 
 def last_scheduled(experiment: str, workload: str, except_run: str, time: datetime) -> RunData | None:
-    """Return the last successful run that was scheduled before `time`; the runs of past weeks do not count."""
+    """Return the last successful run that was scheduled before `time`; runs of a backfill do not count."""
     has_succeeded = f"tags.`{CODE_TAG}` != '' AND attributes.status = 'FINISHED'"
     runs = tracking.last_prepared(experiment, workload, except_run, has_succeeded)
     times = [(datetime.fromisoformat(run.tags[SCHEDULED_TAG]), -number) for number, run in enumerate(runs)]

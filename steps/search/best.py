@@ -52,7 +52,7 @@ def run(inputs: Inputs) -> Outputs:
         report.picture(study, picture)
         tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
         metrics = {"best_trial": trial.number, "best_objective": value, "trials": len(trials), "trial_steps": steps}
-        metrics |= {"trial_hours": hours, "trials_not_started": inputs.sweep.count - len(trials)}
+        metrics |= {"trial_hours": hours, "trials_not_started": inputs.sweep.trial_count - len(trials)}
         tags = {"sweep.untried": "\n".join(untried)} if untried else {}
         tracking.log(inputs.run_id, metrics=metrics, params={"best": trial.settings}, tags=tags)
     return Outputs(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rekindle import tracking
-from rekindle.cache.key import content
+from rekindle.cache.key import data_digest
 from rekindle.step import pack
 from rekindle.storage import Store
 from tests.steps.bills import workload
@@ -211,9 +211,9 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
     assert (digest, len(warnings)) == ("", 1) and f"{source} changed while it was read" in warnings[0]
     assert "no later run reuses the outputs" in output
     output, *facts = run("second")
-    assert facts == [[], content(str(source))] and "cached" not in output, output
+    assert facts == [[], data_digest(str(source))] and "cached" not in output, output
     output, *facts = run("third")
-    assert facts == [[], content(str(source))] and f"cached: outputs of {tmp_path.name}-second" in output, output
+    assert facts == [[], data_digest(str(source))] and f"cached: outputs of {tmp_path.name}-second" in output, output
 
 
 @pytest.mark.usefixtures("mlflow_server")

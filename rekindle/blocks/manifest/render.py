@@ -54,7 +54,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     if prices := Prices.load(project.root()):  # not in the manifest itself, which must not depend on prices
-        prices.check(of_manifest(manifest))
+        prices.check_pods(of_manifest(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {ANNOTATION: prices.model_dump_json()}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
     packed_manifest = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself

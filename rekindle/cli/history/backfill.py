@@ -43,20 +43,18 @@ def backfill(
     """
     from rekindle.blocks.manifest.provenance import uses_scheduled_time
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
-    from rekindle.view.history.backfill import backfill, week_runner
-    from rekindle.view.history.weeks import table, weeks
+    from rekindle.view.history.backfill import backfill, select_executor
+    from rekindle.view.history.missed_runs import missed_runs, table
 
     with errors_as_json(as_json):
         settings = source.load().config
         if not cluster:
             settings.data.check_source()
         manifest = render_manifest(settings)
-        scheduled_weeks = weeks(
-            settings, manifest_sha256(manifest), first_day.date(), last_day.date(), datetime.now(UTC)
-        )
-        run_week = week_runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
+        runs = missed_runs(settings, manifest_sha256(manifest), first_day.date(), last_day.date(), datetime.now(UTC))
+        execute = select_executor(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
     if not uses_scheduled_time(manifest):
         click.echo(f"warning: {FIXED_DATA.format(settings.name)}", err=True)
-    rows = backfill(scheduled_weeks, run_week, parallel, lambda line: click.echo(line, err=True))
+    rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
     click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

@@ -21,7 +21,7 @@ MIN_SAVED_SHARE = 0.01  # share of the cost that another checkpoint interval mus
 
 @dataclass(frozen=True)
 class CheckpointInterval:
-    """The mean time between durable checkpoints, the best time, and the amount that the best time would have saved.
+    """The mean time between durable checkpoints, and the best time for the losses of this training.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: with the cost C of
     a checkpoint and the mean time M between losses, checkpoints every W seconds cost the share C/W + W/2M of the
@@ -32,7 +32,7 @@ class CheckpointInterval:
     repeated: int  # number of repeated steps
     seconds: float
     best_seconds: float
-    saved: float  # part of the cost
+    saved: float  # amount that the best interval would have saved
 
 
 @dataclass
@@ -77,19 +77,19 @@ def charge(summary: Summary, tariff: Tariff) -> Bill:
         [Interval(item.t, _recovery_time(item), WAITED) for item in summary.incidents if item.kind in PREEMPTION_KINDS]
     )
     for name, intervals in summary.intervals.items():
-        is_spot = tariff.prices.is_spot(tariff.worker(name))
+        is_spot = tariff.prices.is_spot(tariff.worker_pod(name))
         for interval in intervals:
             seconds = interval.end - interval.start
-            _add_cost(bill, interval.kind, tariff.price(name, seconds), is_spot)
+            _add_cost(bill, interval.kind, tariff.worker_cost(name, seconds), is_spot)
             avoidable = {WAITED: _overlap_s(interval, pauses), LOST: seconds}.get(interval.kind, 0.0)
-            bill.waits += tariff.price(name, avoidable) if interval.kind == WAITED else 0.0
-            bill.without_spot += tariff.price(name, seconds - avoidable, spot=False)
+            bill.waits += tariff.worker_cost(name, avoidable) if interval.kind == WAITED else 0.0
+            bill.without_spot += tariff.worker_cost(name, seconds - avoidable, spot=False)
     if tariff.coordinator and summary.counts.get("coordinator"):
         busy = sum(end - start for start, end in alive([i for worker in summary.intervals.values() for i in worker]))
         for use, seconds in ((COORDINATOR, busy), (QUEUED, max(0.0, summary.ended - summary.began - busy))):
-            cost = tariff.prices.price(tariff.coordinator, seconds)
+            cost = tariff.prices.pod_cost(tariff.coordinator, seconds)
             _add_cost(bill, use, cost, tariff.prices.is_spot(tariff.coordinator))
-            bill.without_spot += tariff.prices.price(tariff.coordinator, seconds, spot=False)
+            bill.without_spot += tariff.prices.pod_cost(tariff.coordinator, seconds, spot=False)
     bill.checkpoint_interval = _compare_interval(summary, bill.uses[TRAINED] + bill.uses[LOST])
     return bill
 
@@ -103,7 +103,7 @@ def _add_cost(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
 
 
 def _recovery_time(incident: Incident) -> float:
-    """Return when the work that a preemption interrupted had continued completely."""
+    """Return the time at which the training had resumed and the lost worker was back."""
     return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
 
 
@@ -112,7 +112,7 @@ def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
 
 
 def _compare_interval(summary: Summary, cost: float) -> CheckpointInterval | None:
-    """Compare the checkpoint interval with the best interval; `cost`: cost of all time in groups."""
+    """Compare the checkpoint interval with the best interval; `cost`: cost of all time in which workers made steps."""
     restored = {
         item.resumed: item for item in summary.incidents if item.tier == "durable" and item.kind != "coordinator"
     }

@@ -1,8 +1,8 @@
-"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, no command prints a cost.
+"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of runs is unknown.
 
     prices = Prices.load(project.root())        # None without the file
     pod = pods.of_template(template)
-    prices.price(pod, seconds)                  # the class and spot follow from the node selection of the pod
+    prices.pod_cost(pod, seconds)               # the class and spot follow from the node selection of the pod
 
 The prices of a run are stored in the annotation ANNOTATION of the manifest that the workflow parameter `manifest`
 contains: they are part of neither a cache key nor the manifest's hash, and a pod needs no file to read them.
@@ -97,12 +97,12 @@ class Prices(Section):
             )
         try:
             prices = parse_section(cls, values, "")
-            prices._check()
+            prices._validate()
         except ConfigError as error:
             raise ConfigError("\n".join(f"{origin}: {line}" for line in str(error).splitlines())) from error
         return prices
 
-    def _check(self) -> None:
+    def _validate(self) -> None:
         if self.default not in self.classes:
             hint = did_you_mean(self.default, set(self.classes)) or f" Classes: {', '.join(self.classes) or 'none'}."
             raise ConfigError(f'default is "{self.default}": it must be the name of a class.{hint}')
@@ -126,10 +126,10 @@ class Prices(Section):
                         f"Add a condition to the selector of {name} that {other} does not fulfil."
                     )
 
-    def check(self, pods: Iterable[Pod]) -> None:
+    def check_pods(self, pods: Iterable[Pod]) -> None:
         """Raise ConfigError unless each pod has one class, and a price."""
         for pod in pods:
-            self.price(pod, 0.0)
+            self.pod_cost(pod, 0.0)
 
     def classify(self, pod: Pod) -> str:
         """Return the name of the class of a pod's node. Raises ConfigError if two classes match."""
@@ -155,7 +155,7 @@ class Prices(Section):
             )
         return (cpu_seconds * rate.cpu_hour + gib_seconds * rate.gib_hour + gpu_seconds * rate.gpu_hour) / HOUR_S
 
-    def price(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
+    def pod_cost(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
         """Return the cost of a pod for some seconds; `spot`: on spot nodes or not (None: as the pod selects)."""
         is_spot = self.is_spot(pod) if spot is None else spot
         return self.cost(self.classify(pod), is_spot, *pod.resource_seconds(seconds))

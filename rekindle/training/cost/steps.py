@@ -30,7 +30,7 @@ def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Price
         end = timestamp(node["finishedAt"]) if node.get("finishedAt") else time.time()
         if pod := pods.of_template(template):
             seconds = max(0.0, end - timestamp(node["startedAt"]))
-            costs[task] = costs.get(task, 0.0) + prices.price(pod, seconds)
+            costs[task] = costs.get(task, 0.0) + prices.pod_cost(pod, seconds)
         costs |= json.loads(outputs(node).get(TRAINING_COSTS) or "{}")
     return costs
 

@@ -24,15 +24,15 @@ class Tariff(Section):
     workers: dict[str, Pod] = Field(min_length=1, description="pods of the workers by role; the last is the default")
     coordinator: Pod | None = None
 
-    def worker(self, name: str) -> Pod:
+    def worker_pod(self, name: str) -> Pod:
         """Return the pod of a worker by its name, such as demo-x7k2p-train-worker-1."""
         roles = (role for role in self.workers if role and f"-{role.lower()}-" in name)
         return self.workers[next(roles, [*self.workers][-1])]
 
-    def price(self, name: str, seconds: float, spot: bool | None = None) -> float:
+    def worker_cost(self, name: str, seconds: float, spot: bool | None = None) -> float:
         """Return the cost of a worker; the workers of a pod with several GPUs share its cost."""
-        pod = self.worker(name)
-        return self.prices.price(pod, seconds / max(1.0, pod.gpus), spot)
+        pod = self.worker_pod(name)
+        return self.prices.pod_cost(pod, seconds / max(1.0, pod.gpus), spot)
 
 
 def recorded_manifest(workflow: Manifest) -> Manifest:

@@ -10,7 +10,7 @@ An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's 
     open {generation, hard}                          the group stops after its step; hard: immediately, since it broke
     generation {generation, members, step}           the next group trains
     step {step}                                      at most one event a second
-    checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that the training waited for it
+    checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that it took from the training
     restored {step, tier, name}    torn {object, why}
     fault {name, generation}    refused {name, message}    failed {name, message, code}
     verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}

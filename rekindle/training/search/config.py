@@ -41,8 +41,8 @@ class Choice(Section):
             raise ValueError("log needs a low above 0 and cannot be combined with step")
         return self
 
-    def points(self) -> int:
-        """Return the number of values; 0: infinite."""
+    def value_count(self) -> int:
+        """Return the number of possible values; 0 if the range has no step."""
         if self.choices:
             return len(self.choices)
         assert self.low is not None and self.high is not None
@@ -78,7 +78,9 @@ class Sweep(Section):
     )
     sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="sampler of Optuna that chooses the settings")
     lag: int = Field(
-        0, ge=0, description="number of decisions ahead, without each other's results (0: a third of the trials)"
+        0,
+        ge=0,
+        description="number of successive decisions that do not know each other's results (0: a third of the trials)",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
@@ -94,7 +96,7 @@ class Sweep(Section):
             raise ValueError("sweep.space is empty: list settings of train or model, with their values")
         if self.sampler == "grid":
             for path, choice in self.choices():
-                if not choice.points():
+                if not choice.value_count():
                     raise ValueError(f"sweep.space.{path} is continuous: a grid needs a step, or a list of values")
         if self.metric == LOSS and self.better == "higher":
             raise ValueError("sweep.better is higher, but a lower loss is better. Remove sweep.better")
@@ -107,20 +109,20 @@ class Sweep(Section):
                 yield f"{section}.{key}", choice
 
     @property
-    def count(self) -> int:
+    def trial_count(self) -> int:
         """Number of trials to start; for a grid, at most the number of its points."""
-        points = math.prod(choice.points() for _, choice in self.choices())
+        points = math.prod(choice.value_count() for _, choice in self.choices())
         return min(self.trials, points) if self.sampler == "grid" else self.trials
 
     @property
     def decision_lag(self) -> int:
         """Number of successive decisions that do not know each other's results."""
-        return self.lag or math.ceil(self.count / 3)
+        return self.lag or math.ceil(self.trial_count / 3)
 
     @property
-    def pods(self) -> int:
+    def pod_count(self) -> int:
         """Number of pods that train trials."""
-        return min(self.parallel, self.decision_lag, self.count)
+        return min(self.parallel, self.decision_lag, self.trial_count)
 
     def share(self, rung: int) -> float:
         """Return the share of the training steps that trials have made at `rung`."""
@@ -153,7 +155,7 @@ class Sweep(Section):
                 )
             if isinstance(getattr(section, key), bool) and not choice.choices:
                 raise ValueError(f"sweep.space.{path}: {path} is a boolean: use a list of values")
-            for value in choice.choices or [_whole(choice.low), _whole(choice.high)]:
+            for value in choice.choices or [_as_integer(choice.low), _as_integer(choice.high)]:
                 with_settings(section, name, {path: value})
 
     def _check_rungs(self, train: Any) -> None:
@@ -181,13 +183,13 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
         raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}") from error
 
 
-def default(sweep: Sweep, train: Any, model: Any) -> Settings:
+def default_settings(sweep: Sweep, train: Any, model: Any) -> Settings:
     """Return the config's values as settings of a trial, or {} if they are not in the search space."""
     values = _config_values(sweep, train, model)
     return values if all(choice.holds(values[path]) for path, choice in sweep.choices()) else {}
 
 
-def whole_numbers(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
+def integer_settings(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
     """Map the path of each setting to True if it is an integer, like its value in the config."""
     return {path: type(value) is int for path, value in _config_values(sweep, train, model).items()}
 
@@ -217,5 +219,5 @@ def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
     return family
 
 
-def _whole(value: float | None) -> Any:
+def _as_integer(value: float | None) -> Any:
     return int(value) if value is not None and float(value).is_integer() else value

@@ -57,7 +57,7 @@ def result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) 
 
     The decision uses the smallest number with which it is possible. Empty if results are missing.
     """
-    is_sampling = sum(job.rung == 0 for job in jobs) < sweep.count
+    is_sampling = sum(job.rung == 0 for job in jobs) < sweep.trial_count
     available = 0
     for job in jobs:
         if job not in finished and (job.rung < sweep.rungs - 1 or (job.rung == 0 and is_sampling)):
@@ -75,7 +75,7 @@ def next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
             if trial not in continued:
                 return Job(trial, rung + 1)
     started = sum(job.rung == 0 for job in jobs)
-    return Job(started, 0) if started < sweep.count else None
+    return Job(started, 0) if started < sweep.trial_count else None
 
 
 def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:

@@ -44,14 +44,14 @@ def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
 
 def describe_untried(study: Study) -> list[str]:
     """Describe what the sweep has not tried because of its budget; [] if the budget was sufficient."""
-    if not (stop := study.stop):
+    if not (stop := study.budget_stop):
         return []
     sweep, trials = study.sweep, study.trials()
     money = f" ({sweep.budget.money:g} at the prices of this run)" if sweep.budget.money else ""
     trained = sum(trial.rung == sweep.rungs - 1 for trial in trials)
     lines = [
         f"The budget of {stop['limit']:.3g} hours{money} ended the search after {stop['hours']:.3g} hours: "
-        f"{len(trials)} of {sweep.count} trials were started, {trained} trained to the end."
+        f"{len(trials)} of {sweep.trial_count} trials were started, {trained} trained to the end."
     ]
     for path, choice in sweep.choices():
         tried = [trial.settings[path] for trial in trials]

@@ -61,14 +61,16 @@ def distribution(choice: Choice, is_integer: bool) -> Any:
     return FloatDistribution(choice.low, choice.high, choice.log, choice.step or None)
 
 
-def _sampler(sweep: Sweep, trials: int, space: Mapping[str, Any]) -> Any:
-    seed = int(numpy.random.SeedSequence([sweep.seed, trials]).generate_state(1)[0])  # another seed for each trial
+def _sampler(sweep: Sweep, trial_count: int, space: Mapping[str, Any]) -> Any:
+    seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])  # another seed for each trial
     if sweep.sampler == "grid":
         return GridSampler({path: _points(values) for path, values in space.items()}, seed=sweep.seed)
     if sweep.sampler == "random":
         return RandomSampler(seed)
     # running trials count as bad; otherwise the next trials would be similar to them
-    return TPESampler(seed=seed, n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.count // 3)), constant_liar=True)
+    return TPESampler(
+        seed=seed, n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)), constant_liar=True
+    )
 
 
 def _points(values: Any) -> list[Any]:

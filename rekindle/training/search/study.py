@@ -63,7 +63,7 @@ class Study:
         return [Job(record["trial"], record["rung"]) for record in self.records if "trial" in record]
 
     @property
-    def stop(self) -> dict[str, Any] | None:
+    def budget_stop(self) -> dict[str, Any] | None:
         """The decision that ended the search because of its budget."""
         return next((record["stop"] for record in self.records if "stop" in record), None)
 
@@ -85,11 +85,11 @@ class Study:
                     self.results[job] = result
         return self.trials()
 
-    def trials(self, jobs: int | None = None) -> list[Trial]:
-        """Return all started trials, with the results of the first `jobs` jobs (default: all)."""
+    def trials(self, job_count: int | None = None) -> list[Trial]:
+        """Return all started trials, with the results of the first `job_count` jobs (default: all)."""
         new_trials = [record for record in self.records if "settings" in record]
         trials = {item["trial"]: Trial(item["trial"], item["settings"], item["attrs"]) for item in new_trials}
-        for job in self.jobs[:jobs]:
+        for job in self.jobs[:job_count]:
             if result := self.results.get(job):
                 trial = trials[job.trial]
                 trial.values[job.rung], trial.failure = result.get("value"), result.get("why", "")
@@ -108,10 +108,10 @@ class Study:
             for record in self.records:
                 if record.get("pod") == pod and (job := Job(record["trial"], record["rung"])) not in self.results:
                     return trials[job.trial], job.rung
-            job, results = self._decide()
+            job, result_count = self._decide()
             if job:
-                self._append(self._record(job, results, default, whole) | {"pod": pod})
-            elif results < 0:
+                self._append(self._make_record(job, result_count, default, whole) | {"pod": pod})
+            elif result_count < 0:
                 time.sleep(POLL_INTERVAL_S)
                 running = [job for job in self.jobs if job not in self.results]
                 if stalled := detector.find_stalled_job(running, self.seconds):
@@ -124,7 +124,7 @@ class Study:
         sweep, jobs = self.sweep, self.jobs
         values = {job: result.get("value") for job, result in self.results.items()}
         numbers = halving.result_counts(sweep, jobs, values)
-        if not self.stop:
+        if not self.budget_stop:
             for number in numbers:
                 known_values = {job: values[job] for job in jobs[:number] if job in values}
                 if job := halving.next_job(sweep, jobs, known_values):
@@ -142,12 +142,12 @@ class Study:
         # the pod that finishes its job last decides whether the best trial continues
         return None, len(jobs)
 
-    def _record(self, job: Job, results: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
+    def _make_record(self, job: Job, result_count: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
         record = {"trial": job.trial, "rung": job.rung}
         if job.rung == 0:
             from rekindle.training.search.sampling import ask  # imports Optuna
 
-            settings, attrs = ask(self.sweep, self.trials(results), default, whole)
+            settings, attrs = ask(self.sweep, self.trials(result_count), default, whole)
             record |= {"settings": settings, "attrs": attrs}
         return record
 

@@ -22,25 +22,28 @@ from rekindle.cluster import workflows
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError
-from rekindle.view.history.weeks import Week
+from rekindle.view.history.missed_runs import MissedRun
 
 POLL_INTERVAL_S, CLUSTER_POLL_INTERVAL_S = 0.5, 5.0
 FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
 
 
 def backfill(
-    weeks: Iterable[Week], run: Callable[[Week], dict[str, Any]], parallel: int, note: Callable[[str], None]
+    missed_runs: Iterable[MissedRun],
+    execute: Callable[[MissedRun], dict[str, Any]],
+    parallel: int,
+    log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Run all `weeks`, `parallel` at a time; returns a row per run, in order. A failure does not stop other runs."""
+    """Execute the runs, `parallel` at a time; return a row per run, in order. A failure does not stop other runs."""
 
-    def run_week(week: Week) -> dict[str, Any]:
-        note(f"{week.name} is the run of {week.time:%Y-%m-%d %H:%M} UTC")
-        row = week.row(run(week))
-        note(f"{week.name} {row['phase']} {row['gate'] or ''}".rstrip())
+    def run_one(run: MissedRun) -> dict[str, Any]:
+        log(f"{run.name} is the run of {run.time:%Y-%m-%d %H:%M} UTC")
+        row = run.row(execute(run))
+        log(f"{run.name} {row['phase']} {row['gate'] or ''}".rstrip())
         return row
 
     with ThreadPoolExecutor(parallel) as pool:
-        futures = [pool.submit(run_week, week) for week in weeks]
+        futures = [pool.submit(run_one, run) for run in missed_runs]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -48,12 +51,12 @@ def backfill(
             raise
 
 
-def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]:
+def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, Any]:
     """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it cannot start."""
-    files = RunFiles(home, week.name)
+    files = RunFiles(home, run.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
-    log, is_tried = home / FOLDER / f"{week.name}.log", False
+    log, is_tried = home / FOLDER / f"{run.name}.log", False
     while True:
         if files.runner():  # of another backfill, or of one that was killed
             time.sleep(POLL_INTERVAL_S)
@@ -62,23 +65,23 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
         # the name has only the start of the hash
         if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
             raise ConfigError(
-                f"{week.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
+                f"{run.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
             )
         status = files.load()[0]
         if is_created and (is_tried or status.get("phase") == "Succeeded"):
             return status
         if is_tried:
-            raise ConfigError(f"{week.name} did not start. {log.read_text().splitlines()[-1].removeprefix('error: ')}")
-        _rekindle(log, *(["resume", week.name] if is_created else _first_run(home, manifest, week)))
+            raise ConfigError(f"{run.name} did not start. {log.read_text().splitlines()[-1].removeprefix('error: ')}")
+        _rekindle(log, *(["resume", run.name] if is_created else _first_run(home, manifest, run)))
         is_tried = not files.runner()  # else another backfill has started the run at the same time
 
 
-def _first_run(home: Path, manifest: dict[str, Any], week: Week) -> list[str]:
+def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
     """Write the manifest of a missed run, and return the command that runs it."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
-    file = home / FOLDER / f"{week.name}.json"
-    write_atomically(file, json.dumps(manifest | {"metadata": metadata | {"name": week.name}}))
-    pairs = [f"{name}={value}" for name, value in week.parameters.items()]
+    file = home / FOLDER / f"{run.name}.json"
+    write_atomically(file, json.dumps(manifest | {"metadata": metadata | {"name": run.name}}))
+    pairs = [f"{name}={value}" for name, value in run.parameters.items()]
     return ["run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair))]
 
 
@@ -93,26 +96,26 @@ def _rekindle(log: Path, *arguments: str) -> None:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
 
 
-def run_on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any]:
+def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str, Any]:
     """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError, ApiError."""
     try:
-        if not (existing := cluster.find(workflows.WORKFLOWS, week.name)):
-            workflow = workflows.scheduled_workflow(cluster, schedule, week.parameters)
-            workflow["metadata"]["name"] = week.name
+        if not (existing := cluster.find(workflows.WORKFLOWS, run.name)):
+            workflow = workflows.scheduled_workflow(cluster, schedule, run.parameters)
+            workflow["metadata"]["name"] = run.name
             workflows.submit(cluster, workflow)
         elif (existing.get("status") or {}).get("phase") in FAILED:
-            workflows.resume(cluster, week.name)
+            workflows.resume(cluster, run.name)
     except (ApiError, ConfigError):
         # another backfill may have submitted or resumed the run at the same time
-        existing = cluster.find(workflows.WORKFLOWS, week.name)
+        existing = cluster.find(workflows.WORKFLOWS, run.name)
         if not existing or (existing.get("status") or {}).get("phase") in FAILED:
             raise
-    while (status := workflows.read(cluster, week.name).get("status") or {}).get("phase") not in COMPLETED:
+    while (status := workflows.read(cluster, run.name).get("status") or {}).get("phase") not in COMPLETED:
         time.sleep(CLUSTER_POLL_INTERVAL_S)
     return status
 
 
-def week_runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None) -> Any:
+def select_executor(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None) -> Any:
     """Return the function that starts or resumes a missed run.
 
     Raises ConfigError if the schedule on the cluster has another config.

@@ -15,10 +15,9 @@ from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
-from rekindle.training.cost import tariff as tariffs
 from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
-from rekindle.training.cost.tariff import Tariff
+from rekindle.training.cost.tariff import Tariff, prices_of, recorded_manifest, trial_tariff
 from rekindle.training.search import report
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.costs import total_amounts, trial_bills
@@ -51,8 +50,8 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
     """Return the prices and the pod of the trials; None without prices."""
-    manifest = tariffs.recorded_manifest(workflow)
-    return tariffs.trial_tariff(manifest, tariffs.prices_of(manifest) or Prices.load(project.root()))
+    manifest = recorded_manifest(workflow)
+    return trial_tariff(manifest, prices_of(manifest) or Prices.load(project.root()))
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:

@@ -54,7 +54,7 @@ def _quotas(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[
         free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
         if excess := _excess(peak, {name: free[name] for name in peak if name in free}):
             name = quota["metadata"]["name"]
-            yield f"the peak of the run exceeds the rest of the ResourceQuota {name}: {', '.join(excess)}"
+            yield f"the peak of the run exceeds the unused part of the ResourceQuota {name}: {', '.join(excess)}"
 
 
 def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
@@ -93,7 +93,10 @@ def _quota(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
 
 
 def _excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return each resource whose need exceeds the available amount; a resource that a node lacks is unavailable."""
+    """Return each resource whose need exceeds the available amount.
+
+    A device (a name with "/") that `available` lacks is unavailable; any other missing resource is unlimited.
+    """
     return [
         f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
         for name, value in needed.items()

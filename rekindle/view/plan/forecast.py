@@ -9,8 +9,8 @@ from argolocal.manifest import read as manifests
 from argolocal.manifest.resolve import find_in, store_templates
 from argolocal.manifest.shape import shape_errors
 from rekindle import project
-from rekindle.cache import plan as cache_plan
-from rekindle.cache.plan import CacheResult
+from rekindle.cache import lookup
+from rekindle.cache.lookup import CacheResult
 from rekindle.cluster.api import TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
@@ -59,7 +59,7 @@ class Forecast:
     rows: list[Row]
     total: Total
     unconditional_total: Total
-    runs: list[str]  # names of the former runs that the times come from
+    former_runs: list[str]  # names of the runs that the times come from
     peak: dict[str, float]
     releases: list[PlannedRelease]
     currency: str = ""  # of the costs; empty without prices
@@ -109,7 +109,8 @@ class Sources:
             self.notes.append(f"former runs cannot be read: {error}")
             return []
 
-    def find_template(self, objects: Iterable[Mapping[str, Any]]) -> Any:
+    def object_finder(self, objects: Iterable[Mapping[str, Any]]) -> Any:
+        """Return a function that finds an object by kind and name: in `objects`, else in the home or the cluster."""
         find = find_in(objects)
 
         def find_anywhere(kind: str, name: str) -> Any:
@@ -122,15 +123,15 @@ class Sources:
         return find_anywhere
 
     def look_up(self, manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> list[CacheResult]:
-        if not self.store or any(shape_errors(manifest)) or not cache_plan.has_reuse(manifest):
+        if not self.store or any(shape_errors(manifest)) or not lookup.has_reuse(manifest):
             return []
         on_cluster = self.cluster is not None
         if not on_cluster:
             reuse.set_bucket()
-        bucket = None if on_cluster else lambda name: cast("Store", reuse.readable_store(self.home, bucket=name))
+        open_bucket = None if on_cluster else lambda name: cast("Store", reuse.readable_store(self.home, bucket=name))
         try:
-            return cache_plan.look_up(
-                manifest, parameters, self.store, on_cluster=on_cluster, bucket=bucket, read_only=True
+            return lookup.look_up(
+                manifest, parameters, self.store, on_cluster=on_cluster, open_bucket=open_bucket, read_only=True
             )
         except RekindleError as error:
             self.notes.append(f"the cache cannot be read: {error}")
@@ -152,12 +153,12 @@ def forecast(
     use_cache: bool = True,
 ) -> Forecast:
     """Forecast the run of a manifest with `parameters`. Raises ConfigError if the manifest is invalid."""
-    find = sources.find_template(other_objects)
+    find = sources.object_finder(other_objects)
     workflow = manifests.workflow(manifest, parameters, find, for_this_machine=not sources.cluster)
     workflow = store_templates(workflow, find, lambda spec, path: None)
     results = sources.look_up(manifest, parameters) if use_cache and CACHED not in parameters else []
     by_task = {result.task: result for result in results}
-    tree = Tree(workflow, cache_plan.parameter(manifest, results) if results else "")
+    tree = Tree(workflow, lookup.cached_parameter(manifest, results) if results else "")
     prefix = _prefix(manifest)
     has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
     former_runs = sources.former_runs(workflow, prefix) if has_running_tasks else []
@@ -253,7 +254,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
         "tasks": tasks,
         "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
         "without_conditional_tasks": total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost},
-        "former_runs": plan.runs,
+        "former_runs": plan.former_runs,
         "currency": plan.currency or None,
         "peak": plan.peak,
         **asdict(plan.usage),

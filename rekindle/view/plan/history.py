@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.view.overview import label, parameter
 
 MAX_RUNS = 10  # the newest runs say most about the next run
-ATTEMPT = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the attempts of a step, and of the items of a loop
+ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")  # DAG, Steps: of templates that call themselves
 RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}  # differ in each run
 NAME_LABEL = "app.kubernetes.io/name"
@@ -34,11 +34,11 @@ class Record:
 
 @dataclass(frozen=True)
 class FormerRun:
-    """A run that has ended. `records`: its tasks that succeeded and were computed, by path."""
+    """An earlier run, which may not have ended. `records`: its tasks that were computed and succeeded, by path."""
 
     name: str
     workflow: Mapping[str, Any]
-    seconds: float  # duration of the run; 0 if it failed
+    seconds: float  # duration of the run; 0 unless it succeeded
     records: dict[str, Record]
 
 
@@ -105,8 +105,8 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
     for node in (status.get("nodes") or {}).values():
         is_task = node.get("phase") == "Succeeded" and node.get("type") in TASK_TYPES
         node_name = str(node.get("name"))
-        is_attempt = node.get("type") != "TaskGroup" and ATTEMPT.search(node_name)
-        if not (is_task and node.get("startedAt") and node.get("finishedAt")) or is_attempt:
+        is_attempt_or_item = node.get("type") != "TaskGroup" and ATTEMPT_OR_ITEM.search(node_name)
+        if not (is_task and node.get("startedAt") and node.get("finishedAt")) or is_attempt_or_item:
             continue
         path = node_name.removeprefix(name).removeprefix(".")
         inputs = {

@@ -1,14 +1,14 @@
-"""Explains for each task why it runs, although results are cached."""
+"""Explains for each task why it runs instead of reusing a cached result, or why it does not run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rekindle.cache import entries, plan
+from rekindle.cache import entries, lookup
 from rekindle.cache.difference import MISSING, Difference, differences
 from rekindle.cache.key import NotReusable
-from rekindle.cache.plan import CacheResult
+from rekindle.cache.lookup import CacheResult
 from rekindle.errors import RekindleError, StorageError
 from rekindle.view.plan.tasks import RUNS, Task, Tree
 
@@ -21,7 +21,7 @@ MAX_VALUE_LENGTH = 24  # characters of a value in a line of text
 
 @dataclass(frozen=True)
 class Reason:
-    """A sentence that says why a task runs, and the differences from an earlier result (RUN/TASK)."""
+    """The reason as text, and the differences from `earlier_result` (RUN/TASK)."""
 
     text: str
     earlier_result: str = ""
@@ -42,7 +42,7 @@ class Reasons:
         if task.status != RUNS:
             return Reason(task.reason)
         if task.template.get("memoize"):
-            return Reason("its result may be memoized by Argo, which is known when it starts")
+            return Reason("Argo may have memoized its result, which is known only when the task starts")
         if not self.tree.cache_row(task):
             return Reason("never cached")
         result = self.results.get(task.name)
@@ -50,7 +50,7 @@ class Reasons:
             return Reason("the cache cannot be read")
         earlier, found = None, []
         try:
-            facts = result.facts or (plan.known_facts(result.call, self.on_cluster) if result.call else None)
+            facts = result.facts or (lookup.known_facts(result.call, self.on_cluster) if result.call else None)
             if facts and (earlier := self._newest_entry(facts["step"], task.name)):
                 found = differences(self.store, earlier.facts, facts)
         except NotReusable as error:
@@ -68,7 +68,7 @@ class Reasons:
         return Reason(describe(found[0]), earlier.at if earlier else "", found)
 
     def _running_dependency(self, parent: Task, task: Task) -> str:
-        """Return the task that runs and whose output `task` needs."""
+        """Return a task that runs and that `task` needs, preferably one that may be cached; "" without such a task."""
         seen, pending = set(), list(parent.needs.get(task.name, ()))
         running = []
         while pending:

@@ -58,7 +58,7 @@ def resource_seconds(replicas: Iterable[Replicas], seconds: float, prices: Price
     result = ResourceSeconds(cost=0.0 if prices else None)
     for item in replicas:
         cpu, gib, gpu = (item.count * value for value in item.pod.resource_seconds(seconds))
-        cost = item.count * prices.price(item.pod, seconds) if prices and not item.is_executor else None
+        cost = item.count * prices.pod_cost(item.pod, seconds) if prices and not item.is_executor else None
         result += ResourceSeconds(cpu, gib, gpu, cost)
     return result
 

@@ -1,4 +1,4 @@
-"""The tasks of a manifest as a tree, and whether each will run as far as the manifest tells.
+"""The tasks of a manifest as a tree, and whether each will run, as far as this is known before the run.
 
 A path is the name of a node without the name of its run, as Argo writes it: `decide.ship.release`, `[0].check`.
 """
@@ -15,7 +15,7 @@ from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.loops import expand, has_loop
 from rekindle.cache.key import UnknownKey
-from rekindle.cache.plan import JSON_PATH_NAME, Call, call_of
+from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, step_call_of
 from rekindle.keys import CACHED, REUSED_MODELS, cached_name
 
 RUNS, CACHED_RESULT, CONDITIONAL, SKIPPED = "runs", "cached", "conditional", "skipped"
@@ -36,7 +36,7 @@ class Task:
 
     path: str
     name: str
-    call: Mapping[str, Any]  # the task in its DAG or steps template
+    call: Mapping[str, Any]  # the task as written in its DAG or steps template
     template: Mapping[str, Any]
     scope: Scope  # values of tags that are known before the run
     status: str = RUNS
@@ -121,10 +121,10 @@ class Tree:
         rows = {name: self.cached[name] for name in names if name in self.cached}
         return {f"workflow.parameters.{CACHED}": json.dumps(rows)}
 
-    def step_call(self, task: Task) -> Call | None:
+    def step_call(self, task: Task) -> StepCall | None:
         """Return the step of Rekindle that a task runs, or None."""
         try:
-            return call_of(task.call, task.template, task.scope | self._cached_scope([task.call, task.template]))
+            return step_call_of(task.call, task.template, task.scope | self._cached_scope([task.call, task.template]))
         except (UnknownKey, TemplateError, ArgolocalError):
             return None
 
@@ -153,8 +153,8 @@ class Tree:
         if match := CACHE_CONDITION.fullmatch(
             when
         ):  # evaluated here, because parsing would take longer than everything else
-            origin = self.cached.get(match[1], {}).get("at")
-            return (CACHED_RESULT, f"result of {origin}") if origin else (RUNS, "")
+            location = self.cached.get(match[1], {}).get("at")
+            return (CACHED_RESULT, f"result of {location}") if location else (RUNS, "")
         text = self._substitute_known(when, child.scope)
         if (outputs := unknown_outputs(text)) or "{{" in text:
             return CONDITIONAL, f"depends on {describe_outputs(outputs, parent) if outputs else text}"
@@ -164,9 +164,9 @@ class Tree:
             return CONDITIONAL, f"depends on {text}"
         if runs:
             return RUNS, ""
-        origins = [self.cached.get(key, {}).get("at") for key in JSON_PATH_NAME.findall(when)]
-        if any(origins):
-            return CACHED_RESULT, f"result of {next(filter(None, origins))}"
+        locations = [self.cached.get(key, {}).get("at") for key in JSON_PATH_NAME.findall(when)]
+        if any(locations):
+            return CACHED_RESULT, f"result of {next(filter(None, locations))}"
         return SKIPPED, "only if the run fails" if "workflow.status" in when else f"its condition is false: {text}"
 
     def _count_items(self, task: Task) -> None:

@@ -12,7 +12,7 @@ from rekindle.view.plan.forecast import Forecast, Row
 from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 
 MAX_REASON_LENGTH = 120  # characters of a reason; `-o json` has all of it
-MAX_NAMES = 8  # tasks that a line of totals names
+MAX_NAMES = 8  # maximum number of tasks that a line of totals names
 MIN_TIME_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
 
 
@@ -74,15 +74,16 @@ def _totals(plan: Forecast) -> Iterator[str]:
     unconditional, total = plan.unconditional_total, plan.total
     if not counts[RUNS] + counts[CONDITIONAL]:
         yield "time       0 s: every task is cached"
-    elif plan.runs:
+    elif plan.former_runs:
         yield f"time       {at_least}{_spread(unconditional.seconds, unconditional.low, unconditional.high)}"
         if counts[CONDITIONAL]:
             whole = _spread(total.seconds, total.low, total.high)
             yield f"           {at_least}{whole}, if all conditional tasks run"
-        yield f"           from {len(plan.runs)} former run{'s' * (len(plan.runs) > 1)}, newest {plan.runs[0]}"
-        spans, least = unconditional.spans, MIN_TIME_SHARE * unconditional.seconds
-        longer = [task for task in unconditional.critical_path if spans[task].end - spans[task].start >= least]
-        yield f"critical   {' → '.join(_limit(longer or unconditional.critical_path))}"
+        names = plan.former_runs
+        yield f"           from {len(names)} former run{'s' * (len(names) > 1)}, newest {names[0]}"
+        spans, min_s = unconditional.spans, MIN_TIME_SHARE * unconditional.seconds
+        shown_tasks = [task for task in unconditional.critical_path if spans[task].end - spans[task].start >= min_s]
+        yield f"critical   {' → '.join(_limit(shown_tasks or unconditional.critical_path))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
     if plan.unknown_tasks:

@@ -29,7 +29,7 @@ LAUNCHER = "rekindle.training.launch"
 class Estimate:
     """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is unknown.
 
-    `free_seconds`: the part in which its pods cost nothing, as in the cost of a run: the start of a training.
+    `free_seconds`: the part that is not charged, as in the cost of a run: the start of a training's pods.
     """
 
     seconds: float | None
@@ -67,20 +67,22 @@ class Estimates:
         return any(LAUNCHER in str((template.get("resource") or {}).get("manifest")) for template in templates)
 
     def of(self, task: Task) -> Estimate:
-        """Return the estimate of a task, under the assumption that it runs."""
+        """Return the estimate of a task: 0 if it is cached or skipped; a conditional task is assumed to run."""
         if task.status in (CACHED_RESULT, SKIPPED):
             return NO_TIME
         records = [(former, record) for former in self.former_runs if (record := _find_record(former, task))]
         if not records:
             return Estimate(None)
         spec = training_spec(self.tree, task)
-        samples = [self._training(task, spec, *pair) for pair in records] if spec else []
-        notes = sorted({note for _, note, _ in samples if note})
-        free_seconds = median([free for *_, free in samples] or [0.0])
-        seconds = [value for value, *_ in samples] or [record.seconds for record in _most_similar(task, records)]
+        trainings = [self._estimate_training(task, spec, *pair) for pair in records] if spec else []
+        notes = sorted({note for _, note, _ in trainings if note})
+        free_seconds = median([free for *_, free in trainings] or [0.0])
+        seconds = [value for value, *_ in trainings] or [record.seconds for record in _most_similar(task, records)]
         return Estimate(median(seconds), min(seconds), max(seconds), len(seconds), "; ".join(notes), free_seconds)
 
-    def _training(self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record) -> tuple[float, str, float]:
+    def _estimate_training(
+        self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record
+    ) -> tuple[float, str, float]:
         """Estimate a training with the settings `spec` from a former training: seconds, a note, free seconds."""
         tree = self.trees.get(former.name)
         former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None) if tree else None

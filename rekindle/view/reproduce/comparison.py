@@ -96,7 +96,7 @@ def curve_difference(expected: Curve, actual: Curve) -> str:
 
 
 def _state_difference(origin: Origin, store: Store, run: str) -> str:
-    """Return the first file of the serving state that no dataset of the run has, for equal weights."""
+    """Return a sentence that names the files of the serving state that differ; "" if all are equal."""
     from hashlib import sha256
 
     names = sorted(name for name in origin.files if name == "dataset.json" or name.startswith("state/"))

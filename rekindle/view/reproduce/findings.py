@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.common.processes import python
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
-from rekindle.cache.key import content_or_empty
+from rekindle.cache.key import data_digest_or_empty
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
@@ -60,8 +60,8 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
     """Compare the code of the release with the files of the commit, and with the installed packages of Rekindle."""
     recorded, current = origin.run["code"], code.digests(origin.run["modules"], [str(folder)])
     names = sorted(name for name in recorded.keys() | current.keys() if recorded.get(name) != current.get(name))
-    engine = [name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")]
-    project_modules = [name for name in names if name not in engine]
+    rekindle_modules = [name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")]
+    project_modules = [name for name in names if name not in rekindle_modules]
     if project_modules:
         yield Finding(
             "code", f"{_shorten(project_modules)}: commit {commit.sha[:12]} has other code than the release", True
@@ -69,8 +69,8 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
     elif commit.is_dirty and commit.sha == commit.recorded_sha:
         text = "the release was made with uncommitted changes, but its steps and workload equal the commit"
         yield Finding("commit", text)
-    if engine:
-        yield Finding("code", f"Rekindle itself differs from the release, in {_shorten(engine)}")
+    if rekindle_modules:
+        yield Finding("code", f"Rekindle itself differs from the release, in {_shorten(rekindle_modules)}")
 
 
 def environment_findings(origin: Origin) -> Iterator[Finding]:
@@ -133,11 +133,11 @@ class Data:
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """The digest of each place where the data may be; "" if it does not exist or cannot be verified."""
-        recorded, places = self.given_source or self.recorded_source, list[str]()
+        source, places = self.given_source or self.recorded_source, list[str]()
         if not self.given_source and "://" not in self.recorded_source:
             parts = Path(self.recorded_source).parts[1:]
             places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {p: digest for p in [*places, recorded] if (digest := _digest(p)) or p == recorded}
+        return {p: digest for p in [*places, source] if (digest := _digest(p)) or p == source}
 
     @cached_property
     def source(self) -> str:
@@ -147,8 +147,8 @@ class Data:
         return next(equal, existing[0] if existing else self.given_source or self.recorded_source)
 
     @property
-    def place(self) -> str:
-        """The place of the data as text: a file of the commit by its path in the project."""
+    def description(self) -> str:
+        """The place of the data for messages: a file of the commit by its path in the project."""
         path = Path(self.source)
         return f"{path.relative_to(self.folder)} of the commit" if path.is_relative_to(self.folder) else self.source
 
@@ -162,7 +162,9 @@ class Data:
             state = f"its digest is {digest}" if digest else "it does not exist, or cannot be read"
             remedy = "restore it, or give the place of the same data with --data"
             yield Finding(
-                "data", f"{self.place}: {state}; the release has the digest {self.recorded_digest}: {remedy}", True
+                "data",
+                f"{self.description}: {state}; the release has the digest {self.recorded_digest}: {remedy}",
+                True,
             )
         elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(self.folder):
             text = f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use --data"
@@ -171,7 +173,7 @@ class Data:
 
 def _digest(place: str) -> str:
     try:
-        return content_or_empty(place)
+        return data_digest_or_empty(place)
     except RekindleError:  # a bucket is missing, or the object store is unavailable
         return ""
 

@@ -85,7 +85,7 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         result = Result(origin, commit.sha)
         folder = check_out(commit.sha, workspace.checkout)
         data = checks.Data(origin, request.data, folder)
-        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.place}")
+        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.description}")
 
         def report(found: Iterator[Finding]) -> None:
             for finding in found:
@@ -106,7 +106,7 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         if request.check_only or (result.fatal and not request.ignore_errors):
             return result
         inputs.provide(workspace)
-        run = train(workspace, folder, origin, data.source, local.home, recorded | dict(request.values))
+        run = run_pipeline(workspace, folder, origin, data.source, local.home, recorded | dict(request.values))
         result.comparison = compare(origin, workspace.store(), run)
     return result
 
@@ -168,7 +168,7 @@ def _without_provenance(manifest: Manifest) -> Manifest:
     return {"spec": spec}
 
 
-def train(
+def run_pipeline(
     workspace: Workspace, folder: Path, origin: Origin, source: str, user_home: Path, values: Mapping[str, str]
 ) -> str:
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails.
@@ -177,7 +177,7 @@ def train(
     """
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
     sets += [f"data.source={source}"] if source != origin.config["data"]["source"] else []
-    manifest = render(workspace, folder, config_of_training(origin), *sets)
+    manifest = render(workspace, folder, training_config(origin), *sets)
     resume_at_once(manifest, values)
     workspace.use_images(origin.config, manifest, user_home)
     file = workspace.folder / "manifest.json"
@@ -187,7 +187,7 @@ def train(
     return json.loads(output)["workflow"]
 
 
-def config_of_training(origin: Origin) -> dict[str, Any]:
+def training_config(origin: Origin) -> dict[str, Any]:
     """Return the config that trains the model of the release; of a sweep, only the trial that was released.
 
     The search is not repeated: with a budget, it depends on the speed of the machine.
@@ -203,9 +203,9 @@ def config_of_training(origin: Origin) -> dict[str, Any]:
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:
-    """Return the workflow parameters of the run that made the release; a model of a backfill is never released.
+    """Return the workflow parameters of the run that made the release, and `backfill`, so that nothing is released.
 
-    A moving window ends at the scheduled time, or at the time when the run was created.
+    A moving window ends at the scheduled time, or else at the creation time of that run.
     """
     values = {name: value for name, value in origin.parameters.items() if name not in PROVENANCE}
     if uses_scheduled_time(origin.run["manifest"]):

@@ -1,7 +1,7 @@
 """A temporary folder with its own home, services and environment, so that the user's stay unchanged.
 
-A separate process waits for the end of this one, also after `kill -9`, and then removes the folder; the services of the
-folder's home end with their records.
+A separate process waits for the end of this one, also after `kill -9`, and then removes the folder; each service of
+the folder's home ends when its record in the folder is deleted.
 """
 
 import os
@@ -28,18 +28,14 @@ from rekindle.local.services.services import BUCKET, Services
 from rekindle.storage import Store
 from rekindle.view.outcome import NOT_RELEASED
 
-VARIABLE_PREFIXES = (
-    "REKINDLE_",
-    "S3_",
-    "MLFLOW_",
-    "AWS_",
-)  # variables with the user's services, project and config overrides
-VARIABLES = ("NOTIFY_URL", "PYTHONPATH")
+# variables with the user's services, project and config overrides
+REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
+REMOVED_VARIABLES = ("NOTIFY_URL", "PYTHONPATH")
 KEPT_VARIABLES = (CACHE,)  # variables that the commands of the workspace inherit
 # removed twice, because processes that end at the same time may still write
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
 SUCCESS_EXIT_CODES = (0, NOT_RELEASED)
-ENGINE_PACKAGES = ("rekindle", "argolocal")  # packages that the project's repository may contain
+REKINDLE_PACKAGES = ("rekindle", "argolocal")  # they are in the commit if the repository is Rekindle's own
 
 
 class Workspace:
@@ -55,22 +51,22 @@ class Workspace:
         return {
             n: v
             for n, v in os.environ.items()
-            if n in KEPT_VARIABLES or not (n.startswith(VARIABLE_PREFIXES) or n in VARIABLES)
+            if n in KEPT_VARIABLES or not (n.startswith(REMOVED_PREFIXES) or n in REMOVED_VARIABLES)
         }
 
     @property
-    def python_path(self) -> dict[str, str]:
+    def commit_variables(self) -> dict[str, str]:
         """PYTHONPATH, if the commit contains Rekindle itself: then this code runs instead of the installed Rekindle."""
-        has_engine = all((self.checkout / name / "__init__.py").is_file() for name in ENGINE_PACKAGES)
-        return {"PYTHONPATH": str(self.checkout)} if has_engine else {}
+        has_rekindle = all((self.checkout / name / "__init__.py").is_file() for name in REKINDLE_PACKAGES)
+        return {"PYTHONPATH": str(self.checkout)} if has_rekindle else {}
 
     def rekindle(self, folder: Path, *arguments: str) -> str:
-        """Return the output of a command of Rekindle in the project `folder`, which ends with this process.
+        """Return the output of a command of Rekindle in the project `folder`. The command ends with this process.
 
         The lines of its stderr appear on the stderr of this process, except the summary of a run that succeeds, which
         names the folder's own services. Raises RekindleError if the command fails.
         """
-        environment = self._clean_environment() | self.python_path | {"REKINDLE_HOME": str(self.home)}
+        environment = self._clean_environment() | self.commit_variables | {"REKINDLE_HOME": str(self.home)}
         parent, summary = os.getpid(), list[str]()
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
@@ -90,7 +86,7 @@ class Workspace:
             return output.read()
 
     def use_images(self, config: Mapping[str, Any], manifest: Mapping[str, Any], user_home: Path) -> None:
-        """Let the images of the run contain the code of the commit, with the interpreters that the user has set."""
+        """Copy images.yaml of the user's home, which maps images to interpreters; add the variables of the commit."""
         homes.make(self.home)
         file = user_home / "images.yaml"
         table = (yaml.safe_load(file.read_text()) or {}) if file.exists() else {}
@@ -98,8 +94,8 @@ class Workspace:
         images = {container["image"] for template in templates for _, container in containers_of(template)}
         cluster = config["cluster"]  # the images of jobs and servers
         images |= {pod["image"] for pod in (cluster, *cluster["pods"].values()) if pod.get("image")}
-        for image in images if self.python_path else ():
-            table.setdefault(image, {}).setdefault("env", {}).update(self.python_path)
+        for image in images if self.commit_variables else ():
+            table.setdefault(image, {}).setdefault("env", {}).update(self.commit_variables)
         (self.home / "images.yaml").write_text(yaml.safe_dump(table))
 
     def store(self, bucket: str = BUCKET) -> Store:

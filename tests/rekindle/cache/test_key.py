@@ -11,7 +11,7 @@ import pytest
 
 from rekindle import project
 from rekindle.cache import code
-from rekindle.cache.key import UnknownKey, content, digest, facts, key
+from rekindle.cache.key import UnknownKey, data_digest, describe_files, facts, key
 from rekindle.step import load, parse
 from rekindle.storage import Store
 
@@ -121,10 +121,10 @@ def test_the_key_changes_exactly_with_code_inputs_data_or_image(world: World, ch
 def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> None:
     for uri in (str(tmp_path / "missing"), "https://example.com/data.csv"):
         with pytest.raises(UnknownKey):
-            content(uri)
+            data_digest(uri)
     with pytest.raises(UnknownKey, match="path in the pod"):
-        content(str(tmp_path), is_local=False)
-    assert content("simulate://7") == "simulate://7"
+        data_digest(str(tmp_path), is_local=False)
+    assert data_digest("simulate://7") == "simulate://7"
 
 
 def test_the_key_of_a_training_does_not_depend_on_the_code_of_the_evaluation() -> None:
@@ -140,7 +140,7 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
         for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        return digest(folder)
+        return describe_files(folder)
 
     files = folder_digest(a="12", **{"deep/b": "345"})
     assert files == folder_digest(**{"deep/b": "345"}, a="12") and (files["files"], files["bytes"]) == (2, 5)
@@ -151,8 +151,8 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
     ]
     assert len({other["sha256"] for other in [files, *others]}) == 4
     (file := tmp_path / "file").write_text("12")
-    assert (digest(file)["files"], digest(file)["bytes"]) == (1, 2)
-    assert content(str(file)) == content(f"file://{file}") == digest(file)["sha256"]
+    assert (describe_files(file)["files"], describe_files(file)["bytes"]) == (1, 2)
+    assert data_digest(str(file)) == data_digest(f"file://{file}") == describe_files(file)["sha256"]
 
 
 def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path: Path) -> None:
@@ -160,31 +160,33 @@ def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/2026").symlink_to(tmp_path / "large")
     (part := tmp_path / "large/.parts/.a").write_text("12")
-    before = digest(tmp_path / "data")
+    before = describe_files(tmp_path / "data")
     part.write_text("13")
-    assert (before["files"], before["bytes"]) == (1, 2) and digest(tmp_path / "data")["sha256"] != before["sha256"]
+    assert (before["files"], before["bytes"]) == (1, 2) and describe_files(tmp_path / "data")["sha256"] != before[
+        "sha256"
+    ]
 
 
 def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:
     prefix = uuid.uuid4().hex
     uri = f"s3://{s3.bucket}/{prefix}/"
     with pytest.raises(UnknownKey, match="does not exist"):
-        content(uri)
+        data_digest(uri)
     s3.put(f"{prefix}/a", b"1")
-    seen = [content(uri)]
-    assert content(uri, is_local=False) == seen[0], "a bucket can be read from anywhere"
+    seen = [data_digest(uri)]
+    assert data_digest(uri, is_local=False) == seen[0], "a bucket can be read from anywhere"
     for name, data in (("a", b"2"), ("b", b"1")):
         s3.put(f"{prefix}/{name}", data)
-        seen.append(content(uri))
+        seen.append(data_digest(uri))
         s3.put(f"{prefix}-copy/{name}", data)
-    assert len(set(seen)) == 3 and content(f"s3://{s3.bucket}/{prefix}-copy/") == seen[2]
+    assert len(set(seen)) == 3 and data_digest(f"s3://{s3.bucket}/{prefix}-copy/") == seen[2]
     asked: list[str] = []
 
     def bucket(name: str) -> Store:
         asked.append(name)
         return s3
 
-    assert content(f"s3://elsewhere/{prefix}/", bucket=bucket) == seen[-1] and asked == ["elsewhere"]
+    assert data_digest(f"s3://elsewhere/{prefix}/", open_bucket=bucket) == seen[-1] and asked == ["elsewhere"]
 
 
 def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) -> None:
@@ -197,7 +199,7 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
         "code": "sha256:1",
         "inputs": {"source": str(data), "rate": "0.5", "table": '{"a": 1, "b": 2}'},
         "artifacts": {"model": "abc"},
-        "data_read": {str(data): digest(data)["sha256"]},
+        "data_read": {str(data): describe_files(data)["sha256"]},
     }
     assert key(computed) == key(dict(reversed(computed.items()))) != key(computed | {"code": "sha256:2"})
     assert facts(module, inputs, {})["code"] == code.identity([module])

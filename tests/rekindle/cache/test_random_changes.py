@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.cache import code, entries, plan
+from rekindle.cache import code, entries, lookup
 from rekindle.storage import Store
 from tests.commands import ROOT
 
@@ -88,7 +88,7 @@ class Demo:
         counts: Counter[str] = Counter()
         for task in ("prepare", "train"):  # the key of `train` is known after `prepare` is recorded
             found = {
-                result.task: result for result in plan.look_up(manifest, {}, self.store, on_cluster=self.on_cluster)
+                result.task: result for result in lookup.look_up(manifest, {}, self.store, on_cluster=self.on_cluster)
             }[task]
             origin = self.origin(task)
             counts["stale" if found.entry and origin not in self.results else ""] += 1
@@ -99,7 +99,7 @@ class Demo:
             self.results.add(origin)
         return counts
 
-    def _record(self, found: plan.CacheResult, digest: str) -> None:
+    def _record(self, found: lookup.CacheResult, digest: str) -> None:
         assert found.key, found.reason
         name, at = {"prepare": "dataset", "train": "model"}[found.task], f"run-{digest[:12]}/{found.task}"
         self.store.put(f"{at}/{name}/part", b"123")

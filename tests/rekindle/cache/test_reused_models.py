@@ -11,7 +11,7 @@ from argolocal.validate import check
 from rekindle import blocks, tracking
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.cache import entries, plan
+from rekindle.cache import entries, lookup
 from rekindle.cache.entries import Entry
 from rekindle.cache.reused_models import FILES, copy_reused_models
 from rekindle.keys import CACHED
@@ -56,7 +56,7 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
     at = f"one-{uuid.uuid4().hex[:6]}/train"
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
-    (result,) = plan.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, on_cluster=True)
+    (result,) = lookup.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, on_cluster=True)
     for name in FILES:
         s3.put(f"{at}/model/{name}", name.encode())
     artifacts = {"model": {"sha256": "", "files": len(FILES), "bytes": len("".join(FILES))}}

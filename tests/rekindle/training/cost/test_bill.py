@@ -69,7 +69,7 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(lines:
     )
 
 
-def test_a_training_without_losses_says_nothing_of_losses():
+def test_the_report_of_a_training_without_losses_names_no_losses():
     bill = bill_of(*start("a", "b"), step(3, 10), (6, "complete", {"step": 40}))
     assert (bill.uses[TRAINED], bill.uses[WAITED], bill.total, bill.without_spot) == (2, 1, 3, 12)
     assert list(describe(bill)) == [
@@ -80,7 +80,7 @@ def test_a_training_without_losses_says_nothing_of_losses():
     assert not {"losses", "checkpoints"} & bill.as_json().keys()
 
 
-def test_on_demand_nothing_is_said_of_spot_nodes():
+def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
     bill = bill_of(*start("a"), step(3, 10), (4, "complete", {"step": 20}), pod=REGULAR)
     assert list(describe(bill)) == ["The training cost 4.00 EUR: 2.00 trained, 2.00 waited."]
     assert not {"saved", "without_spot"} & bill.as_json().keys()
@@ -114,7 +114,7 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     ]
 
 
-def test_a_snapshot_in_shared_memory_says_nothing_of_durable_checkpoints():
+def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
     again = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
     bill = bill_of(
         *start("a"), step(3, 10), (4, "checkpoint", {"step": 20, "cost": 0.01}), step(6, 40), lost(6.5, "a"), again,

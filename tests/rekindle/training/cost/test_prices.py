@@ -75,8 +75,8 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
 
 def test_a_pod_costs_its_requests_by_the_hour():
     found = prices(classes={"cpu": {"on_demand": RATE}, "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}}})
-    assert found.price(Pod(cpus=2, gib=4), 1800) == 2
-    assert found.price(Pod(cpus=2, gib=4, gpus=1, devices=("nvidia.com/gpu",)), 3600) == 7
+    assert found.pod_cost(Pod(cpus=2, gib=4), 1800) == 2
+    assert found.pod_cost(Pod(cpus=2, gib=4, gpus=1, devices=("nvidia.com/gpu",)), 3600) == 7
     assert found.cost("gpu", False, 3600, 0, 7200) == 7
 
 
@@ -138,7 +138,7 @@ def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
     with pytest.raises(ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"):
         found.classify(Pod(labels={"zone": "a"}, devices=("nvidia.com/gpu",)))
     with pytest.raises(ConfigError, match=r"classes\.cpu\.spot is missing"):
-        found.price(Pod(cpus=1, labels={"spot": "yes"}), 1)
+        found.pod_cost(Pod(cpus=1, labels={"spot": "yes"}), 1)
 
 
 def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_them(priced_project: Path):

@@ -60,7 +60,7 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
     assert EXAMPLE
     replicas = pods.object_replicas(train)
     spot, on_demand = (
-        sum(item.count * EXAMPLE.price(item.pod, 3600, is_spot) for item in replicas) for is_spot in (None, False)
+        sum(item.count * EXAMPLE.pod_cost(item.pod, 3600, is_spot) for item in replicas) for is_spot in (None, False)
     )
     assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
     assert on_demand == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
@@ -73,8 +73,8 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
     found = tariff.tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
     role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
     assert list(found.workers) == [role, ""]
-    assert found.worker("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
-    assert found.worker(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
+    assert found.worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
+    assert found.worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
     assert found.coordinator and found.coordinator.gib == 0.5
     assert tariff.tariffs(manifest, None, ["train"]) == {}
 
@@ -82,8 +82,8 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
 def test_the_trials_of_a_sweep_are_charged_like_workers():
     config = load_config("configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]).config
     found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
-    assert found and found.prices.classify(found.worker("rank0")) == "l4"
-    assert found.prices.is_spot(found.worker("rank0"))
+    assert found and found.prices.classify(found.worker_pod("rank0")) == "l4"
+    assert found.prices.is_spot(found.worker_pod("rank0"))
 
 
 @pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])

@@ -8,7 +8,7 @@ import pytest
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.training.search.config import default, whole_numbers
+from rekindle.training.search.config import default_settings, integer_settings
 
 CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 
@@ -48,10 +48,10 @@ def test_the_first_trial_has_the_values_of_the_config() -> None:
     config = load_config(CONFIG).config
     sweep = getattr(config, "sweep")  # noqa: B009
     values = {"model.channels": 16, "model.dropout": 0.2, "train.learning_rate": 0.003}
-    assert default(sweep, config.train, config.model) == values
-    assert whole_numbers(sweep, config.train, config.model) == {path: path == "model.channels" for path in values}
+    assert default_settings(sweep, config.train, config.model) == values
+    assert integer_settings(sweep, config.train, config.model) == {path: path == "model.channels" for path in values}
     other = load_config(CONFIG, ["train.learning_rate=0.5"]).config
-    assert default(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
+    assert default_settings(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
 
 
 PRICES = """

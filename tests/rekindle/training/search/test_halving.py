@@ -24,7 +24,7 @@ sweeps = st.builds(
 
 def run(sweep: Sweep, pods: int, quality: random.Random, chance: random.Random) -> tuple[list[Job], dict[Job, float]]:
     """Run a sweep whose jobs end in an order of chance; return its decisions and results."""
-    levels = [quality.choice([quality.random(), quality.random(), math.nan]) for _ in range(sweep.count)]
+    levels = [quality.choice([quality.random(), quality.random(), math.nan]) for _ in range(sweep.trial_count)]
     jobs: list[Job] = []
     running: list[Job] = []
     values: dict[Job, float] = {}
@@ -53,10 +53,12 @@ def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
     expected, values = run(sweep, 1, random.Random(seed), chance)
     jobs, other_values = run(sweep, min(pods, sweep.decision_lag), random.Random(seed), chance)
     assert jobs == expected and str(sorted(other_values.items(), key=str)) == str(sorted(values.items(), key=str))
-    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.count)) and len(set(jobs)) == len(jobs)
+    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count)) and len(set(jobs)) == len(
+        jobs
+    )
     finite = [job for job in jobs if math.isfinite(values[job])]
     assert not finite or any(job.rung == sweep.rungs - 1 for job in finite)
-    for trial in range(sweep.count):
+    for trial in range(sweep.trial_count):
         rungs = [job.rung for job in jobs if job.trial == trial]
         assert rungs == sorted(rungs) and math.isclose(
             sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial), sweep.share(rungs[-1])
@@ -84,7 +86,7 @@ def test_twenty_seven_trials_cost_less_than_a_third_of_the_steps() -> None:
 def cost(sweep: Sweep, seed: int) -> float:
     """Return the steps of a sweep, as a share of the steps for training all trials to the end."""
     jobs, _ = run(sweep, 2, random.Random(seed), random.Random(seed))
-    return sum(budget.step_share(sweep, job, jobs) for job in jobs) / sweep.count
+    return sum(budget.step_share(sweep, job, jobs) for job in jobs) / sweep.trial_count
 
 
 @given(VALUES, st.integers(0, 40), st.sampled_from(["lower", "higher"]), st.randoms())

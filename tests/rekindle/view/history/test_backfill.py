@@ -153,7 +153,7 @@ def test_two_backfills_at_the_same_time_run_each_week_once(project: Shell) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # four weeks
-def test_a_failed_week_stops_no_other_week_and_is_repeated(project: Shell, shared: Path) -> None:
+def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(project: Shell, shared: Path) -> None:
     (empty := shared / "empty").touch()
     command = "rekindle backfill configs/shop.yaml --from 2026-03-30 --to 2026-04-19 -o json"
     done = project(command)

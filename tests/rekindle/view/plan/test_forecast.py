@@ -132,7 +132,7 @@ def plain(change: str = "") -> dict[str, Any]:
     return manifest
 
 
-def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Path, s3: Store) -> None:
+def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(tmp_path: Path, s3: Store) -> None:
     # 960 samples in steps of 64: 12 epochs are 180 steps, which take 90 of 100 seconds
     for number in range(3):
         name = f"digits-{number}"
@@ -158,7 +158,7 @@ def test_a_training_takes_its_fixed_seconds_and_those_of_its_steps(tmp_path: Pat
     assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
-def test_a_scheduled_run_prepares_its_data_in_any_case(tmp_path: Path, s3: Store) -> None:
+def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(tmp_path: Path, s3: Store) -> None:
     manifest = render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"], environment={}).config)
     by_hand, scheduled = (
         rows(forecast(Sources(tmp_path, None), manifest, parameters))["prepare"].reason.text
@@ -224,10 +224,10 @@ def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(tmp_path: Pa
     assert sum(row.requests.get("cpu", 0) for row in plan.rows if row.task.startswith("train")) < 4
 
 
-def test_a_run_of_another_pipeline_says_nothing_about_the_time(tmp_path: Path) -> None:
+def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> None:
     record_run(tmp_path, plain(), "plainly-a", {"[0].fetch": (0, 5)})
     plan = forecast(Sources(tmp_path, None), plain(), {})
-    assert plan.runs == [] and "time       unknown" in text(plan)
+    assert plan.former_runs == [] and "time       unknown" in text(plan)
 
 
 def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer, cluster: Cluster) -> None:
@@ -251,10 +251,10 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
 
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
-    assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.runs == ["plain-x"]
+    assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.former_runs == ["plain-x"]
     assert "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)" in plan.shortages
     assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.shortages
-    assert any("the rest of the ResourceQuota team: 12 cpu of 10" in line for line in plan.shortages)
+    assert any("the unused part of the ResourceQuota team: 12 cpu of 10" in line for line in plan.shortages)
     assert any("exceeds all nodes together" in line for line in plan.shortages)
     assert not [request for request in server.requests if request[0] != "GET"]
 
@@ -268,13 +268,13 @@ def test_archived_runs_count_if_the_argo_server_is_known(
     nodes = {"n": end | {"id": "n", "name": "plain-old[0].fetch", "type": "Pod"}}
     server.fixed["/api/v1/workflows/models"] = {"items": [archived]}
     server.fixed["/api/v1/workflows/models/plain-old"] = archived | {"status": end | {"nodes": nodes}}
-    assert forecast(Sources(Path("none"), cluster), plain(), {}).runs == []
+    assert forecast(Sources(Path("none"), cluster), plain(), {}).former_runs == []
     monkeypatch.setenv("ARGO_SERVER", f"http://127.0.0.1:{server.port}")
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
-    assert plan.runs == ["plain-old"] and rows(plan)["[0].fetch"].time.seconds == 30
+    assert plan.former_runs == ["plain-old"] and rows(plan)["[0].fetch"].time.seconds == 30
 
 
-def test_what_may_not_be_read_on_a_cluster_is_said(server: ApiServer, cluster: Cluster) -> None:
+def test_a_plan_names_the_objects_of_a_cluster_that_it_may_not_read(server: ApiServer, cluster: Cluster) -> None:
     server.refuse("GET", "/nodes", 403, {"message": "nodes is forbidden", "code": 403}, times=9)
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
     assert any(line.startswith("not compared with the nodes of the cluster") for line in plan.shortages)
@@ -294,7 +294,7 @@ def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
     assert releases.local_champion(Path("none"), "planned") == releases.Champion()
 
 
-def test_the_files_of_the_embedded_store_have_the_objects_that_the_store_lists(services: Services, s3: Store) -> None:
+def test_files_and_server_of_the_embedded_store_list_the_same_objects(services: Services, s3: Store) -> None:
     s3.put("plan/a/b", b"123")
     s3.put("plan/a/c", b"4")
     files = StoredFiles(services.home / "s3", s3.bucket)

@@ -24,7 +24,7 @@ from rekindle.view.reproduce.findings import (
     environment_findings,
     machine_findings,
 )
-from rekindle.view.reproduce.reproduction import Inputs, config_of_training, run_parameters
+from rekindle.view.reproduce.reproduction import Inputs, run_parameters, training_config
 from rekindle.view.reproduce.suspended import resume_at_once, suspended_findings
 
 STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
@@ -60,7 +60,7 @@ def make_origin(repository: Path) -> Callable[..., Origin]:
         folder = repository / "shop"
         source = str(changes.pop("source", folder / "data/sales.csv"))
         facts = {"git_sha": git(repository, "rev-parse", "HEAD").strip(), "lock_hash": provenance.lock_hash(folder)}
-        facts |= {"source_digest": key.content(source)} | changes.pop("provenance", {})
+        facts |= {"source_digest": key.data_digest(source)} | changes.pop("provenance", {})
         run = {"python": platform.python_version(), "packages": code.packages(), "modules": ["steps.shop"]}
         run |= {"code": code.digests(["steps.shop"], [str(folder)]), "created": "2026-11-02T03:00:00Z"}
         run |= {"parameters": {"config": json.dumps({"data": {"source": source}})}} | changes.pop("run", {})
@@ -136,7 +136,7 @@ def test_changed_data_is_an_error_with_both_digests(
     wanted = origin.provenance["source_digest"]
     raw.write_text("1,2\n3,5\n")
     [finding] = Data(origin, "", tmp_path).findings()
-    assert finding.fatal and wanted in finding.text and key.content(str(raw)) in finding.text
+    assert finding.fatal and wanted in finding.text and key.data_digest(str(raw)) in finding.text
     raw.unlink()
     [finding] = Data(origin, "", tmp_path).findings()
     assert finding.fatal and "does not exist" in finding.text and wanted in finding.text
@@ -144,7 +144,7 @@ def test_changed_data_is_an_error_with_both_digests(
     moved.write_text("1,2\n3,4\n")
     data = Data(origin, str(moved), tmp_path)
     assert not [*data.findings()] and data.source == str(moved)
-    assert Data(origin, str(moved), tmp_path / "checkout").place == str(moved)
+    assert Data(origin, str(moved), tmp_path / "checkout").description == str(moved)
 
 
 def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
@@ -165,7 +165,7 @@ def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
     assert "its digest is" in changed.text and all("does not exist" in f.text for f in (deleted, unknown))
 
 
-def test_data_in_the_repository_is_that_of_the_commit(
+def test_data_in_the_repository_is_read_from_the_commit(
     repository: Path, make_origin: Callable[..., Origin], tmp_path: Path
 ) -> None:
     origin = make_origin()
@@ -173,7 +173,7 @@ def test_data_in_the_repository_is_that_of_the_commit(
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
     data = Data(origin, "", folder)
     assert not [*data.findings()] and data.source == str(folder / "data/sales.csv")
-    assert data.place == "data/sales.csv of the commit"
+    assert data.description == "data/sales.csv of the commit"
 
 
 def test_data_that_steps_cannot_access_is_an_error(
@@ -181,7 +181,7 @@ def test_data_that_steps_cannot_access_is_an_error(
 ) -> None:
     data = tmp_path / "sales.csv"
     data.write_text("1,2\n")
-    origin = make_origin(provenance={"source_digest": key.content(str(data))})
+    origin = make_origin(provenance={"source_digest": key.data_digest(str(data))})
     monkeypatch.setattr(findings, "POD_PRIVATE", tmp_path)
     [finding] = Data(origin, str(data), tmp_path / "checkout").findings()
     assert finding.fatal and "each step has its own /tmp" in finding.text
@@ -244,12 +244,12 @@ def test_a_training_may_start_from_another_training_of_its_run(s3: Store, make_o
     assert missing_release.fatal and "releases/base/1f" in missing_release.text and not from_run
 
 
-def test_of_a_sweep_only_the_released_trial_is_trained(make_origin: Callable[..., Origin]) -> None:
+def test_only_the_released_trial_of_a_sweep_is_trained(make_origin: Callable[..., Origin]) -> None:
     space = {"model": {"hidden": {"choices": [4, 8]}}, "train": {"learning_rate": {"low": 0.001, "high": 0.1}}}
     config = {"name": "shop", "sweep": {"trials": 9, "rungs": 2, "budget": {"hours": 1.0}, "seed": 3, "space": space}}
     model = {"model": {"hidden": 8, "depth": 2}, "train": {"learning_rate": 0.0123, "epochs": 4}}
     run = {"parameters": {"config": json.dumps(config)}, "modules": ["steps.search.trial"]}
     trial = {"model": {"hidden": [8]}, "train": {"learning_rate": [0.0123]}}
-    changed = config_of_training(make_origin(run=run, model=model))
+    changed = training_config(make_origin(run=run, model=model))
     assert changed["sweep"] == {"trials": 1, "rungs": 1, "budget": {}, "seed": 3, "space": trial}
-    assert config_of_training(make_origin(run=run | {"modules": []}, model=model)) == config
+    assert training_config(make_origin(run=run | {"modules": []}, model=model)) == config

@@ -182,7 +182,7 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_of_a_sweep_only_the_released_trial_is_trained_again(tmp_path: Path) -> None:
+def test_only_the_released_trial_of_a_sweep_is_trained_again(tmp_path: Path) -> None:
     with project(tmp_path) as typed:
         release(typed, "search")
         move(typed, tmp_path / "clone")

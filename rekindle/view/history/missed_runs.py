@@ -18,7 +18,7 @@ HASH_LENGTH = 3  # characters of the manifest hash in a name: so the name is as 
 
 
 @dataclass(frozen=True)
-class Week:
+class MissedRun:
     """A past run of the schedule; its `name` is derived from the manifest and its time."""
 
     time: datetime
@@ -37,7 +37,7 @@ class Week:
         return row | {"model_sha256": outputs.get("model_sha256")}
 
 
-def weeks(config: Config, manifest_hash: str, first: date, last: date, now: datetime) -> list[Week]:
+def missed_runs(config: Config, manifest_hash: str, first: date, last: date, now: datetime) -> list[MissedRun]:
     """Return the scheduled runs on the days from `first` to `last` (of the schedule's time zone), oldest first.
 
     Raises ConfigError without runs, or with runs in the future.
@@ -55,7 +55,8 @@ def weeks(config: Config, manifest_hash: str, first: date, last: date, now: date
             f"--to is {last}: the run of {times[-1]:%Y-%m-%d %H:%M} UTC is in the future. Give an earlier day."
         )
     return [
-        Week(time, f"{config.name}-{_base36(int(time.timestamp()))}-{manifest_hash[:HASH_LENGTH]}") for time in times
+        MissedRun(time, f"{config.name}-{_base36(int(time.timestamp()))}-{manifest_hash[:HASH_LENGTH]}")
+        for time in times
     ]
 
 

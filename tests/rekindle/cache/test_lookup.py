@@ -6,7 +6,7 @@ from typing import Any
 from argolocal.validate import check
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
-from rekindle.cache import entries, plan
+from rekindle.cache import entries, lookup
 from rekindle.cache.entries import Entry
 from rekindle.keys import CACHED
 from rekindle.storage import Store
@@ -21,7 +21,7 @@ def rendered(*sets: str) -> dict[str, Any]:
     )
 
 
-def record_run(s3: Store, found: plan.CacheResult, outputs: dict[str, str], artifact: str, workflow: str) -> None:
+def record_run(s3: Store, found: lookup.CacheResult, outputs: dict[str, str], artifact: str, workflow: str) -> None:
     """Record the task's outputs as of `workflow`."""
     s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
     artifacts = {artifact: {"sha256": "abc", "files": 1, "bytes": 3}}
@@ -31,17 +31,17 @@ def record_run(s3: Store, found: plan.CacheResult, outputs: dict[str, str], arti
 def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
     return {
         found.task: found.entry.at if found.entry else found.reason
-        for found in plan.look_up(manifest, {}, s3, on_cluster=on_cluster)
+        for found in lookup.look_up(manifest, {}, s3, on_cluster=on_cluster)
     }
 
 
 def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store) -> None:
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
-    first, second = plan.look_up(manifest, {}, s3, on_cluster=True)
+    first, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
     assert first.entry is None and second.reason == "the input digest is known only at run time"
     record_run(s3, first, {"digest": "abc", "rows": "7"}, "dataset", "demo-one")
-    _, second = plan.look_up(manifest, {}, s3, on_cluster=True)
+    _, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
     record_run(s3, second, {}, "model", "demo-two")
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
     assert phases(manifest, s3) == both
@@ -58,12 +58,12 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
 
 def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> None:
     manifest = rendered()
-    value = plan.parameter(
-        manifest, [plan.CacheResult("prepare", Entry("k", "demo-one/prepare", {"digest": "abc"}, {}, {}, 1))]
+    value = lookup.cached_parameter(
+        manifest, [lookup.CacheResult("prepare", Entry("k", "demo-one/prepare", {"digest": "abc"}, {}, {}, 1))]
     )
     parameter = next(p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED)
     original = manifest_sha256(manifest)
     parameter["value"] = value
     assert manifest_sha256(manifest) == original
-    assert plan.reused_tasks(manifest) == {"prepare": "demo-one/prepare"}
-    assert json.loads(plan.parameter(manifest, [], reuse=False))["reuse"] == "no"
+    assert lookup.reused_tasks(manifest) == {"prepare": "demo-one/prepare"}
+    assert json.loads(lookup.cached_parameter(manifest, [], reuse=False))["reuse"] == "no"

@@ -10,7 +10,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.provenance import uses_scheduled_time
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.errors import ConfigError
-from rekindle.view.history.weeks import table, weeks
+from rekindle.view.history.missed_runs import missed_runs, table
 from tests.commands import ROOT
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -33,13 +33,13 @@ def test_a_schedule_runs_at_the_times_of_cron(schedule: str, timezone: str, expe
     assert [f"{time:%m-%dT%H:%M}" for time in times] == expected
 
 
-def test_names_of_weeks_depend_only_on_config_and_time() -> None:
+def test_names_of_missed_runs_depend_only_on_config_and_time() -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     sha256 = manifest_sha256(render_manifest(config))
-    march = weeks(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
-    assert len(march) == len({week.name for week in march}) == 5
-    assert weeks(config, sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) == march[3:]
-    assert weeks(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) != march[3:]
+    march = missed_runs(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
+    assert len(march) == len({run.name for run in march}) == 5
+    assert missed_runs(config, sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) == march[3:]
+    assert missed_runs(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) != march[3:]
     assert march[0].parameters == {"scheduled-time": "2026-03-02T03:00:00Z", "backfill": "true"}
 
 
@@ -49,12 +49,12 @@ def test_names_of_weeks_depend_only_on_config_and_time() -> None:
 def test_a_backfill_of_days_without_a_scheduled_run_is_refused(first: int, last: int, error: str) -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     with pytest.raises(ConfigError, match=error):
-        weeks(config, "0" * 64, date(2026, 3, first), date(2026, 3, last), NOW)
+        missed_runs(config, "0" * 64, date(2026, 3, first), date(2026, 3, last), NOW)
 
 
 def test_a_backfill_of_days_in_the_future_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the future"):
-        weeks(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
+        missed_runs(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
 
 
 def test_only_a_moving_window_uses_the_scheduled_time() -> None:
@@ -62,7 +62,7 @@ def test_only_a_moving_window_uses_the_scheduled_time() -> None:
     assert uses_scheduled_time(render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"]).config))
 
 
-def test_the_table_has_a_line_for_failed_weeks() -> None:
+def test_the_table_has_a_line_for_each_failed_run() -> None:
     rows = [
         {
             "scheduled": "2026-03-02T03:00:00Z",

@@ -1,7 +1,7 @@
 """Look up the cached tasks of a manifest before it is submitted.
 
     results = look_up(manifest, parameters, store, on_cluster=False)
-    value = parameter(manifest, results)            # of the workflow parameter `cached`
+    value = cached_parameter(manifest, results)            # of the workflow parameter `cached`
 
 A task's key needs the values of all its inputs; if some come from other tasks, those tasks must be cached, too. All
 other tasks look up the cache when they start.
@@ -17,7 +17,7 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
-from rekindle.cache.key import Facts, NotReusable, OpenBucket, UnknownKey, facts, key, own_facts
+from rekindle.cache.key import Facts, NotReusable, OpenBucket, UnknownKey, facts, facts_without_data, key
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
 from rekindle.step import Step, StepInputs, is_artifact, load, parse
@@ -34,7 +34,7 @@ RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs o
 
 
 @dataclass(frozen=True)
-class Call:
+class StepCall:
     """The step that a task runs, with its flags."""
 
     module: str
@@ -51,7 +51,7 @@ class CacheResult:
     entry: entries.Entry | None
     reason: str = ""
     key: str = ""
-    call: Call | None = field(default=None, compare=False)
+    call: StepCall | None = field(default=None, compare=False)
     facts: Facts | None = field(default=None, compare=False)  # the facts of `key`
 
 
@@ -61,7 +61,7 @@ def look_up(
     store: "Store",
     *,
     on_cluster: bool,
-    bucket: OpenBucket | None = None,
+    open_bucket: OpenBucket | None = None,
     read_only: bool = False,
 ) -> list[CacheResult]:
     """Look up the cached result of each reusable task, in the order of the manifest. Raises StorageError.
@@ -87,8 +87,8 @@ def look_up(
             task_scope |= outputs.get(name, {})
         call = None
         try:
-            call = call_of(task, templates[task["template"]], task_scope)
-            result = _find(task["name"], call, lookup, digests, on_cluster, bucket)
+            call = step_call_of(task, templates[task["template"]], task_scope)
+            result = _find(task["name"], call, lookup, digests, on_cluster, open_bucket)
         except (UnknownKey, ConfigError, TemplateError) as error:
             result = CacheResult(task["name"], None, str(error))
         results.append(replace(result, call=call))
@@ -97,12 +97,12 @@ def look_up(
             outputs[cached_name(task["name"])] = _tags(task["name"], entry.outputs)
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
     if not lookup.close():
-        return look_up(manifest, parameters, store, on_cluster=on_cluster, bucket=bucket)
+        return look_up(manifest, parameters, store, on_cluster=on_cluster, open_bucket=open_bucket)
     return results
 
 
-def parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, the value that makes every task run."""
+def cached_parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
+    """Return the value of the workflow parameter CACHED; without `reuse`, the value with which every task runs."""
     value: dict[str, Any] = json.loads(_parameters(manifest)[CACHED])
     for result in results if reuse else []:
         if entry := result.entry:
@@ -118,7 +118,7 @@ def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def has_reuse(manifest: Mapping[str, Any]) -> bool:
-    """Return whether the manifest has tasks that may be cached."""
+    """Return True if the manifest has tasks that may be cached."""
     return any(isinstance(row, dict) for row in json.loads(_parameters(manifest).get(CACHED) or "{}").values())
 
 
@@ -133,7 +133,7 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the tasks that may be cached, except tasks with a known result."""
+    """Yield the tasks that may be cached, except tasks whose result `cached` already locates."""
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
             row = cached.get(cached_name(task["name"]))
@@ -145,7 +145,7 @@ def _tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
     return {f"tasks.{task}.outputs.parameters.{name}": None for name in outputs}
 
 
-def call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> Call:
+def step_call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> StepCall:
     """Return the step that a task runs. Raises UnknownKey if it runs another program."""
     arguments = substitute(task.get("arguments") or {}, scope)
     inputs = template.get("inputs") or {}
@@ -161,7 +161,7 @@ def call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping
             first_flag, module = COMMANDS[args[1]]
             flags = (flag[2:].partition("=") for flag in args[first_flag:] if flag.startswith("--") and "=" in flag)
             flag_texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
-            return Call(module or args[3], flag_texts, artifacts, container.get("image", ""))
+            return StepCall(module or args[3], flag_texts, artifacts, container.get("image", ""))
     raise UnknownKey("the task does not run a step")
 
 
@@ -174,7 +174,12 @@ def _containers(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _find(
-    task: str, call: Call, lookup: Lookup, digests: Mapping[str, str], on_cluster: bool, bucket: OpenBucket | None
+    task: str,
+    call: StepCall,
+    lookup: Lookup,
+    digests: Mapping[str, str],
+    on_cluster: bool,
+    open_bucket: OpenBucket | None,
 ) -> CacheResult:
     identity = code.image_digest(call.image) if on_cluster else ""
     if on_cluster and not identity:
@@ -187,13 +192,13 @@ def _find(
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    step_facts = facts(call.module, _parse_inputs(step, texts, paths), artifacts, identity, not on_cluster, bucket)
+    step_facts = facts(call.module, _parse_inputs(step, texts, paths), artifacts, identity, not on_cluster, open_bucket)
     entry = lookup.find(cache_key := key(step_facts))
     reason = "" if entry else "no cached result for these inputs, code and data"
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
 
 
-def known_facts(call: Call, on_cluster: bool) -> Facts:
+def known_facts(call: StepCall, on_cluster: bool) -> Facts:
     """Collect code and inputs of a step of which other facts are known only at run time.
 
     Raises NotReusable, ConfigError.
@@ -204,11 +209,11 @@ def known_facts(call: Call, on_cluster: bool) -> Facts:
     inputs = _parse_inputs(step, texts, paths)
     if reason := step.REUSE.not_reused_if(inputs):
         raise NotReusable(reason)
-    known = own_facts(call.module, inputs, identity)
+    known = facts_without_data(call.module, inputs, identity)
     return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
 
 
-def _input_texts(step: Step, call: Call) -> tuple[dict[str, str], list[str]]:
+def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]:
     """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
     fields = step.Inputs.model_fields
     artifacts = [name for name, info in fields.items() if is_artifact(info)]
