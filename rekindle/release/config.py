@@ -181,6 +181,7 @@ class ServerSettings(StepInputs, Limits):
     model: str = Field(description="key prefix of a release in the object store")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="port to listen on (0: a free port)")
+    deployment: str = Field(default="", description="name of the Deployment, by which a canary recognizes its servers")
 
 
 class DriftConfig(Section):

@@ -189,7 +189,8 @@ class ModelServer:
         self.metrics.scores.version = self.metrics.features.version = version
         for counter in (self.metrics.warned, self.metrics.replayed):
             counter.labels(version)  # the counter shows 0 until it is increased
-        self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
+        info_labels = {"name": name, "sha256": sha256, "version": version, "deployment": self.inputs.deployment}
+        self.metrics.model.info(info_labels)
         self.metrics.show_age(info.data_until)
         gc.freeze()  # see worker.py
         seconds = time.perf_counter() - start

@@ -135,6 +135,8 @@ def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> 
         labels, selector = share["spec"]["template"]["metadata"]["labels"], share["spec"]["selector"]["matchLabels"]
         assert labels["app.kubernetes.io/instance"] == "the-former" and selector.items() <= labels.items()
         assert share["metadata"]["name"] == "the-server-canary" and share["spec"]["replicas"] == 5
+        # the pods of both Deployments have the labels of the-former: the servers' metrics tell them apart
+        assert "--deployment=the-server" in share["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 @pytest.mark.parametrize(

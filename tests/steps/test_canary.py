@@ -28,13 +28,20 @@ def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, Running]]:
             patch.setenv(name, value)
         for version in ("7", "8"):
             release(Store.from_env(), f"releases/canary/{version}/", version=version)
-        with Running("--model=releases/canary/7/") as old, Running("--model=releases/canary/8/") as new:
-            old.until_ready()
-            new.until_ready()
+        with (
+            Running("--model=releases/canary/7/", "--deployment=old") as old,
+            Running("--model=releases/canary/8/", "--deployment=new") as new,
+        ):
             for name, server in (("OLD", old), ("NEW", new)):
-                patch.setenv(f"{name}_SERVICE_HOST", "127.0.0.1")
-                patch.setenv(f"{name}_SERVICE_PORT", server.url.rpartition(":")[2])
+                set_address(patch, name, server)
             yield {"old": old, "new": new}
+
+
+def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
+    """Let the Service `name` have this server, when it is ready."""
+    server.until_ready()
+    patch.setenv(f"{name}_SERVICE_HOST", "127.0.0.1")
+    patch.setenv(f"{name}_SERVICE_PORT", server.url.rpartition(":")[2])
 
 
 @contextmanager
@@ -83,6 +90,26 @@ def test_a_canary_that_fails_every_third_request_is_rolled_back(servers: dict[st
     assert tags["verdict"] == "taken back" and f"taken back: {tags['reason']}" == result
 
 
+@pytest.mark.parametrize("deployment", ["old", ""])  # a server of an earlier release does not know its Deployment
+def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
+    s3: Store, monkeypatch: pytest.MonkeyPatch, deployment: str
+) -> None:
+    release(s3, "releases/canary/7/", version="7")
+    with (
+        Running("--model=releases/canary/7/", f"--deployment={deployment}") as old,
+        Running("--model=releases/canary/7/", "--deployment=new") as new,
+    ):
+        pods = {"old": old, "new": new}
+        for name, server in pods.items():
+            set_address(monkeypatch, name.upper(), server)
+        with load(pods, bad=1):
+            result, _ = run_canary(version="7")
+        assert "requests failed, of the champion's 0 of" in result
+        with load(pods):
+            result, _ = run_canary(version="7")
+        assert result == "passed"
+
+
 def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Running]) -> None:
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
@@ -128,7 +155,7 @@ def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> N
         server.until_ready()
         watch = Watch(server.url)
         server.predict({"id": 1})
-        side = watch.scrape()["9"]
+        side = watch.scrape()["", "9"]
     assert (side.requests, side.crashes) == (1, 0)
 
 
@@ -136,13 +163,13 @@ def test_a_server_that_crashes_during_its_canary_is_detected(servers: dict[str, 
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = Watch(address)
     servers["new"].predict({"id": 1})
-    assert watch.scrape()["8"].requests == 1
-    assert watch.scrape()["8"].crashes == 0
+    assert watch.scrape()["new", "8"].requests == 1
+    assert watch.scrape()["new", "8"].crashes == 0
     servers["new"].process.kill()
     servers["new"].process.wait()
     watch.scrape()
-    with Running("--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}") as again:
+    with Running("--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}", "--deployment=new") as again:
         again.until_ready()
         again.predict({"id": 2})
-        side = watch.scrape()["8"]
+        side = watch.scrape()["new", "8"]
     assert (side.requests, side.crashes) == (2, 1)

@@ -111,8 +111,10 @@ def digest(cluster: ClusterConfig, serve: Any) -> str:
 def deployment_of(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
     """Return the Deployment of a release, whose name, version and files are inputs of the template."""
     limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
-    flags = command("steps.serve", limits | {"model": text("model_uri"), "host": "$(POD_IP)", "port": PORT})
-    return serving.deployment(model, text("server"), serve, cluster, flags, text("version"))
+    server = text("server")
+    address = {"host": "$(POD_IP)", "port": PORT, "deployment": server}
+    flags = command("steps.serve", limits | {"model": text("model_uri")} | address)
+    return serving.deployment(model, server, serve, cluster, flags, text("version"))
 
 
 def start_servers(pipeline: Pipeline, name: str, model: str, serve: Any) -> DAG:

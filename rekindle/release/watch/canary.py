@@ -20,7 +20,8 @@ class Canary:
     ) -> None:
         self.name = name
         self.watch = Watch(f"http://{champion_deployment}:{PORT}", f"http://{deployment}:{PORT}")
-        self.version, self.champion, self.config = version, champion, config
+        self.candidate_key, self.champion_key = (deployment, version), (champion_deployment, champion)
+        self.champion, self.config = champion, config
         self.alpha = config.false_alarms / (len(config.shares) * (CHECKS + 1))
         self.start = time.monotonic()
         self.champion_changed = False
@@ -28,8 +29,9 @@ class Canary:
     @property
     def stats(self) -> tuple[VersionStats, VersionStats]:
         """Statistics of the candidate and the champion."""
-        versions = self.watch.versions
-        return versions.get(self.version, VersionStats()), versions.get(self.champion, VersionStats())
+        stats, earlier_server = self.watch.stats, ("", self.champion)  # servers of earlier releases name no Deployment
+        champion = stats.get(self.champion_key) or stats.get(earlier_server, VersionStats())
+        return stats.get(self.candidate_key, VersionStats()), champion
 
     def observe(self) -> str:
         """Wait until the step is over. Return the reason to roll back the candidate, or ""."""

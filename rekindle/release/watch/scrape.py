@@ -1,4 +1,4 @@
-"""Statistics of a model's servers, read from their `/metrics` and added up by version."""
+"""Statistics of a model's servers, read from their `/metrics` and added up by Deployment and version."""
 
 import http.client
 import os
@@ -22,7 +22,7 @@ Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features":
 
 @dataclass
 class VersionStats:
-    """Statistics of a version's answers."""
+    """Statistics of the answers of a Deployment's servers with one version."""
 
     requests: float = 0
     errors: float = 0  # number of requests without a prediction
@@ -49,35 +49,36 @@ class VersionStats:
         }
 
 
-Answer = tuple[float, dict[str, VersionStats]]  # start time of a server's process, and its statistics by version
+Key = tuple[str, str]  # Deployment ("" if the server does not know its Deployment) and version
+Answer = tuple[float, dict[Key, VersionStats]]  # start time of a server's process, and its statistics
 
 
 class Watch:
-    """Adds up each version's statistics since the Watch was created. If a server ends, the data since its last scrape
-    is lost."""
+    """Adds up the statistics of each Deployment and version since the Watch was created. If a server ends, the data
+    since its last scrape is lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
-        self.versions: dict[str, VersionStats] = {}
-        # (address, start of the process) → version → statistics
-        self.last_answers: dict[tuple[str, float], dict[str, VersionStats]] = {}
+        self.stats: dict[Key, VersionStats] = {}
+        # (address, start of the process) → its statistics
+        self.last_answers: dict[tuple[str, float], dict[Key, VersionStats]] = {}
         self.scrape()
-        self.versions.clear()
+        self.stats.clear()
 
-    def scrape(self) -> dict[str, VersionStats]:
-        """Read all servers, and return the statistics of each version so far."""
+    def scrape(self) -> dict[Key, VersionStats]:
+        """Read all servers, and return the statistics so far."""
         addresses = {address for address, _ in self.last_answers}
         for url, answer in read(*self.endpoints).items():
             if not isinstance(answer, str):
-                start, versions = answer
+                start, stats_by_key = answer
                 restarted = url in addresses and (url, start) not in self.last_answers
                 earlier_stats = self.last_answers.get((url, start), {})
-                for version, current_stats in versions.items():
-                    stats = self.versions.setdefault(version, VersionStats())
-                    stats.add(current_stats, earlier_stats.get(version, VersionStats()))
+                for key, current_stats in stats_by_key.items():
+                    stats = self.stats.setdefault(key, VersionStats())
+                    stats.add(current_stats, earlier_stats.get(key, VersionStats()))
                     stats.crashes += restarted
-                self.last_answers[url, start] = versions
-        return self.versions
+                self.last_answers[url, start] = stats_by_key
+        return self.stats
 
 
 def scrape(endpoint: str, version: str) -> dict[str, Counts]:
@@ -91,8 +92,9 @@ def scrape(endpoint: str, version: str) -> dict[str, Counts]:
             problem = answer
             say(problem)
         else:
-            start, versions = answer
-            servers[f"{url} since {start}"] = versions.get(version, VersionStats()).counts()
+            start, stats_by_key = answer
+            stats = next((stats for key, stats in stats_by_key.items() if key[1] == version), VersionStats())
+            servers[f"{url} since {start}"] = stats.counts()
     if not servers:
         raise RekindleError(f"{problem}: is the model deployed? See the log of its servers.")
     return servers
@@ -146,31 +148,32 @@ def addresses(endpoint: str) -> Iterable[str]:
 
 
 def parse_metrics(text: str) -> Answer:
-    """Return the start time of the process, and its statistics by version. Raises ValueError if `text` is invalid."""
-    start_time, instances, stats_by_version = 0.0, 0.0, dict[str, VersionStats]()
+    """Return the start time of the process, and its statistics. Raises ValueError if `text` is invalid."""
+    start_time, instances, deployment, stats_by_version = 0.0, 0.0, "", dict[str, VersionStats]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "process_start_time_seconds":
                 start_time = sample.value
             if sample.name == "rekindle_instances_sum":
                 instances = sample.value
-            if not (version := sample.labels.get("version")) or sample.name == "rekindle_model_info":
+            if sample.name == "rekindle_model_info":
+                deployment = sample.labels.get("deployment", "")
                 continue
-            version_stats = stats_by_version.setdefault(version, VersionStats())
+            if not (version := sample.labels.get("version")):
+                continue
+            stats = stats_by_version.setdefault(version, VersionStats())
             if sample.name == "rekindle_requests_total":
-                version_stats.requests += sample.value
-                version_stats.errors += 0 if sample.labels["status"].startswith("2") else sample.value
+                stats.requests += sample.value
+                stats.errors += 0 if sample.labels["status"].startswith("2") else sample.value
             elif sample.name == "rekindle_request_seconds_bucket":
-                version_stats.seconds[float(sample.labels["le"])] = sample.value
+                stats.seconds[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{SCORE_METRIC}_bucket":
-                version_stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
+                stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{FEATURE_METRIC}_bucket":
-                version_stats.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = (
-                    sample.value
-                )
-    for version_stats in stats_by_version.values():
-        version_stats.instances = instances
-    return start_time, stats_by_version
+                stats.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = sample.value
+    for stats in stats_by_version.values():
+        stats.instances = instances
+    return start_time, {(deployment, version): stats for version, stats in stats_by_version.items()}
 
 
 def _per_bucket(buckets: Buckets) -> list[int]:
