@@ -60,19 +60,17 @@ def count_from_now(store: Store, model: str, version: str) -> None:
 
 
 def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
-    """Compute the shift of each output and feature of the reference; missing values form a bucket of their own."""
+    """Compute the shift of each output and feature of the reference; missing values form a group of their own."""
     result: Shifts = {}
     for kind in ("scores", "features"):
         for name, expected_counts in reference[kind].items():
             if name not in ignore:
                 actual_counts = new_counts[kind].get(name, [0] * len(expected_counts))
-                missing_counts = [
-                    max(0, side["rows"] - sum(counts))
-                    for side, counts in ((reference, expected_counts), (new_counts, actual_counts))
-                ]
-                result[f"{kind.removesuffix('s')} {name}"] = shift(
-                    [*expected_counts, missing_counts[0]], [*actual_counts, missing_counts[1]]
+                missing = (
+                    max(0, reference["rows"] - sum(expected_counts)),
+                    max(0, new_counts["rows"] - sum(actual_counts)),
                 )
+                result[f"{kind.removesuffix('s')} {name}"] = shift(expected_counts, actual_counts, missing)
     return result
 
 

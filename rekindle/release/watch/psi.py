@@ -25,9 +25,12 @@ class Shift:
     actual: list[float]  # share of each group in the new data
 
 
-def shift(expected: Sequence[int], actual: Sequence[int]) -> Shift:
-    """Compare the counts of the same buckets in two non-empty populations."""
-    expected_groups, actual_groups = merge_buckets(expected, actual)
+def shift(expected: Sequence[int], actual: Sequence[int], missing: tuple[int, int] = (0, 0)) -> Shift:
+    """Compare the counts of the same buckets in two non-empty populations; `missing`: their counts without a value."""
+    expected_groups, actual_groups = merge_buckets(expected, actual, (sum(expected) + missing[0]) / GROUPS)
+    if any(missing):  # a group of their own: they are not close to the values of any bucket
+        expected_groups.append(missing[0])
+        actual_groups.append(missing[1])
     n, m, group_count = sum(expected_groups), sum(actual_groups), len(expected_groups)
     # each group gets half a row more, so that the share of an empty group is not 0
     expected_shares = [(count + 0.5) / (n + group_count / 2) for count in expected_groups]
@@ -36,9 +39,8 @@ def shift(expected: Sequence[int], actual: Sequence[int]) -> Shift:
     return Shift(psi, chi_squared(group_count - 1) * (1 / n + 1 / m), expected_shares, actual_shares)
 
 
-def merge_buckets(expected: Sequence[int], actual: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Merge adjacent buckets to groups of a tenth of the reference; a larger bucket is a group by itself."""
-    group_size = sum(expected) / GROUPS
+def merge_buckets(expected: Sequence[int], actual: Sequence[int], group_size: float) -> tuple[list[int], list[int]]:
+    """Merge adjacent buckets to groups of `group_size` rows of the reference; a larger bucket is a group by itself."""
     expected_groups, actual_groups = [0], [0]
     for expected_count, actual_count in zip(expected, actual, strict=True):
         if expected_groups[-1] >= group_size or (

@@ -19,8 +19,8 @@ def test_the_psi_follows_its_formula() -> None:
 
 
 def test_small_buckets_are_merged_and_a_large_bucket_is_not() -> None:
-    assert merge_buckets([0, 0, 100, 0], [5, 0, 90, 5]) == ([0, 100, 0], [5, 90, 5])
-    assert merge_buckets([5] * 20, [1] * 20) == ([10] * 10, [2] * 10)
+    assert merge_buckets([0, 0, 100, 0], [5, 0, 90, 5], 10) == ([0, 100, 0], [5, 90, 5])
+    assert merge_buckets([5] * 20, [1] * 20, 10) == ([10] * 10, [2] * 10)
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(3, 16.27), (9, 27.88), (12, 32.91)])
@@ -41,6 +41,17 @@ def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> N
     rng = np.random.default_rng(1)
     result = shift(buckets(rng.normal(size=2000)), buckets(change(rng.normal(size=500))))
     assert result.psi > max(0.25, result.chance)
+
+
+def test_missing_values_are_a_group_of_their_own() -> None:
+    tenths = [100] * 9
+    swapped = shift([*tenths, 100], [*tenths, 0], (0, 100))  # the values of the last group are missing
+    assert swapped.psi > max(0.25, swapped.chance)
+    rare = shift([*tenths, 90], [*tenths, 0], (10, 100))  # the last group has less than a tenth
+    assert rare.psi > max(0.25, rare.chance)
+    assert shift([*tenths, 90], [*tenths, 90], (10, 10)).psi == 0
+    single = shift([*tenths, 100], [*tenths, 99], (0, 1))  # a reference without missing values
+    assert single.psi < single.chance
 
 
 def test_missing_values_of_a_feature_are_found_unless_it_is_ignored() -> None:
