@@ -35,7 +35,7 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     state = _state(store, config.model)
     is_same_version = state.get("version") == champion.version
     earlier_counts = state.get("before" if state.get("workflow") == workflow else "seen", {}) if is_same_version else {}
-    current_counts = scrape(f"http://{champion.deployment}:{PORT}", champion.version)
+    current_counts = scrape(f"http://{champion.deployment}:{PORT}", champion.version, earlier_counts)
     new_counts = increments(current_counts, earlier_counts)
     if new_counts["rows"] < config.minimum:
         return new_counts["rows"], {}
@@ -53,7 +53,7 @@ def count_from_now(store: Store, model: str, version: str) -> None:
     if not champion or champion.version != version or not champion.deployment:
         return
     try:
-        seen = scrape(f"http://{champion.deployment}:{PORT}", version)
+        seen = scrape(f"http://{champion.deployment}:{PORT}", version, {})
     except RekindleError as error:
         return say(f"the next check for drift counts all requests of version {version}: {error}")
     _write(store, model, _state(store, model) | {"version": version, "workflow": "", "before": {}, "seen": seen})

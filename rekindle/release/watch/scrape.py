@@ -3,6 +3,7 @@
 import http.client
 import os
 import socket
+import time
 import urllib.request
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,7 @@ class Watch:
     since its last scrape is lost."""
 
     def __init__(self, *endpoints: str) -> None:
-        self.endpoints = endpoints
+        self.endpoints, self.start_time = endpoints, time.time()
         self.stats: dict[Key, VersionStats] = {}
         # (address, start of the process) → its statistics
         self.last_answers: dict[tuple[str, float], dict[Key, VersionStats]] = {}
@@ -67,12 +68,14 @@ class Watch:
 
     def scrape(self) -> dict[Key, VersionStats]:
         """Read all servers, and return the statistics so far."""
-        addresses = {address for address, _ in self.last_answers}
+        loaded_addresses = {address for (address, _), stats in self.last_answers.items() if stats}
         for url, answer in read(*self.endpoints).items():
             if not isinstance(answer, str):
                 start, stats_by_key = answer
-                restarted = url in addresses and (url, start) not in self.last_answers
-                earlier_stats = self.last_answers.get((url, start), {})
+                earlier_stats = self.last_answers.get((url, start))
+                restarted = url in loaded_addresses and not earlier_stats
+                if earlier_stats is None:  # a process that is older than the Watch counts from its first answer
+                    earlier_stats = {} if restarted or start > self.start_time else stats_by_key
                 for key, current_stats in stats_by_key.items():
                     stats = self.stats.setdefault(key, VersionStats())
                     stats.add(current_stats, earlier_stats.get(key, VersionStats()))
@@ -81,23 +84,24 @@ class Watch:
         return self.stats
 
 
-def scrape(endpoint: str, version: str) -> dict[str, Counts]:
+def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
     """Return {process: counts of `version`} for the servers of a headless Service.
 
-    Raises RekindleError without servers.
+    A server that cannot be read keeps its `earlier_counts`. Raises RekindleError if none can be read.
     """
-    servers, problem = dict[str, Counts](), f"{endpoint} does not have servers"
+    servers, kept, problem = dict[str, Counts](), dict[str, Counts](), f"{endpoint} does not have servers"
     for url, answer in read(endpoint).items():
         if isinstance(answer, str):
             problem = answer
             say(problem)
+            kept |= {process: counts for process, counts in earlier_counts.items() if process.startswith(f"{url} ")}
         else:
             start, stats_by_key = answer
             stats = next((stats for key, stats in stats_by_key.items() if key[1] == version), VersionStats())
             servers[f"{url} since {start}"] = stats.counts()
     if not servers:
         raise RekindleError(f"{problem}: is the model deployed? See the log of its servers.")
-    return servers
+    return kept | servers
 
 
 def increments(current_counts: Mapping[str, Counts], earlier_counts: Mapping[str, Counts]) -> Counts:

@@ -1,11 +1,52 @@
 """Requests since the last scrape are counted once, even if a server restarted."""
 
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from rekindle.errors import RekindleError
-from rekindle.release.watch.scrape import increments, scrape
+from rekindle.release.watch.scrape import Watch, increments, scrape
+
+
+class Pods(ThreadingHTTPServer):
+    """The `/metrics` of two servers, by address; an address without a page answers 503."""
+
+    pages: dict[str, str]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://pods:{self.server_port}"
+
+
+class Page(BaseHTTPRequestHandler):
+    server: Pods
+
+    def do_GET(self) -> None:
+        page = self.server.pages.get(self.headers["Host"].partition(":")[0])
+        self.send_response(200 if page else 503)
+        self.end_headers()
+        self.wfile.write((page or "").encode())
+
+
+@pytest.fixture
+def pods(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pods]:
+    monkeypatch.setenv("PODS_SERVICE_ENDPOINTS", "127.0.0.1,127.0.0.2")
+    with Pods(("0.0.0.0", 0), Page) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def page(requests: int, start: float = 1) -> str:
+    return (
+        f"process_start_time_seconds {start}\nrekindle_instances_sum {requests}\n"
+        f'rekindle_requests_total{{version="7",status="200"}} {requests}\n'
+    )
 
 
 def counts(rows: int, *scores: int) -> dict[str, Any]:
@@ -20,6 +61,44 @@ def test_the_increments_of_all_servers_are_added() -> None:
 
 def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
     with pytest.raises(RekindleError, match="does not have servers"):
-        scrape("http://nobody.invalid:8080", "1")
+        scrape("http://nobody.invalid:8080", "1", {})
     with pytest.raises(RekindleError, match="cannot be read"):
-        scrape("http://127.0.0.1:9", "1")
+        scrape("http://127.0.0.1:9", "1", {"http://127.0.0.1:9 since 1": counts(1, 1)})
+
+
+def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) -> None:
+    seen, rows = dict[str, Any](), []
+    for one, other in ((2, 2), (3, 0), (4, 6)):  # 0: the server does not answer
+        pods.pages = {"127.0.0.1": page(one), "127.0.0.2": page(other)} if other else {"127.0.0.1": page(one)}
+        now = scrape(pods.endpoint, "7", seen)
+        rows.append(increments(now, seen)["rows"])
+        seen = now
+    assert rows == [4, 1, 1 + 4]
+
+
+def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scrape(pods: Pods) -> None:
+    pods.pages = {"127.0.0.1": page(5)}
+    watch = Watch(pods.endpoint)
+    pods.pages = {"127.0.0.1": page(6), "127.0.0.2": page(6000)}
+    watch.scrape()
+    pods.pages = {"127.0.0.1": page(8), "127.0.0.2": page(6001)}
+    assert watch.scrape()["", "7"].requests == 3 + 1
+
+
+def test_all_requests_of_a_server_that_starts_during_the_watch_count(pods: Pods) -> None:
+    pods.pages = {"127.0.0.1": page(5)}
+    watch = Watch(pods.endpoint)
+    pods.pages |= {"127.0.0.2": page(7, watch.start_time + 1)}
+    stats = watch.scrape()["", "7"]
+    assert (stats.requests, stats.crashes) == (7, 0)
+
+
+def test_a_restart_is_noticed_after_a_scrape_of_the_loading_server(pods: Pods) -> None:
+    pods.pages = {"127.0.0.1": page(5)}
+    watch = Watch(pods.endpoint)
+    pods.pages = {"127.0.0.1": "process_start_time_seconds 2\n"}
+    watch.scrape()
+    pods.pages = {"127.0.0.1": page(1, 2)}
+    for _ in range(2):
+        stats = watch.scrape()["", "7"]
+    assert (stats.requests, stats.crashes) == (1, 1)
