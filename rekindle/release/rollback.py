@@ -246,14 +246,17 @@ def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, cham
     try:
         if not promotion.end_rollback(store, model, rollback, even_if_decided=champion_changed):
             return unfinished_message
+        outcome = "its Deployment has been deleted"
         while deployment := objects.find("Deployment", rollback.deployment):
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
             has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
             if has_traffic or promotion.pending_rollback(store, model):  # another command needs the pods
+                outcome = "its pods keep running: they have the traffic, or another rollback needs them"
                 break
             with suppress(Conflict):
                 _scale(objects, deployment, rollback.replicas)
+                outcome = f"its Deployment has {rollback.replicas} pods, as before"
                 break
     except RekindleError:
         return unfinished_message
-    return f"The rollback to version {rollback.version} is cancelled, and its pods are stopped."
+    return f"The rollback to version {rollback.version} is cancelled, and {outcome}."

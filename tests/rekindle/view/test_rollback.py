@@ -215,9 +215,27 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
     rollback.join(60)
     assert [str(error) for error in failed] == [
         f"the rollback of {model.name} to version 1 is cancelled: by now the champion is version 3. The rollback to "
-        "version 1 is cancelled, and its pods are stopped."
+        "version 1 is cancelled, and its Deployment has 0 pods, as before."
     ]
     assert model.state == ("3", "2", {"1": 0, "2": 1, "3": 1}, False)
+
+
+def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_pods_keep_running(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+
+    class Promotion(LocalObjects):
+        """A newer release is promoted, but clients do not use it yet."""
+
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            super().patch(kind, name, change, dry_run)
+            if kind == "Service" and not dry_run:
+                third = tracking.register(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}).version
+                promotion.promote(model.store, model.name, third, "1", f"{model.name}-3")
+
+    with pytest.raises(ChampionChanged, match="is cancelled, and its pods keep running: they have the traffic"):
+        model.roll_back(objects=Promotion(model.cluster))
+    assert model.state == ("3", "1", {"1": 1, "2": 1}, False)
 
 
 def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -> None:
