@@ -33,7 +33,7 @@ class Limits(Section):
         default=128, ge=1, description="maximum number of requests queued or in progress (else 503)"
     )
     body_seconds: float = Field(
-        default=10.0, gt=0, description="time limit for the head of a request, and for its body (else 408)"
+        default=10.0, gt=0, description="time limit for a request to arrive, head and body together (else 408)"
     )
     drain_seconds: float = Field(
         default=2.0, ge=0, description="time after SIGTERM until the cluster no longer routes to this server"

@@ -51,7 +51,8 @@ class Bodies:
         too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
         if int(request.headers.get("content-length", 0)) > OVERSIZE_FACTOR * limits.max_bytes:
             raise too_large
-        deadline = asyncio.timeout(limits.body_seconds)
+        now = asyncio.get_running_loop().time()
+        deadline = asyncio.timeout_at(request.scope["state"].get("start_time", now) + limits.body_seconds)
         body, size = Body(request.client.host if request.client else "", deadline), 0
         self.arriving_bodies.add(body)
         try:

@@ -40,6 +40,7 @@ class Connection(HttpToolsProtocol):
         parser: Any  # httptools.HttpRequestParser
     registry: "Connections"
     group: "dict[Connection, float] | None" = None  # None: a request is being answered
+    start_time = 0.0  # time of the first byte of the request that arrived last
     arriving_part = ""  # arriving part of a request: "head", "body" or ""
     head_bytes = 0  # number of received bytes since the last byte of a body or the start of the request
     keep_alive = True  # True: the client does not ask to close the connection after the last request
@@ -125,6 +126,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self.arriving_part != "head":  # else a head is parsed again without its upgrade
+            self.start_time = self.loop.time()
         self.arriving_part, self.head_bytes = "head", 0
         self.update_group()
 
@@ -140,6 +143,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.offers_upgrade:
             return
+        if not self.is_busy:  # else the body is read after the answer to an earlier request
+            self.scope["state"]["start_time"] = self.start_time
         super().on_headers_complete()
         self.arriving_part, self.keep_alive = "body", self.cycle.keep_alive
         if self.expect_100_continue:  # a client that gets an answer at once does not send its body
@@ -233,7 +238,7 @@ class Connections:
     """The connections of a server: at most `limit`.
 
     A client has at most `request_seconds` to send the head of a request, and to read an answer. `Bodies` limits the
-    time for a body.
+    time for head and body.
     """
 
     def __init__(self, request_seconds: float, limit: int) -> None:

@@ -1,5 +1,6 @@
 """Connections of the server under load and during shutdown, with real processes, sockets and signals."""
 
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -97,6 +98,25 @@ def test_occasional_bytes_do_not_keep_a_request_alive(server: Running, text: byt
                 return True
 
         until("the end of the connection", is_closed, pause=0)
+
+
+def test_head_and_body_have_one_deadline_together() -> None:
+    """Else a last request of a shutdown could take twice the time that the shutdown allows for."""
+    with Running(f"--model={PREFIX}", "--body-seconds=4") as server:
+        server.until_ready()
+        with connect(server) as slow_head, connect(server) as later:
+            slow_head.sendall(HEAD[:9])
+            wait_for_nothing(slow_head)
+            later.sendall(HEAD + BODY[:9])
+            wait_for_nothing(later)
+            slow_head.sendall(HEAD[9:] + BODY[:9])
+            first, _, _ = select.select([slow_head, later], [], [])
+            assert first == [slow_head] and receive(slow_head)[0] == receive(later)[0] == 408
+
+
+def wait_for_nothing(client: socket.socket) -> None:
+    """Wait a second, in which the server must not answer."""
+    assert not select.select([client], [], [], 1)[0]
 
 
 @pytest.fixture(scope="module")
