@@ -9,9 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.errors import ConfigError
 from rekindle.release.config import TOKENS
-
-# for probes and Prometheus, which network policies admit; and the page for trying requests, which contains no data
-OPEN_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
+from rekindle.serving.openapi import OPEN_PATHS
 
 
 def tokens() -> tuple[str, ...]:

@@ -7,13 +7,19 @@ from pydantic import BaseModel
 from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
 
 ERROR_DESCRIPTIONS = {
+    400: "not valid HTTP/1.1",
     401: "missing or wrong token",
     404: "unknown model name",
+    405: "another method than POST",
+    408: "the request took too long to arrive",
     413: "too large: send it in parts",
     422: "invalid request; the error has the location",
+    431: "the head of the request is too large",
     500: "the model failed",
     503: "loading, or too many requests are waiting or arriving: try again after Retry-After seconds",
 }
+# paths without a token: for probes, for Prometheus, which network policies admit, and a page that contains no data
+OPEN_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
 IDENTITY_HEADERS = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
 IDENTITY_HEADERS |= {DATA_UNTIL: "data cut-off of the model; omitted if unknown"}
 
@@ -45,20 +51,23 @@ def openapi(
         "responses": {"200": success_response | {"content": _json(_ref("Predictions"))}} | failure_responses,
     }
     status_operation = _get("The model, its version and readiness", "the fields of both TensorFlow Serving and KServe")
+    paths = {
+        f"{path}:predict": {"post": predict_operation},
+        path: status_operation,
+        f"{path}/example": _get("A valid request", "the body of a request that can be posted to :predict"),
+        "/health/live": _get("The server runs", "for liveness probes"),
+        "/health/ready": _get(
+            "All processes have loaded the model",
+            "503 while the model is loading, and while the server is draining",
+        ),
+        "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
+    }
+    for open_path in paths.keys() & set(OPEN_PATHS):
+        paths[open_path]["get"]["security"] = []
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": version},
-        "paths": {
-            f"{path}:predict": {"post": predict_operation},
-            path: status_operation,
-            f"{path}/example": _get("A valid request", "the body of a request that can be posted to :predict"),
-            "/health/live": _get("The server runs", "for liveness probes"),
-            "/health/ready": _get(
-                "All processes have loaded the model",
-                "503 while the model is loading, and while the server is draining",
-            ),
-            "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
-        },
+        "paths": paths,
         "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}}
         | ({"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}),
         **({"security": [{"token": []}]} if token else {}),

@@ -123,7 +123,7 @@ class ModelServer:
             # this route is before the other routes, since the first match counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
-            Route("/v1/models/{name}:predict", self.wrong_method),
+            Route("/v1/models/{name}:predict", self.wrong_method, methods=["GET", "PUT", "PATCH", "DELETE"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name}/example", self.example),
             Route("/v1/models/{name}", self.status),

@@ -84,6 +84,9 @@ def test_the_server_publishes_an_example_request_and_its_schema(server: Running)
     document = server.client.get("/openapi.json").json()
     assert {PREDICT, MODEL, f"{MODEL}/example"} <= document["paths"].keys()
     assert document["components"]["schemas"]["Instance"]["properties"]["sleep"]["minimum"] == 0
+    page = (Path(__file__).parents[3] / "docs/serving.md").read_text()
+    statuses = document["paths"][PREDICT]["post"]["responses"].keys()
+    assert statuses - {"200"} == set(re.findall(r"^\| (\d{3}) \|", page, re.MULTILINE)) >= {"400", "405", "408", "431"}
     assert "<title>" in server.client.get("/").text
 
 
@@ -124,8 +127,9 @@ def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
     assert server.predict(ONE).status_code == 200
 
 
-def test_the_error_for_get_predict_names_the_method(server: Running) -> None:
-    answer = server.client.get(PREDICT)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_the_error_for_another_method_names_post(server: Running, method: str) -> None:
+    answer = server.client.request(method, PREDICT)
     assert (answer.status_code, "requires POST" in answer.json()["error"]) == (405, True)
 
 
@@ -426,6 +430,10 @@ def test_each_token_of_the_secret_is_accepted(guarded: Running) -> None:
             assert guarded.client.post(PREDICT, json={"instances": [ONE]}, headers=headers).status_code == 200
     document = guarded.client.get("/openapi.json", headers={"authorization": "Bearer first-token"}).json()
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            is_open = operation.get("security", document["security"]) == []
+            assert (guarded.client.request(method, path).status_code != 401) == is_open, path
 
 
 def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_failures(guarded: Running) -> None:
