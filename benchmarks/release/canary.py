@@ -126,7 +126,8 @@ def load_on_both(texts: list[bytes]) -> Iterator[None]:
 def serve(side: str, prefix: str) -> Iterator[None]:
     """Run a server of the release `prefix` until the end of the block."""
     port = PORTS[side]
-    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={prefix}", f"--port={port}"]
+    flags = [f"--model={prefix}", f"--port={port}", f"--deployment={side}"]
+    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", *flags]
     os.environ |= {f"{side.upper()}_SERVICE_HOST": "127.0.0.1", f"{side.upper()}_SERVICE_PORT": str(port)}
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     with running(command, env, f"http://127.0.0.1:{port}/health/ready"):
@@ -141,7 +142,7 @@ def median_seconds(champion: str, texts: list[bytes]) -> float:
     with serve("champion", champion), serve("candidate", champion), load_on_both(texts):
         watch = Watch("http://champion:8080", "http://candidate:8080")
         time.sleep(5)
-        return quantile(watch.scrape()["1"].seconds, 0.5)
+        return quantile(watch.scrape()["candidate", "1"].seconds, 0.5)
 
 
 def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:

@@ -74,7 +74,7 @@ def test_a_served_release_is_replayed_and_promoted(released: Released, report: P
         champion = tracking.champion(name)
         assert champion == tracking.Release(outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1")
         assert (result.former, result.expired) == ("", [])
-        assert scrape(server.url, outputs.version).popitem()[1]["rows"] == 0  # no client has sent an instance
+        assert scrape(server.url, outputs.version, {}).popitem()[1]["rows"] == 0  # no client has sent an instance
 
         # the same server, judged by other scores: one of them is wrong
         requests = read_predictions(report, 60)
