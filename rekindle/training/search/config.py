@@ -53,8 +53,12 @@ class Choice(Section):
         if self.choices:
             return value in self.choices
         assert self.low is not None and self.high is not None
-        inside = isinstance(value, int | float) and self.low <= value <= self.high
-        return inside and (not self.step or math.isclose((value - self.low) % self.step, 0, abs_tol=1e-9))
+        if not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return False
+        if not self.step:
+            return True
+        nearest = self.low + round((value - self.low) / self.step) * self.step
+        return math.isclose(value, nearest, rel_tol=1e-12, abs_tol=1e-9 * self.step)
 
 
 class Budget(Section):

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.training.search.config import default_settings, integer_settings
+from rekindle.training.search.config import Choice, default_settings, integer_settings
 
 CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 
@@ -52,6 +54,17 @@ def test_the_first_trial_has_the_values_of_the_config() -> None:
     assert integer_settings(sweep, config.train, config.model) == {path: path == "model.channels" for path in values}
     other = load_config(CONFIG, ["train.learning_rate=0.5"]).config
     assert default_settings(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**4), st.integers(1, 100), st.data())
+def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(low: int, step: int, count: int, data: st.DataObject):
+    """`low` and `step` in thousandths; .1, .3 and .5 are on the steps of .1 from .1, .35 is not."""
+    choice = Choice.model_validate({"low": low / 1000, "high": (low + count * step) / 1000, "step": step / 1000})
+    number = data.draw(st.integers(0, count - 1))
+    assert choice.value_count() == count + 1
+    assert choice.holds((low + number * step) / 1000) and choice.holds((low + count * step) / 1000)
+    assert not choice.holds((2 * low + (2 * number + 1) * step) / 2000)  # the middle of two steps
+    assert not choice.holds((low - step) / 1000) and not choice.holds((low + (count + 1) * step) / 1000)
 
 
 PRICES = """
