@@ -26,7 +26,7 @@ class Pod:
     gib: float = 0.0
     gpus: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node must have
-    tolerations: Mapping[str, str] = field(default_factory=dict)  # taint → tolerated value ("" for Exists)
+    tolerations: tuple[tuple[str, str], ...] = ()  # taint and tolerated value ("" for Exists)
     devices: tuple[str, ...] = ()  # resource names of the GPUs
 
     def __str__(self) -> str:
@@ -64,10 +64,15 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
         for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
             totals[name] = totals.get(name, 0.0) + number(amount)
     devices = {name: count for name, count in totals.items() if "/" in name and count}
-    tolerations = {item["key"]: str(item.get("value", "")) for item in spec.get("tolerations") or [] if item.get("key")}
+    tolerations = [(t["key"], str(t.get("value", ""))) for t in spec.get("tolerations") or [] if t.get("key")]
     labels = {**_required_labels(spec), **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()}}
     return Pod(
-        totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, sum(devices.values()), labels, tolerations, (*devices,)
+        totals.get("cpu", 0.0),
+        totals.get("memory", 0.0) / GIB,
+        sum(devices.values()),
+        labels,
+        (*tolerations,),
+        (*devices,),
     )
 
 

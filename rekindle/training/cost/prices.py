@@ -53,7 +53,7 @@ class Selector(Section):
         """Return True if all conditions hold for a pod."""
         return (
             self.labels.items() <= pod.labels.items()
-            and self.tolerations.items() <= pod.tolerations.items()
+            and self.tolerations.items() <= {*pod.tolerations}
             and self.resource in ("", *pod.devices)
         )
 

@@ -87,12 +87,18 @@ def test_limits_count_as_requests_and_sidecars_are_added():
         affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
           {matchExpressions: [{key: zone, operator: In, values: [a]}, {key: gpu, operator: In, values: [l4]}]},
           {matchExpressions: [{key: zone, operator: In, values: [b]}, {key: gpu, operator: In, values: [l4]}]}]}}}
-        tolerations: [{key: spot, operator: Equal, value: "yes"}, {key: gpu, operator: Exists}]
+        tolerations: [{key: spot, value: "yes"}, {key: spot, value: soon}, {key: gpu, operator: Exists}]
     """)
     pod = pods.of_template(template)
     assert pod
-    assert pod == Pod(1.25, 1.5, 1, {"gpu": "l4"}, {"spot": "yes", "gpu": ""}, ("nvidia.com/mig-1g.5gb",))
-    selectors = [{"tolerations": {"spot": "yes"}}, {"labels": {"gpu": "l4"}}, {"resource": "nvidia.com/mig-1g.5gb"}]
+    tolerations = (("spot", "yes"), ("spot", "soon"), ("gpu", ""))
+    assert pod == Pod(1.25, 1.5, 1, {"gpu": "l4"}, tolerations, ("nvidia.com/mig-1g.5gb",))
+    selectors = [
+        {"tolerations": {"spot": "yes", "gpu": ""}},
+        {"tolerations": {"spot": "soon"}},
+        {"labels": {"gpu": "l4"}},
+        {"resource": "nvidia.com/mig-1g.5gb"},
+    ]
     assert all(prices(spot=[selector]).is_spot(pod) for selector in selectors)
     assert not prices(spot=[{"labels": {"gpu": "l4", "zone": "a"}}]).is_spot(pod)
 
