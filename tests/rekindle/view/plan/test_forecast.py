@@ -1,6 +1,7 @@
 """Times and resources of a plan follow from former runs, their ledgers and the manifest."""
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -80,8 +81,10 @@ spec:
 """
 
 
-def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]]) -> None:
-    """Write the journal of a successful run whose nodes (by path) have a start and an end, in seconds."""
+def record_run(
+    home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]], phase: str = "Succeeded"
+) -> None:
+    """Write the journal of a run whose successful nodes (by path) have a start and an end, in seconds."""
     workflow = read.workflow(manifest, {})
     workflow["metadata"]["name"] = name
     files = RunFiles(home, name)
@@ -98,7 +101,7 @@ def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[f
 
     all_nodes = {n["id"]: n for n in (node(path, *times) for path, times in nodes.items())}
     end = max(times[1] for times in nodes.values())
-    files.snapshot({"phase": "Succeeded", "startedAt": time(0), "finishedAt": time(end), "nodes": all_nodes})
+    files.snapshot({"phase": phase, "startedAt": time(0), "finishedAt": time(end), "nodes": all_nodes})
     files.close()
 
 
@@ -230,6 +233,15 @@ def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> N
     assert plan.former_runs == [] and "time       unknown" in text(plan)
 
 
+@pytest.mark.parametrize(("phase", "names"), [("Running", ["plain-a"]), ("Failed", ["plain-b", "plain-a"])])
+def test_a_run_counts_as_a_former_run_after_its_end(tmp_path: Path, phase: str, names: list[str]) -> None:
+    record_run(tmp_path, plain(), "plain-a", {"[0].fetch": (0, 5)})
+    record_run(tmp_path, plain(), "plain-b", {"[0].fetch": (0, 7)}, phase)
+    os.utime(tmp_path / "runs/plain-a/manifest.yaml", (0, 0))
+    plan = forecast(Sources(tmp_path, None), plain(), {})
+    assert plan.former_runs == names and rows(plan)["[0].fetch"].time.seconds == (5 if phase == "Running" else 6)
+
+
 def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer, cluster: Cluster) -> None:
     node = {
         "metadata": {"name": "small", "labels": {}},
@@ -249,6 +261,8 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     workflow = read.workflow(plain(), {}) | {"status": end | {"nodes": {"n": fetch}}}
     workflow["metadata"]["name"] = "plain-x"
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+    running = workflow | {"metadata": {"name": "plain-y"}, "status": workflow["status"] | {"phase": "Running"}}
+    server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", running)
 
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
     assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.former_runs == ["plain-x"]
