@@ -273,6 +273,38 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     assert not [request for request in server.requests if request[0] != "GET"]
 
 
+@pytest.mark.parametrize("field", ["cohortName", "cohort"])  # v1beta2, v1beta1
+def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
+    server: ApiServer, cluster: Cluster, field: str
+) -> None:
+    kueue = "/apis/kueue.x-k8s.io/v1beta2"
+    server.put(
+        f"{kueue}/namespaces/models/localqueues", {"metadata": {"name": "research"}, "spec": {"clusterQueue": "a"}}
+    )
+
+    def queue(name: str, cpus: int, cohort: str = "lab", **limits: int) -> dict[str, Any]:
+        flavor = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": cpus, **limits}]}
+        return {"metadata": {"name": name}, "spec": {field: cohort, "resourceGroups": [{"flavors": [flavor]}]}}
+
+    def excess(*others: dict[str, Any], **limits: int) -> list[str]:
+        """Return what the plan says about the 12 CPUs of a task whose queue has a quota of 4."""
+        own = queue("a", 4, "lab", **limits)
+        server.fixed |= {f"{kueue}/clusterqueues/a": own, f"{kueue}/clusterqueues": {"items": [own, *others]}}
+        return [line for line in forecast(Sources(Path("none"), cluster), plain(), {}).shortages if "quota of" in line]
+
+    found = "[2].server exceeds the quota of a: 12 cpu of"
+    assert excess(queue("b", 4), queue("c", 90, "other")) == [f"{found} 8"]
+    assert excess(queue("b", 8)) == []
+    assert excess(queue("b", 90), borrowingLimit=6) == [f"{found} 10"]
+    assert excess(queue("b", 90), borrowingLimit=0) == [f"{found} 4"]
+    assert excess(queue("b", 4)) == [f"{found} 8"]
+    server.fixed[f"{kueue}/cohorts"] = {"items": [{"metadata": {"name": "child"}, "spec": {"parentName": "lab"}}]}
+    assert excess(queue("b", 4)) == []
+    del server.fixed[f"{kueue}/cohorts"]
+    server.refuse("GET", "/clusterqueues?", 403, {"message": "forbidden", "code": 403}, times=9)
+    assert excess(queue("b", 4)) == []
+
+
 def test_archived_runs_count_if_the_argo_server_is_known(
     server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
