@@ -47,7 +47,7 @@ def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
 
 
 def build(config: Config) -> Any:
-    sweep = config.sweep.model_copy(
+    sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
         update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
     )
     search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}

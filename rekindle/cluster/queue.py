@@ -14,12 +14,20 @@ VERSIONS = ("v1beta2", "v1beta1")
 
 def workloads(cluster: Cluster) -> list[Object]:
     """Return the Workloads of the namespace; [] without Kueue, or without permission to read them."""
+    try:
+        return list_objects(cluster, "workloads")
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return []
+
+
+def list_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list[Object]:
+    """Return Kueue's objects of a kind; [] without Kueue. Raises ApiError."""
     for version in VERSIONS:
         try:
-            return cluster.list_objects(Resource(f"kueue.x-k8s.io/{version}", "workloads"))
+            return cluster.list_objects(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced))
         except ApiError as error:
-            if error.code == 403:
-                return []
             if error.code != 404:
                 raise
     return []

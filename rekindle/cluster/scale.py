@@ -25,7 +25,7 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
             "cluster.harvest. Use --task for another training."
         )
     minimum, maximum = _number(template, "min-workers", 1), _number(template, "max-workers", workers)
-    per_pod = _workers_per_pod(template)
+    per_pod = _workers_per_pod(template, {} if deployment else job or {})
     if not minimum <= workers <= maximum or workers % per_pod:
         raise ConfigError(
             f"{workers} workers: {name} may have {minimum} (train.min_workers) to {maximum} (train.max_workers)"
@@ -58,7 +58,7 @@ def _number(template: Object, flag: str, default: int) -> int:
     return next((int(match[1]) for match in matches if match), default)
 
 
-def _workers_per_pod(template: Object) -> int:
+def _workers_per_pod(template: Object, job: Object) -> int:
     env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
-    gpus = [int(n) for key, n in (template["containers"][0]["resources"].get("limits") or {}).items() if "/" in key]
-    return int(env.get("PET_NPROC_PER_NODE") or sum(gpus) or 1)
+    number = str(env.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode"))
+    return int(number) if number.isdigit() else 1  # the default of the operator is "auto"

@@ -68,13 +68,13 @@ def entries(home: Path) -> list[dict[str, Any]]:
 
 
 def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
-    """Return invalid and surplus cache entries; delete them if `delete`."""
+    """Return invalid and surplus cache entries; delete them and unused lists of files if `delete`."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
 
     store = LocalCluster(home).store()
     stale = entries.list_stale(store, keep, days)
-    if delete and stale:
+    if delete:
         entries.remove(store, [entry for entry, _ in stale])
         remove_unused_code(store)
     return [_row(entry) | {"why": reason} for entry, reason in stale]

@@ -15,6 +15,14 @@ COUNT_FIELDS = ("replicas", "parallelism")  # fields of a job or Deployment that
 TRAIN_JOB, TRAINING_RUNTIME = "TrainJob", "TrainingRuntime"  # kinds of Kubeflow Trainer
 NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods a TrainJob's numNodes counts
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
+# a resource that is a GPU or another accelerator, or a part of it. Source: device plugins of NVIDIA (gpu, gpu.shared,
+# mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana), Google (tpu), AWS (neuron, neuroncore,
+# neurondevice; vgpu), Huawei (Ascend910, npu), Cambricon (mlu), Hygon (dcu), Qualcomm (qaic)
+ACCELERATOR = re.compile(
+    r"[^/]+/(([vp]?gpu|mig-[^/]+|i915|xe|tpu|npu|mlu|dcu|qaic|neuron(core|device)?)(\.shared)?"
+    r"|gaudi\d*|[a-z]px_nps\d|ascend\d+[a-z]*(-\d+c)?)",
+    re.IGNORECASE,
+)
 Manifest = Mapping[str, Any]
 
 
@@ -24,10 +32,9 @@ class Pod:
 
     cpus: float = 0.0
     gib: float = 0.0
-    gpus: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node must have
-    tolerations: Mapping[str, str] = field(default_factory=dict)  # taint → tolerated value ("" for Exists)
-    devices: tuple[str, ...] = ()  # resource names of the GPUs
+    tolerations: tuple[tuple[str, str], ...] = ()  # taint and tolerated value ("" for Exists)
+    devices: Mapping[str, float] = field(default_factory=dict)  # GPUs and other devices by resource name
 
     def __str__(self) -> str:
         selection = [f"{key}={value}" for key, value in sorted(self.labels.items())]
@@ -38,10 +45,14 @@ class Pod:
         return self.cpus * seconds, self.gib * seconds, self.gpus * seconds
 
     @property
+    def gpus(self) -> float:
+        """Number of GPUs and parts of GPUs."""
+        return gpu_count(self.devices)
+
+    @property
     def requests(self) -> dict[str, float]:
         """Requests by resource name, in pods, cores, bytes and devices."""
-        devices = {name: self.gpus / len(self.devices) for name in self.devices}
-        return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB, **devices}
+        return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB, **self.devices}
 
 
 @dataclass(frozen=True)
@@ -64,11 +75,14 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
         for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
             totals[name] = totals.get(name, 0.0) + number(amount)
     devices = {name: count for name, count in totals.items() if "/" in name and count}
-    tolerations = {item["key"]: str(item.get("value", "")) for item in spec.get("tolerations") or [] if item.get("key")}
+    tolerations = [(t["key"], str(t.get("value", ""))) for t in spec.get("tolerations") or [] if t.get("key")]
     labels = {**_required_labels(spec), **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()}}
-    return Pod(
-        totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, sum(devices.values()), labels, tolerations, (*devices,)
-    )
+    return Pod(totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, labels, (*tolerations,), devices)
+
+
+def gpu_count(resources: Mapping[str, float]) -> float:
+    """Return the number of GPUs, other accelerators and parts of them among the resources of a pod or of several."""
+    return sum(count for name, count in resources.items() if ACCELERATOR.fullmatch(name))
 
 
 def of_template(template: Manifest) -> Pod | None:

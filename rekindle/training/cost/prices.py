@@ -53,7 +53,7 @@ class Selector(Section):
         """Return True if all conditions hold for a pod."""
         return (
             self.labels.items() <= pod.labels.items()
-            and self.tolerations.items() <= pod.tolerations.items()
+            and self.tolerations.items() <= {*pod.tolerations}
             and self.resource in ("", *pod.devices)
         )
 
@@ -158,4 +158,13 @@ class Prices(Section):
     def pod_cost(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
         """Return the cost of a pod for some seconds; `spot`: on spot nodes or not (None: as the pod selects)."""
         is_spot = self.is_spot(pod) if spot is None else spot
-        return self.cost(self.classify(pod), is_spot, *pod.resource_seconds(seconds))
+        cpu_seconds, gib_seconds, _ = pod.resource_seconds(seconds)
+        return self.cost(self.classify(pod), is_spot, cpu_seconds, gib_seconds, self.gpus(pod) * seconds)
+
+    def gpus(self, pod: Pod) -> float:
+        """Return the number of GPUs of a pod; without a known one, of the devices that the selector of its class names.
+
+        Raises ConfigError if two classes match.
+        """
+        selector = self.classes[self.classify(pod)].selector
+        return pod.gpus or pod.devices.get(selector.resource if selector else "", 0.0)

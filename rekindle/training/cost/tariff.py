@@ -32,7 +32,7 @@ class Tariff(Section):
     def worker_cost(self, name: str, seconds: float, spot: bool | None = None) -> float:
         """Return the cost of a worker; the workers of a pod with several GPUs share its cost."""
         pod = self.worker_pod(name)
-        return self.prices.pod_cost(pod, seconds / max(1.0, pod.gpus), spot)
+        return self.prices.pod_cost(pod, seconds / max(1.0, self.prices.gpus(pod)), spot)
 
 
 def recorded_manifest(workflow: Manifest) -> Manifest:

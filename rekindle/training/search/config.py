@@ -41,6 +41,10 @@ class Choice(Section):
             raise ValueError("log needs a low above 0 and cannot be combined with step")
         return self
 
+    def as_integers(self) -> Self:
+        """Return the values of an integer setting: a range without a step gets the step 1, unless it is logarithmic."""
+        return self if self.choices or self.log or self.step else self.model_copy(update={"step": 1.0})
+
     def value_count(self) -> int:
         """Return the number of possible values; 0 if the range has no step."""
         if self.choices:
@@ -53,8 +57,12 @@ class Choice(Section):
         if self.choices:
             return value in self.choices
         assert self.low is not None and self.high is not None
-        inside = isinstance(value, int | float) and self.low <= value <= self.high
-        return inside and (not self.step or math.isclose((value - self.low) % self.step, 0, abs_tol=1e-9))
+        if not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return False
+        if not self.step:
+            return True
+        nearest = self.low + round((value - self.low) / self.step) * self.step
+        return math.isclose(value, nearest, rel_tol=1e-12, abs_tol=1e-9 * self.step)
 
 
 class Budget(Section):
@@ -94,10 +102,6 @@ class Sweep(Section):
     def _validate(self) -> Self:
         if not any(self.space.values()):
             raise ValueError("sweep.space is empty: list settings of train or model, with their values")
-        if self.sampler == "grid":
-            for path, choice in self.choices():
-                if not choice.value_count():
-                    raise ValueError(f"sweep.space.{path} is continuous: a grid needs a step, or a list of values")
         if self.metric == LOSS and self.better == "higher":
             raise ValueError("sweep.better is higher, but a lower loss is better. Remove sweep.better")
         return self
@@ -155,8 +159,24 @@ class Sweep(Section):
                 )
             if isinstance(getattr(section, key), bool) and not choice.choices:
                 raise ValueError(f"sweep.space.{path}: {path} is a boolean: use a list of values")
+            if type(getattr(section, key)) is int and not choice.step.is_integer():
+                raise ValueError(
+                    f"sweep.space.{path}: its step is {choice.step:g}, but {path} is an integer: use 1, 2, …"
+                )
             for value in choice.choices or [_as_integer(choice.low), _as_integer(choice.high)]:
                 with_settings(section, name, {path: value})
+        for path, choice in self.with_integer_steps(train, model).choices():
+            if self.sampler == "grid" and not choice.value_count():
+                raise ValueError(f"sweep.space.{path} is continuous: a grid needs a step, or a list of values")
+
+    def with_integer_steps(self, train: Any, model: BaseModel) -> Self:
+        """Return the sweep with a step for each range of an integer setting."""
+        space: dict[str, dict[str, Choice]] = {section: dict(keys) for section, keys in self.space.items()}
+        for path, is_integer in integer_settings(self, train, model).items():
+            section, _, key = path.partition(".")
+            if is_integer:
+                space[section][key] = space[section][key].as_integers()
+        return self.model_copy(update={"space": space})
 
     def _check_rungs(self, train: Any) -> None:
         """Raise ValueError if the first rung is before the first validation."""

@@ -1,14 +1,16 @@
 """Compares the pods of a run with a cluster: nodes, ResourceQuotas of the namespace, quotas of Kueue.
 
-Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue (v1beta2; v1beta1 has the same fields).
+Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue and Cohort (v1beta2; v1beta1 has other names for the
+cohort).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.queue import VERSIONS
+from rekindle.cluster.queue import VERSIONS, list_objects
 from rekindle.training.cost.pods import GIB, Replicas, number
 from rekindle.view.plan.resources import totals
 
@@ -66,7 +68,7 @@ def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[
                 yield f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
                 continue
             cluster_queue = _kueue(cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False)
-            if cluster_queue and (excess := _excess(needed, _quota(cluster_queue, needed))):
+            if cluster_queue and (excess := _excess(needed, _quota(cluster, cluster_queue, needed))):
                 yield f"{task} exceeds the quota of {cluster_queue['metadata']['name']}: {', '.join(excess)}"
 
 
@@ -77,19 +79,48 @@ def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) ->
     return None
 
 
-def _quota(queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
-    """Return the quota of a ClusterQueue over all flavors, for the needed resources that it limits."""
+def _quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+    """Return what a ClusterQueue can use at most over all flavors, for the needed resources that it limits."""
     result: dict[str, float] = {}
+    cohort = _cohort(queue)
+    for (flavor, name), resource in _quotas_by_flavor(queue):
+        if name in needed:
+            borrowing_limit = resource.get("borrowingLimit")
+            if cohort and borrowing_limit is None:  # it may use all quotas of the cohort
+                amount = _cohort_quota(cluster, cohort, flavor, name)
+            else:
+                amount = number(resource.get("nominalQuota") or 0) + number(borrowing_limit or 0)
+            result[name] = result.get(name, 0.0) + amount
+    return result
+
+
+def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> float:
+    """Return the sum of the nominal quotas of a cohort's ClusterQueues; infinity if the sum is unknown.
+
+    It is unknown without permission, and with a Cohort object, as then quotas may also come from other cohorts.
+    """
+    try:
+        if any(cohort in (item["metadata"]["name"], _cohort(item)) for item in list_objects(cluster, "cohorts", False)):
+            return math.inf
+        queues = [item for item in list_objects(cluster, "clusterqueues", False) if _cohort(item) == cohort]
+    except ApiError:
+        return math.inf
+    resources = [found for queue in queues for key, found in _quotas_by_flavor(queue) if key == (flavor, name)]
+    return sum(number(resource.get("nominalQuota") or 0) for resource in resources)
+
+
+def _cohort(item: Object) -> str:
+    """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
+    spec = item.get("spec") or {}
+    return next((spec[key] for key in ("cohortName", "cohort", "parentName", "parent") if spec.get(key)), "")
+
+
+def _quotas_by_flavor(queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
+    """Yield the quotas of a ClusterQueue, by the names of their flavor and resource."""
     for group in queue["spec"].get("resourceGroups") or []:
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:
-                if resource["name"] in needed:
-                    borrowing_limit = number(resource.get("borrowingLimit") or 0)
-                    total = (
-                        result.get(resource["name"], 0.0) + number(resource.get("nominalQuota") or 0) + borrowing_limit
-                    )
-                    result[resource["name"]] = total
-    return result
+                yield (flavor["name"], resource["name"]), resource
 
 
 def _excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from argolocal.view.summary import Status, timestamp
+from argolocal.view.summary import FINISHED, Status, timestamp
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.argo_server import ArgoServer
@@ -34,7 +34,7 @@ class Record:
 
 @dataclass(frozen=True)
 class FormerRun:
-    """An earlier run, which may not have ended. `records`: its tasks that were computed and succeeded, by path."""
+    """An earlier run that has ended. `records`: its tasks that were computed and succeeded, by path."""
 
     name: str
     workflow: Mapping[str, Any]
@@ -68,7 +68,9 @@ def _newest_runs(
 ) -> Iterator[FormerRun]:
     count, identity = 0, _identity(workflow)
     for candidate in candidates:
-        if candidate and _identity(candidate[1]) == identity and (former := former_run(*candidate)).records:
+        if not candidate or candidate[2].get("phase") not in FINISHED:
+            continue
+        if _identity(candidate[1]) == identity and (former := former_run(*candidate)).records:
             yield former
             if (count := count + 1) == MAX_RUNS:
                 return

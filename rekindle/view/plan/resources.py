@@ -48,11 +48,6 @@ def totals(replicas: Iterable[Replicas]) -> dict[str, float]:
     return result
 
 
-def gpu_count(resources: Mapping[str, float]) -> float:
-    """Return the number of GPUs and parts of GPUs."""
-    return sum(value for name, value in resources.items() if "/" in name)
-
-
 def resource_seconds(replicas: Iterable[Replicas], seconds: float, prices: Prices | None) -> ResourceSeconds:
     """Return the requests of pods for `seconds`. As in the cost of a run, the pods of Argo itself are free."""
     result = ResourceSeconds(cost=0.0 if prices else None)

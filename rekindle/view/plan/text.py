@@ -6,8 +6,7 @@ from typing import Any
 from argolocal.common.wording import duration, visible
 from argolocal.view import runs
 from rekindle.training.cost.bill import amount, money
-from rekindle.training.cost.pods import GIB
-from rekindle.view.plan import resources
+from rekindle.training.cost.pods import GIB, gpu_count
 from rekindle.view.plan.forecast import Forecast, Row
 from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 
@@ -32,7 +31,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "pods": f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else "",
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
-        "gpu": f"{number:.3g}" if (number := resources.gpu_count(row.requests)) else "",
+        "gpu": f"{number:.3g}" if (number := gpu_count(row.requests)) else "",
         **({} if row.usage.cost is None else {"cost": _cost(row, row.usage.cost)}),
         "reason": "; ".join(filter(None, [_shorten(row.reason.text), row.time.note])),
     }
@@ -91,7 +90,7 @@ def _totals(plan: Forecast) -> Iterator[str]:
     usage = plan.usage
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
-        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {resources.gpu_count(plan.peak):.3g} GPU"
+        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {gpu_count(plan.peak):.3g} GPU"
     )
     yield f"total      {at_least}{_usage(plan)}" if usage.cpu_seconds or not at_least else "total      unknown"
     if usage.cpu_seconds and counts[CONDITIONAL] and plan.unconditional_cost is not None:

@@ -2,13 +2,17 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rekindle.cache import code, difference, entries
 from rekindle.cache.difference import MISSING, Difference, differences
 from rekindle.cache.entries import Entry
 from rekindle.cache.key import Facts
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.services.services import Services
 from rekindle.storage import Store
+from rekindle.view import reuse
 
 MODULE = "steps.prepare"
 
@@ -74,3 +78,15 @@ def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     keys = {item.key for item in s3.list(difference.FOLDER)}
     assert f"{difference.FOLDER}{facts()['code']}" in keys and f"{difference.FOLDER}unused" not in keys
     entries.remove(s3, [entry, replace(entry, key="k2")])
+
+
+def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_is_stale(tmp_path: Path) -> None:
+    try:
+        store = LocalCluster(tmp_path).store()
+        record_code_before(store, "orphan")
+        assert reuse.prune(tmp_path, keep=10_000, days=90, delete=False) == []
+        assert store.head(f"{difference.FOLDER}orphan")
+        assert reuse.prune(tmp_path, keep=10_000, days=90, delete=True) == []
+        assert not store.head(f"{difference.FOLDER}orphan")
+    finally:
+        Services(tmp_path, {}).down()

@@ -136,7 +136,7 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
 
 
 def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():
-    pod = Pod(gpus=2, devices=("gpu/gpu",))
+    pod = Pod(devices={"gpu/gpu": 2})
     bill = charge(
         summary_of(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})), tariff({"Worker": pod})
     )

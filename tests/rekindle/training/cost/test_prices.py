@@ -16,6 +16,7 @@ from rekindle.errors import ConfigError
 from rekindle.training.cost import pods
 from rekindle.training.cost.pods import Pod
 from rekindle.training.cost.prices import ANNOTATION, FILE, Prices
+from rekindle.training.cost.tariff import Tariff
 
 EXAMPLE = project.REFERENCE / "template" / FILE
 RATE = {"cpu_hour": 1, "gib_hour": 0.5}
@@ -76,8 +77,44 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
 def test_a_pod_costs_its_requests_by_the_hour():
     found = prices(classes={"cpu": {"on_demand": RATE}, "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}}})
     assert found.pod_cost(Pod(cpus=2, gib=4), 1800) == 2
-    assert found.pod_cost(Pod(cpus=2, gib=4, gpus=1, devices=("nvidia.com/gpu",)), 3600) == 7
+    assert found.pod_cost(Pod(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600) == 7
     assert found.cost("gpu", False, 3600, 0, 7200) == 7
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb.shared",
+     "nvidia.com/pgpu", "amd.com/gpu", "amd.com/cpx_nps4", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.com/tpu",
+     "habana.ai/gaudi", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "k8s.amazonaws.com/vgpu",
+     "huawei.com/Ascend910", "huawei.com/Ascend310P", "huawei.com/Ascend910-2c", "cambricon.com/mlu"],
+)  # fmt: skip
+def test_each_kind_of_accelerator_counts_as_a_gpu(name: str):
+    assert pods.of_spec({"containers": [{"resources": {"limits": {name: "4"}}}]}).gpus == 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rdma/hca", "rdma/hca_shared_devices_a", "vpc.amazonaws.com/efa", "smarter-devices/fuse", "nvidia.com/hostdev",
+     "openshift.io/mlnxnics", "networking.gke.io.networks/rdma-0", "devices.kubevirt.io/kvm", "hugepages-2Mi",
+     "nvidia.com/gpumem", "gpu.intel.com/millicores", "gpu.intel.com/i915_monitoring", "huawei.com/Ascend910A-memory"],
+)  # fmt: skip
+def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
+    pod = pods.of_spec({"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4, name: 1}}}]})
+    assert pod.gpus == 4 and pod.requests["nvidia.com/gpu"] == 4 and pod.requests.get(name, 1) == 1
+    rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
+    found = prices(classes={"cpu": {"on_demand": rate}, "a": {"selector": {"resource": name}, "on_demand": rate}})
+    assert found.pod_cost(pod, 3600) == 12
+    tariff = Tariff(prices=found, workers={"": pod})
+    assert tariff.worker_cost("x-worker-0", 3600) == 3
+    assert Tariff.model_validate_json(tariff.model_dump_json()) == tariff, "a pod of the cluster computes the cost"
+
+
+def test_a_device_of_another_name_is_charged_as_a_gpu_if_the_selector_of_its_class_names_it():
+    rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
+    chip = {"selector": {"resource": "example.com/chip"}, "on_demand": rate}
+    pod = Pod(devices={"example.com/chip": 2, "rdma/hca": 1})
+    assert prices(classes={"cpu": {"on_demand": rate}, "chip": chip}).pod_cost(pod, 3600) == 6
+    assert prices(classes={"cpu": {"on_demand": rate}}).pod_cost(pod, 3600) == 0
 
 
 def test_limits_count_as_requests_and_sidecars_are_added():
@@ -87,12 +124,18 @@ def test_limits_count_as_requests_and_sidecars_are_added():
         affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
           {matchExpressions: [{key: zone, operator: In, values: [a]}, {key: gpu, operator: In, values: [l4]}]},
           {matchExpressions: [{key: zone, operator: In, values: [b]}, {key: gpu, operator: In, values: [l4]}]}]}}}
-        tolerations: [{key: spot, operator: Equal, value: "yes"}, {key: gpu, operator: Exists}]
+        tolerations: [{key: spot, value: "yes"}, {key: spot, value: soon}, {key: gpu, operator: Exists}]
     """)
     pod = pods.of_template(template)
     assert pod
-    assert pod == Pod(1.25, 1.5, 1, {"gpu": "l4"}, {"spot": "yes", "gpu": ""}, ("nvidia.com/mig-1g.5gb",))
-    selectors = [{"tolerations": {"spot": "yes"}}, {"labels": {"gpu": "l4"}}, {"resource": "nvidia.com/mig-1g.5gb"}]
+    tolerations = (("spot", "yes"), ("spot", "soon"), ("gpu", ""))
+    assert pod == Pod(1.25, 1.5, {"gpu": "l4"}, tolerations, {"nvidia.com/mig-1g.5gb": 1})
+    selectors = [
+        {"tolerations": {"spot": "yes", "gpu": ""}},
+        {"tolerations": {"spot": "soon"}},
+        {"labels": {"gpu": "l4"}},
+        {"resource": "nvidia.com/mig-1g.5gb"},
+    ]
     assert all(prices(spot=[selector]).is_spot(pod) for selector in selectors)
     assert not prices(spot=[{"labels": {"gpu": "l4", "zone": "a"}}]).is_spot(pod)
 
@@ -136,7 +179,7 @@ def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
         spot=[{"labels": {"spot": "yes"}}],
     )
     with pytest.raises(ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"):
-        found.classify(Pod(labels={"zone": "a"}, devices=("nvidia.com/gpu",)))
+        found.classify(Pod(labels={"zone": "a"}, devices={"nvidia.com/gpu": 1}))
     with pytest.raises(ConfigError, match=r"classes\.cpu\.spot is missing"):
         found.pod_cost(Pod(cpus=1, labels={"spot": "yes"}), 1)
 

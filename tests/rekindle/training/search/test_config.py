@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.training.search.config import default_settings, integer_settings
+from rekindle.training.search.config import Choice, Sweep, default_settings, integer_settings
 
 CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 
@@ -29,6 +31,10 @@ CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
         ("sweep.space.data={test_share: [0.1]}", "sweep.space.data"),
         ("sweep.space={}", "sweep.space is empty"),
         ("sweep.sampler=grid", "sweep.space.model.dropout is continuous: a grid needs a step"),
+        (
+            "sweep.space.model={channels: {low: 8, high: 16, step: 0.5}}",
+            "its step is 0.5, but model.channels is an int",
+        ),
         ("sweep.metric=ap", "sweep.metric is ap: steps.digits does not define measures"),
         (
             "sweep.rungs=4",
@@ -52,6 +58,17 @@ def test_the_first_trial_has_the_values_of_the_config() -> None:
     assert integer_settings(sweep, config.train, config.model) == {path: path == "model.channels" for path in values}
     other = load_config(CONFIG, ["train.learning_rate=0.5"]).config
     assert default_settings(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**4), st.integers(1, 100), st.data())
+def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(low: int, step: int, count: int, data: st.DataObject):
+    """`low` and `step` in thousandths; .1, .3 and .5 are on the steps of .1 from .1, .35 is not."""
+    choice = Choice.model_validate({"low": low / 1000, "high": (low + count * step) / 1000, "step": step / 1000})
+    number = data.draw(st.integers(0, count - 1))
+    assert choice.value_count() == count + 1
+    assert choice.holds((low + number * step) / 1000) and choice.holds((low + count * step) / 1000)
+    assert not choice.holds((2 * low + (2 * number + 1) * step) / 2000)  # the middle of two steps
+    assert not choice.holds((low - step) / 1000) and not choice.holds((low + (count + 1) * step) / 1000)
 
 
 PRICES = """
@@ -78,11 +95,30 @@ def test_a_budget_in_money_is_converted_to_hours_by_the_prices_of_the_nodes(
 
 def budget_hours(sets: list[str]) -> float:
     """Return the budget that the pods of the trials get, in hours."""
+    return trials_sweep(sets).budget.hours
+
+
+def trials_sweep(sets: list[str]) -> Sweep:
+    """Return the sweep that the pods of the trials get."""
     workflow = render_manifest(load_config(CONFIG, sets).config)
     tasks = [task for template in workflow["spec"]["templates"] for task in template.get("dag", {}).get("tasks", [])]
     (trials,) = [task for task in tasks if task["name"] == "trials"]
     values = {parameter["name"]: parameter["value"] for parameter in trials["arguments"]["parameters"]}
-    return json.loads(values["sweep"])["budget"]["hours"]
+    return Sweep.model_validate_json(values["sweep"])
+
+
+def test_a_grid_takes_each_integer_of_a_range_without_a_step() -> None:
+    space = "sweep.space.model={channels: {low: 8, high: 10}, dropout: [0.1, 0.2]}"
+    sweep = trials_sweep(
+        ["sweep.sampler=grid", "sweep.trials=99", "sweep.space.train={batch_size: {low: 8, high: 16, step: 8}}", space]
+    )
+    steps = {path: choice.step for path, choice in sweep.choices()}
+    assert steps == {"model.channels": 1, "model.dropout": 0, "train.batch_size": 8}
+    assert {path: choice.value_count() for path, choice in sweep.choices()} == {
+        "model.channels": 3,
+        "model.dropout": 2,
+        "train.batch_size": 2,
+    }
 
 
 @pytest.mark.parametrize(

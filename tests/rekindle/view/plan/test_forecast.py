@@ -1,6 +1,7 @@
 """Times and resources of a plan follow from former runs, their ledgers and the manifest."""
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -80,8 +81,10 @@ spec:
 """
 
 
-def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]]) -> None:
-    """Write the journal of a successful run whose nodes (by path) have a start and an end, in seconds."""
+def record_run(
+    home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[float, float]], phase: str = "Succeeded"
+) -> None:
+    """Write the journal of a run whose successful nodes (by path) have a start and an end, in seconds."""
     workflow = read.workflow(manifest, {})
     workflow["metadata"]["name"] = name
     files = RunFiles(home, name)
@@ -98,7 +101,7 @@ def record_run(home: Path, manifest: Any, name: str, nodes: Mapping[str, tuple[f
 
     all_nodes = {n["id"]: n for n in (node(path, *times) for path, times in nodes.items())}
     end = max(times[1] for times in nodes.values())
-    files.snapshot({"phase": "Succeeded", "startedAt": time(0), "finishedAt": time(end), "nodes": all_nodes})
+    files.snapshot({"phase": phase, "startedAt": time(0), "finishedAt": time(end), "nodes": all_nodes})
     files.close()
 
 
@@ -230,6 +233,15 @@ def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> N
     assert plan.former_runs == [] and "time       unknown" in text(plan)
 
 
+@pytest.mark.parametrize(("phase", "names"), [("Running", ["plain-a"]), ("Failed", ["plain-b", "plain-a"])])
+def test_a_run_counts_as_a_former_run_after_its_end(tmp_path: Path, phase: str, names: list[str]) -> None:
+    record_run(tmp_path, plain(), "plain-a", {"[0].fetch": (0, 5)})
+    record_run(tmp_path, plain(), "plain-b", {"[0].fetch": (0, 7)}, phase)
+    os.utime(tmp_path / "runs/plain-a/manifest.yaml", (0, 0))
+    plan = forecast(Sources(tmp_path, None), plain(), {})
+    assert plan.former_runs == names and rows(plan)["[0].fetch"].time.seconds == (5 if phase == "Running" else 6)
+
+
 def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer, cluster: Cluster) -> None:
     node = {
         "metadata": {"name": "small", "labels": {}},
@@ -249,6 +261,8 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     workflow = read.workflow(plain(), {}) | {"status": end | {"nodes": {"n": fetch}}}
     workflow["metadata"]["name"] = "plain-x"
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+    running = workflow | {"metadata": {"name": "plain-y"}, "status": workflow["status"] | {"phase": "Running"}}
+    server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", running)
 
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
     assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.former_runs == ["plain-x"]
@@ -257,6 +271,38 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(server: ApiServer
     assert any("the unused part of the ResourceQuota team: 12 cpu of 10" in line for line in plan.shortages)
     assert any("exceeds all nodes together" in line for line in plan.shortages)
     assert not [request for request in server.requests if request[0] != "GET"]
+
+
+@pytest.mark.parametrize("field", ["cohortName", "cohort"])  # v1beta2, v1beta1
+def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
+    server: ApiServer, cluster: Cluster, field: str
+) -> None:
+    kueue = "/apis/kueue.x-k8s.io/v1beta2"
+    server.put(
+        f"{kueue}/namespaces/models/localqueues", {"metadata": {"name": "research"}, "spec": {"clusterQueue": "a"}}
+    )
+
+    def queue(name: str, cpus: int, cohort: str = "lab", **limits: int) -> dict[str, Any]:
+        flavor = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": cpus, **limits}]}
+        return {"metadata": {"name": name}, "spec": {field: cohort, "resourceGroups": [{"flavors": [flavor]}]}}
+
+    def excess(*others: dict[str, Any], **limits: int) -> list[str]:
+        """Return what the plan says about the 12 CPUs of a task whose queue has a quota of 4."""
+        own = queue("a", 4, "lab", **limits)
+        server.fixed |= {f"{kueue}/clusterqueues/a": own, f"{kueue}/clusterqueues": {"items": [own, *others]}}
+        return [line for line in forecast(Sources(Path("none"), cluster), plain(), {}).shortages if "quota of" in line]
+
+    found = "[2].server exceeds the quota of a: 12 cpu of"
+    assert excess(queue("b", 4), queue("c", 90, "other")) == [f"{found} 8"]
+    assert excess(queue("b", 8)) == []
+    assert excess(queue("b", 90), borrowingLimit=6) == [f"{found} 10"]
+    assert excess(queue("b", 90), borrowingLimit=0) == [f"{found} 4"]
+    assert excess(queue("b", 4)) == [f"{found} 8"]
+    server.fixed[f"{kueue}/cohorts"] = {"items": [{"metadata": {"name": "child"}, "spec": {"parentName": "lab"}}]}
+    assert excess(queue("b", 4)) == []
+    del server.fixed[f"{kueue}/cohorts"]
+    server.refuse("GET", "/clusterqueues?", 403, {"message": "forbidden", "code": 403}, times=9)
+    assert excess(queue("b", 4)) == []
 
 
 def test_archived_runs_count_if_the_argo_server_is_known(
