@@ -8,7 +8,7 @@ An instance of a type is always valid: a value that is not valid raises InvalidN
 
 import re
 
-from argolocal.common.names import INVISIBLE, InvalidName, Name, ObjectName, RunName, show
+from argolocal.common.names import INVISIBLE, InvalidName, Name, ObjectName, PathName, RunName, show
 
 __all__ = [
     "ArtifactKey",
@@ -17,6 +17,7 @@ __all__ = [
     "ModelName",
     "ObjectId",
     "ObjectName",
+    "PathName",
     "RunName",
     "TaskName",
     "TaskReference",

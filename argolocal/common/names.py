@@ -8,6 +8,7 @@ A name becomes a part of a path, an object key or a request only after it was pa
 
 import re
 from typing import Any, ClassVar, Self
+from urllib.parse import quote
 
 from argolocal.common.wording import shorten
 from argolocal.errors import ConfigError
@@ -67,6 +68,19 @@ class RunName(ObjectName):
     """The name of a run: of a workflow, of its folder on this machine, and of its folder in the object store."""
 
     KIND = "the name of a run"
+
+
+class PathName(Name):
+    """The name of an object of a server, as one part of the path of a request."""
+
+    KIND = "a name in a path"
+    RULE = 'it must have 1 to 253 characters, without "/", "%" and control characters, and must not be "." or ".."'
+    PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/%{INVISIBLE}]+")
+    MAX_BYTES = 253
+
+    @property
+    def quoted(self) -> str:
+        return quote(self, safe=":")
 
 
 def show(value: Any) -> str:
