@@ -105,10 +105,14 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
     name = (workflow["metadata"].get("labels") or {}).get(NAME)
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
-    header = f' -H "Authorization: Bearer ${TOKENS}"' if outcome.needs_token({"spec": spec_of(workflow)}) else ""
+    url = f"localhost:{port}/v1/models/{name}/example"
+    request = f"curl -s {url}"
+    if outcome.needs_token({"spec": spec_of(workflow)}):
+        # the shell itself runs printf, so no other user of the machine sees the token
+        request = f"printf 'Authorization: Bearer %s' \"${TOKENS}\" | curl -s -H @- {url}"
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",
-        "try it": endpoint and f"{forward} & curl -s{header} localhost:{port}/v1/models/{name}/example",
+        "try it": endpoint and f"{forward} & {request}",
     }
 
 

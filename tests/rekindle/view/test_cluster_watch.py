@@ -55,8 +55,8 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(server: ApiSer
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
     server.put("/api/v1/namespaces/models/services", service)
     done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
-    header = ' -H "Authorization: Bearer $REKINDLE_TOKEN"' if token else ""
-    assert f"svc/cards 9000 & curl -s{header} localhost:9000/v1/models/cards/example" in done.stdout
+    request = "printf 'Authorization: Bearer %s' \"$REKINDLE_TOKEN\" | curl -s -H @-" if token else "curl -s"
+    assert f"svc/cards 9000 & {request} localhost:9000/v1/models/cards/example" in done.stdout
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
