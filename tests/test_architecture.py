@@ -43,7 +43,7 @@ SUBPACKAGES = {
     "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
     "rekindle.view": {"cluster", "local", "argolocal", "blocks", "cache", "training", "release"},
     "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
-    "rekindle.cluster": {"argolocal", "blocks", "release"},
+    "rekindle.cluster": {"argolocal", "blocks", "release", "training"},
     "rekindle.local": {"argolocal"},
     "rekindle.blocks": {"release", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},

@@ -72,6 +72,28 @@ def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServ
     assert {method for method, *_ in server.requests} == {"GET"}
 
 
+def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_path: Path):
+    job = node("demo.train", phase="Running", displayName="train", templateName="apply")
+    server.put(WORKFLOWS_AT, run("Running", job))
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu."}
+    process = subprocess.Popen([REKINDLE, "status", "demo", "--cluster", "--watch"], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout
+    assert [process.stdout.readline()[9:] for _ in range(2)] == ["demo running\n", "train running\n"]
+    server.put(WORKFLOWS_AT.replace("apis/argoproj.io/v1alpha1", "api/v1").replace("workflows", "pods"), {
+        "metadata": {"name": "demo-train-worker-0", "labels": {"workflows.argoproj.io/workflow": "demo"}},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    })  # fmt: skip
+    assert process.stdout.readline()[9:] == "train is waiting: Unschedulable: Insufficient cpu.\n"
+    table = rekindle("status", "demo", "--cluster", cwd=tmp_path).stdout
+    assert "demo: Pending" in table and "Insufficient cpu" in table
+    assert (
+        json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["phase"] == "Pending"
+    )
+    server.put(WORKFLOWS_AT, run("Succeeded", {**job, "phase": "Succeeded"}))
+    assert process.wait(timeout=60) == 0
+
+
 def write_manifest(folder: Path, **spec: Any) -> str:
     (folder / "w.yaml").write_text(json.dumps(manifest(**spec)))
     return str(folder / "w.yaml")
