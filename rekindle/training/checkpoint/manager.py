@@ -58,6 +58,8 @@ class Checkpoints:
         retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
         self.remote = RemoteCheckpoints(store, prefix, identity, layout_hash, fingerprint, retention)
         self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
+        # events that `report` sends once a group has formed: earlier, no coordinator may be connected
+        self._early_events: list[dict[str, Any]] = []
         self.crc = 0  # checksum of the state if it is from shared memory: equal states are not broadcast
         run_name = snapshot_file.run_name(identity, prefix)
         self.snapshots = Snapshots(state, self._load_snapshot(run_name, identity, layout_hash, _hash(fingerprint)))
@@ -79,6 +81,7 @@ class Checkpoints:
         To be called after each step.
         """
         self.loader.advance(self.state.step)
+        self.snapshots.record_step(self.state.step)
         now = time.monotonic()
         if durable:
             # no snapshot during an upload, which the checksum of a snapshot would slow
@@ -89,6 +92,12 @@ class Checkpoints:
             end = time.monotonic()
             automatic_interval = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
             self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
+
+    def report(self) -> None:
+        """Send the events about this worker's previous process to the ledger. Call when a group has formed."""
+        events, self._early_events = self._early_events, []
+        for event in events:
+            self.note(**event)
 
     def flush(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
         """Upload the current state, which no survivor holds; wait until this is done or `seconds_left()` is 0."""
@@ -247,7 +256,12 @@ class Checkpoints:
         newest_snapshot = next(file.read(), None)
         for text in file.damage:
             say(f"{text}: ignored.")
-            self.note("torn", object=str(path), why=text)
+            self._early_events.append({"event": "torn", "object": str(path), "why": text})
+        if file.last_step:
+            # the ledger may lack the last steps of a process that was killed together with its coordinator
+            step, end_time = file.last_step
+            age_s = max(0.0, time.time() - end_time)
+            self._early_events.append({"event": "step", "step": step, "last": True, "age_s": round(age_s, 6)})
         if newest_snapshot:
             snapshot, loader_state = newest_snapshot
             target = memory if memory.device.type == "cpu" else torch.empty_like(memory, device="cpu")

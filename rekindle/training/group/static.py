@@ -86,7 +86,8 @@ class StaticGroup:
         if event == "loss":
             return
         if self._early_events is not None:
-            self._early_events.append({"event": event, "t": time.time()} | fields)
+            age_s = fields.pop("age_s", 0.0)
+            self._early_events.append({"event": event, "t": time.time() - age_s} | fields)
         elif self._ledger:
             self._ledger.note(event, **fields)
 

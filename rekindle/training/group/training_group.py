@@ -142,6 +142,7 @@ class TrainingGroup:
                     f"({self.total_virtual_workers}). Start fewer, or raise train.virtual_workers (this changes the "
                     "result)."
                 )
+            self.checkpoints.report()
             try:
                 self._agree(view)
             except torch.OutOfMemoryError:

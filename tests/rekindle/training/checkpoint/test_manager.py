@@ -90,9 +90,27 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     data[snapshot_file.PAGE + 100] ^= 1
     path.write_bytes(data)
     second = open_(node="n")
+    second.report()
     assert second.state.step == -1 and begin(second) == 3
     assert "the snapshot of step 3 in" in capsys.readouterr().err
     assert [name for name, _ in events] == ["checkpoint", "torn", "restored"]
+
+
+def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(open_: Open, events: Events) -> None:
+    first = open_(node="n", data=Stream(), hot_seconds=1e9)
+    begin(first)
+    for step in range(1, 9):
+        update(first, step)
+        first.keep((0, 1), durable=False)
+    first.close(remove=False)
+    second = open_(node="n", data=Stream())
+    assert second.state.step < 8, "the snapshot is older than the last step"
+    assert events[-1][0] == "restored", "without a group, no coordinator may be connected"
+    second.report()
+    second.report()
+    ((name, fields),) = events[1:]
+    assert (name, fields["step"], fields["last"]) == ("step", 8, True)
+    assert fields["age_s"] >= 0
 
 
 def test_training_continues_without_shared_memory(
