@@ -1069,6 +1069,46 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
     assert {f for f, _, _ in found} == {here} and done.returncode == 1
 
 
+def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "flows"
+    folder.mkdir()
+    others = {
+        "values.yaml": "image: {tag: 1}",
+        "chart.yaml": "apiVersion: v2\nname: x",
+        "ci.yml": "on: push\njobs: {}",
+        "kustomization.yaml": "resources: [a.yaml]",
+        "helm.yaml": "apiVersion: argoproj.io/v1alpha1\nmetadata:\n  {{- if .Values.x }}\n  a: b\n  {{ end }}",
+        "list.json": "[1, 2]",
+        "empty.yaml": "# nothing\n---\n",
+    }
+    for name, text in others.items():
+        (folder / name).write_text(text)
+    (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    (folder / "loop.yaml").symlink_to("loop.yaml")
+    assert command(tmp_path, "--manifest", "flows").returncode == 2
+    wrong = copy.deepcopy(RIGHT)
+    wrong["spec"]["entrypoint"] = "mian"
+    (folder / "both.yaml").write_text("a: b\n---\n" + yaml.safe_dump(wrong))
+    done = command(tmp_path, "--manifest", "flows")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    note, *errors = done.stderr.splitlines()
+    assert len(errors) == 1 and "spec.entrypoint" in errors[0]
+    assert note.startswith("note: ") and "values.yaml" in note
+    assert command(tmp_path, "--manifest", "flows/values.yaml").returncode == 1
+
+
+def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings_of_others(tmp_path: Path) -> None:
+    wrong = copy.deepcopy(RIGHT)
+    wrong["spec"]["entrypoint"] = "mian"
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows/a.yaml").write_text("apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: [\n")
+    (tmp_path / "flows/b.yaml").write_text(yaml.safe_dump(wrong))
+    done = command(tmp_path, "--manifest", "flows", "-o", "json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and [each["rule"] for each in found] == ["yaml", "template"]
+    assert found[0]["file"].endswith("a.yaml") and "line 4" in found[0]["message"]
+
+
 def test_a_mistake_in_a_shared_template_is_reported_once() -> None:
     api = {"apiVersion": "argoproj.io/v1alpha1"}
     spec = {"activeDeadlineSeconds": 60, "entrypoint": "main"}
