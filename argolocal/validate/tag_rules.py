@@ -55,7 +55,9 @@ def check(findings: Findings, path: str, value: Any, scope: Scope, use: Use) -> 
 def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use) -> None:
     for tag in TAG.findall(text):
         for name in _names_in(findings, path, tag):
-            if name.split(".")[0] in PREFIXES and not _has_value(tag, name, scope):
+            # Argo does not substitute a simple tag that is only a first word, such as {{inputs}}.
+            is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
+            if name.split(".")[0] in PREFIXES and not is_first_word and not _has_value(tag, name, scope):
                 message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
                 findings.add(path, "tag", message, use.is_fatal(tag, name))
             if RETRY_TAG.fullmatch(name) and not use.retries:

@@ -471,6 +471,12 @@ def test_a_label_of_the_workflow_is_known(source: str) -> None:
     assert lint(manifest) == []
 
 
+def test_a_first_word_of_tags_is_text() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest)["args"] = ["{{ inputs }} {{outputs}} {{workflow}} {{pod}} {{steps}}"]
+    assert lint(manifest) == []
+
+
 def test_a_guarded_label_in_an_expression_passes() -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest)["args"] = ["{{=workflow.labels?.request ?? 'none'}}"]
