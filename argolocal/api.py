@@ -132,7 +132,7 @@ def run(
     if home is None:
         temporary_folder = TemporaryDirectory(prefix="argolocal-")
         home = Path(temporary_folder.name) / "home"
-    cluster = LocalCluster(home, images and _images(images), kinds, store)
+    cluster = LocalCluster(home, None if images is None else _images(images), kinds, store)
     manifest, other_objects = split(_objects(workflow))
     cluster.keep([*objects, *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
