@@ -4,15 +4,17 @@ The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min
 again once the container has run for a minute.
 """
 
+import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-from argolocal.common.processes import signal_group
+from argolocal.common.processes import signal_group, start_time
 from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem
 from argolocal.pods.filesystem import SHM
@@ -40,6 +42,7 @@ class Pod:
         self.directories = directories or {}  # name of a shared volume → its directory
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
+        self.pid_record = folder / "pids" / name  # JSON: pid and start time of the newest process
         self.process: Process | None = None
         self.restarts = self.recent_restarts = 0
         self.started = 0.0
@@ -131,6 +134,10 @@ class Pod:
             ),
             self.cluster,
         )  # fmt: skip
+        # for `status`; a full disk does not stop a pod
+        with suppress(OSError):
+            self.pid_record.parent.mkdir(exist_ok=True)
+            self.pid_record.write_text(json.dumps([self.process.pid, start_time(self.process.pid)]))
 
 
 def terminate_all(pods: list[Pod], grace: float) -> None:
