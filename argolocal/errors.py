@@ -6,6 +6,8 @@
 import sys
 from contextlib import suppress
 
+from argolocal.common.wording import visible
+
 
 class ArgolocalError(Exception):
     """An error that a user can act on; any other exception is a bug, and its traceback is printed."""
@@ -36,9 +38,12 @@ class Conflict(StorageError):
 
 
 def say(text: str) -> None:
-    """Write a line to stderr. Write errors are ignored, because a full disk must not end the run."""
+    """Write a line to stderr, with visible control characters.
+
+    Write errors are ignored, because a full disk must not end the run.
+    """
     with suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
 
 
