@@ -4,16 +4,18 @@ The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min
 again once the container has run for a minute.
 """
 
+import json
 import os
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-from argolocal.common.processes import signal_group
+from argolocal.common.processes import signal_group, start_time
 from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem, volumes
 from argolocal.pods.filesystem import SHM
@@ -44,6 +46,7 @@ class Pod:
         self.claims = claims
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
+        self.pid_record = folder / "pids" / name  # JSON: pid and start time of the newest process
         self.process: Process | None = None
         self.restarts = self.recent_restarts = 0
         self.started = 0.0
@@ -135,6 +138,11 @@ class Pod:
         )
         self._create_volumes(run)
         self.process = start_container(replace(run, volumes=self.volumes), self.cluster)
+
+        # for `status`; a full disk does not stop a pod
+        with suppress(OSError):
+            self.pid_record.parent.mkdir(exist_ok=True)
+            self.pid_record.write_text(json.dumps([self.process.pid, start_time(self.process.pid)]))
 
     def _create_volumes(self, run: ContainerRun) -> None:
         """Create the directories of the volumes as for a workflow's pod; those of an emptyDir outlive its process."""
