@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from argolocal.cli.group import CONTEXT, Commands
-from argolocal.cli.options import File, Name, ask_option, output_option, pairs_of, parameters_option
+from argolocal.cli.options import File, Run, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import exit_code, print_result, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
@@ -104,7 +104,7 @@ def print_findings(documents: "Documents", as_json: bool) -> int:
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @parameters_option("A value for a suspended step.")
 @output_option("text", "json")
 @ask_option
@@ -126,7 +126,7 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @output_option("text", "json")
 def stop(name: str | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in progress.
@@ -142,7 +142,7 @@ def stop(name: str | None, as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @output_option("text", "json")
 def status(name: str | None, as_json: bool) -> None:
     """List the runs, or the steps of run NAME.
@@ -157,7 +157,7 @@ def status(name: str | None, as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @output_option("text", "json")

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from argolocal.common.names import RunName
 from argolocal.controllers.base import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
 from argolocal.controllers.memory import memory_volume
@@ -225,7 +226,8 @@ class Rollout:
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
     """Return the run whose workflow owns the Deployment, or None. Such a Deployment has pods only during the run."""
     references = obj["metadata"].get("ownerReferences") or []
-    return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
+    names = (RunName.or_none(item.get("name")) for item in references if item.get("kind") == "Workflow")
+    return next((RunFiles(cluster.home, name) for name in names if name), None)
 
 
 def available_condition(is_available: bool) -> Object:

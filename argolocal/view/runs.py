@@ -25,8 +25,8 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 def names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
-    runs = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
-    return [path.name for path in sorted(runs, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)]
+    files = [run.root / "manifest.yaml" for run in RunFiles.all(home)]
+    return [path.parent.name for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.language.quantity import quantity
 from rekindle.cache import claims
 from rekindle.errors import Conflict, NotFound, StorageError
+from rekindle.names import ArtifactKey
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -105,9 +106,11 @@ def _object_key(key: str) -> str:
 def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
-        return Entry(**json.loads(store.get(_object_key(key))))
+        entry = Entry(**json.loads(store.get(_object_key(key))))
     except (NotFound, ValueError, TypeError):  # the entry is missing, or another version of Rekindle wrote it
         return None
+    is_task = ArtifactKey.matches(entry.at) and entry.at.count("/") == 1
+    return entry if entry.key == key and is_task else None
 
 
 def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from argolocal import cli as local
-from argolocal.cli.options import Name, ask_option, output_option, pairs_of, parameters_option
+from argolocal.cli.options import Run, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
@@ -67,7 +67,7 @@ def with_free_port(loaded: Any, cluster: Any) -> Any:
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @parameters_option("Value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
@@ -100,7 +100,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster.")
 @click.option("--all", "show_all", is_flag=True, help="Show the internal steps of NAME, too.")
 @cluster_flag
@@ -135,7 +135,7 @@ def status(name: str | None, watch: bool, show_all: bool, cluster: Cluster | Non
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
@@ -173,7 +173,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @cluster_flag
 @output_option("text", "json")
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -196,7 +196,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @cluster_flag
 @output_option("text", "json")
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -218,7 +218,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=Run())
 @click.argument("workers", type=click.IntRange(min=1))
 @click.option("--task", default="train", show_default=True, help="Training to scale, if the run has several trainings.")
 @cluster_flag

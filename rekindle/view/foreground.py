@@ -13,6 +13,7 @@ from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
 from rekindle.blocks.volume import volume_claim
+from rekindle.errors import RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.view import outcome, overview
 from rekindle.view.progress import LogProgress
@@ -75,10 +76,37 @@ class Pipeline(foreground.Foreground):
         return code
 
     def begin(self) -> None:
-        """Restart the deployments that `rekindle down` stopped: the run may end without a new release."""
+        """Mark the run's folder in the object store, and restart the deployments that `rekindle down` stopped.
+
+        The run may end without a new release.
+        """
+        if self._writes_artifacts():
+            self._mark()
         name, cluster = overview.label(self.local.workflow, "name"), self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
+
+    def _writes_artifacts(self) -> bool:
+        """True if the run writes into the object store."""
+        spec = self.local.workflow["spec"]
+        templates = spec.get("templates") or []
+        has_artifacts = any((template.get("outputs") or {}).get("artifacts") for template in templates)
+        has_logs = any((owner.get("archiveLocation") or owner).get("archiveLogs") for owner in (spec, *templates))
+        return self.is_rekindle or has_artifacts or has_logs
+
+    def _mark(self) -> None:
+        # imported in this function: it needs the client of the object store
+        from rekindle.release.retention import ownership
+        from rekindle.storage import Store
+
+        workflow = self.local.workflow
+        store = self.local.cluster.store()
+        if not isinstance(store, Store):
+            return
+        try:
+            ownership.begin(store.short_retries(), workflow, overview.pipeline(workflow))
+        except RekindleError as error:
+            say(f"note: retention will keep the artifacts of {self.name}: {error}")
 
     def progress(self, row: Step) -> str:
         return LogProgress(self.name, self.local.files.logs, self.deployments).of(row)
