@@ -37,7 +37,7 @@ def test_missing_and_unknown_inputs_of_a_step_are_rejected(values: dict[str, str
 
 
 def test_template_tags_for_numbers_are_rendered_without_quotes() -> None:
-    text = render({"spec": {"replicas": "{{!inputs.parameters.n}}", "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
+    text = render({"spec": {"replicas": number("n"), "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "spec": {"replicas": 3, "args": ["--n=3", '"{}"}}']}
     }
