@@ -13,7 +13,7 @@ from hera.workflows import models as m
 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.quoting import in_argument
+from rekindle.blocks.manifest.quoting import in_argument
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse

@@ -13,8 +13,8 @@ from hera.workflows import Parameter, Resource, RetryStrategy
 from hera.workflows import models as m
 
 from rekindle.blocks.container import placement, retries
+from rekindle.blocks.manifest.quoting import as_integer, as_word, in_json
 from rekindle.blocks.pod import Manifest, resources
-from rekindle.blocks.quoting import as_integer, as_word, in_json
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 

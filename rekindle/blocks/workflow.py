@@ -23,9 +23,9 @@ from rekindle.blocks.binding import (
 from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.manifest.quoting import as_word, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
-from rekindle.blocks.quoting import as_word
 from rekindle.blocks.references import References, check_fields
 from rekindle.blocks.resource import delete, set_pod_settings
 from rekindle.blocks.scope import Graph, Scope, declare_reuse, export
@@ -237,11 +237,6 @@ class Pipeline(References):
             self.templates["delete"] = delete(self.template_name("delete"), retries(self.config.cluster.retries))
         objects = {"kind": kind, "object": as_word(name)}
         return self.add(self.name("", task), self.templates["delete"], objects, options, after)
-
-
-def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its outputs, is not empty."""
-    return {"when": as_word(f"'{{{{={origin}}}}}' == ''")}  # Argo shows this condition in the message of a skipped task
 
 
 CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)

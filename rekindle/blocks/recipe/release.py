@@ -11,8 +11,8 @@ from hera.workflows import models as m
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
+from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.pod import Manifest, token
-from rekindle.blocks.quoting import as_word
 from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving import deployment as serving

@@ -11,8 +11,8 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
+from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.quoting import as_word
 from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
 from rekindle.blocks.serving.deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route

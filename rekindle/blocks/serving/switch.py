@@ -11,7 +11,7 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
-from rekindle.blocks.quoting import as_word
+from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.resource import SCALED, apply, number, read, render, scale, text
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import STARTUP_SECONDS, disruption_budget
@@ -21,7 +21,8 @@ from rekindle.release.config import ServeConfig
 
 SERVER, VERSION = text("server"), text("version")
 SERVES_CHAMPION = as_word(f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'")
-HAS_PODS = as_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")  # the earlier Deployment exists and has pods
+# the earlier Deployment exists and has pods
+HAS_PODS = as_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
 
 

@@ -52,6 +52,11 @@ def as_word(text: str) -> str:
     return _replace_tags(text, lambda expression: f"sprig.regexFind('{WORD}', {expression})")
 
 
+def skip_if(origin: str) -> dict[str, Any]:
+    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its outputs, is not empty."""
+    return {"when": as_word(f"'{{{{={origin}}}}}' == ''")}  # Argo shows this condition in the message of a skipped task
+
+
 def as_integer(expression: str) -> str:
     """Return a tag for the value of an expression as an integer; another value leaves the tag, which is refused."""
     return f"{{{{=asInt({expression})}}}}"
