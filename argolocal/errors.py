@@ -3,8 +3,11 @@
 `exit_code` is the exit code of the process: a code of sysexits.h if a retry cannot help.
 """
 
+import os
 import sys
 from contextlib import suppress
+
+from argolocal.common.wording import visible
 
 
 class ArgolocalError(Exception):
@@ -35,10 +38,27 @@ class Conflict(StorageError):
     """A conditional write failed: another process has changed the object."""
 
 
+def describe(error: BaseException) -> str:
+    """Return a message for an exception of any class: what failed and, if it is a bug of this program, where."""
+    if isinstance(error, ArgolocalError | NodeError) or (type(error) is ValueError and str(error)):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+
+    trace, place = error.__traceback__, ""
+    while trace:
+        place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}{place}"
+
+
 def say(text: str) -> None:
-    """Write a line to stderr. Write errors are ignored, because a full disk must not end the run."""
+    """Write a line to stderr, with visible control characters.
+
+    Write errors are ignored, because a full disk must not end the run.
+    """
     with suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
 
 

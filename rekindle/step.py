@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
-from argolocal.common.wording import shorten
+from argolocal.common.wording import shorten, visible
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
 from rekindle.sections import broken_rule
@@ -281,7 +281,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 def fail(error: RekindleError) -> int:
     """Report an error on stderr and to the kubelet, and return the exit code of the error."""
     with suppress(OSError):  # a full disk must not change the exit code
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {visible(str(error))}\n")
     with suppress(OSError):
         log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
         if log.exists() and os.access(log, os.W_OK):

@@ -43,7 +43,7 @@ SUBPACKAGES = {
     "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
     "rekindle.view": {"cluster", "local", "argolocal", "blocks", "cache", "training", "release"},
     "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
-    "rekindle.cluster": {"argolocal", "blocks", "release"},
+    "rekindle.cluster": {"argolocal", "blocks", "release", "training"},
     "rekindle.local": {"argolocal"},
     "rekindle.blocks": {"release", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},
@@ -62,6 +62,10 @@ LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # libraries of argolo
 # modules that may import these slow libraries at their top; elsewhere, every command would wait for them
 TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
+
+
+# modules in whose lists `git` is a kind of artifact of Argo
+NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
 @cache
@@ -174,6 +178,20 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
     for module in product():
         forbidden = others[module.split(".")[0]] | {"tests", "benchmarks"}
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
+
+
+def test_only_one_module_starts_git():
+    """Git runs programs that a repository names, unless it is started as in that module."""
+    command = re.compile(r"git(\s.*)?|.*/git")
+    modules = {
+        module
+        for module, tree in product().items()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.List | ast.Tuple | ast.Call)
+        for first in (call.args if isinstance(call, ast.Call) else call.elts)[:1]
+        if isinstance(first, ast.Constant) and command.fullmatch(str(first.value)) and module not in NAMES_GIT
+    }
+    assert modules == {"rekindle.blocks.manifest.repository"}
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])

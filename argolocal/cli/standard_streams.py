@@ -1,4 +1,4 @@
-"""Make stdin, stdout and stderr usable even if the caller closed them, and handle write errors.
+"""Make stdin, stdout and stderr usable even if the caller closed them, escape control characters, handle write errors.
 
 prepare()                   # before anything else
 ignore_stdout_errors()      # a run continues if its output cannot be written
@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, TextIO
 
+from argolocal.common.terminal import EscapedStream
 from argolocal.errors import ArgolocalError
 
 
@@ -39,7 +40,10 @@ class Descriptor(io.FileIO):
 
 
 def prepare() -> None:
-    """Open /dev/null for closed streams, so that no other file becomes stdout, and escape unencodable characters."""
+    """Open /dev/null for closed streams, so that no other file becomes stdout.
+
+    From then on, stdout and stderr escape control characters, and characters that they cannot encode.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -61,7 +65,7 @@ def _stream(number: int, old_stream: TextIO | None, ignore_errors: bool) -> Text
     options: dict[str, Any] = {"line_buffering": number == 2}
     if isinstance(old_stream, io.TextIOWrapper):
         options = {key: getattr(old_stream, key) for key in ("encoding", "line_buffering", "write_through")}
-    return io.TextIOWrapper(io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options)
+    return EscapedStream(io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options)
 
 
 def _open_devnull(number: int) -> None:

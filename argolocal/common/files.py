@@ -1,4 +1,4 @@
-"""Atomic writes and private directories."""
+"""Atomic writes, private directories, and files of other people."""
 
 import errno
 import os
@@ -32,6 +32,23 @@ def write_once(path: Path, text: str, mode: int = 0o666) -> str:
     finally:
         draft.unlink()
     return text
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes. Raises OSError, without delay.
+
+    Another kind of file could block the reader, such as a FIFO, or have no end, such as /dev/zero.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if facts.st_size > limit:
+            text = f"it has {facts.st_size:,} bytes, and at most {limit:,} are read"
+            raise OSError(errno.EFBIG, text, str(path))
+        return file.read(limit)
 
 
 def make_private(directory: Path) -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration, visible
 from argolocal.manifest.kinds import FAILED
 from argolocal.view.summary import (
@@ -171,7 +172,7 @@ class Tree:
         self.status: Status = {}
         self.causes: dict[str, str] = {}  # name of a failed step → cause of the failure
         self.began = time.time()
-        self.console = Console(file=out, highlight=False)
+        self.console = Console(file=with_controls(out), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
 
     def __call__(self, status: Status) -> None:
@@ -193,8 +194,8 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(elapsed, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))
-            step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
+            note = Text(visible(self.progress(row) if row.phase == "Running" else self._cause(row)))
+            step = Text(f"{'  ' * (row.depth + 1)}{mark} {visible(row.label)}", style)
             if row.phase in NOT_RUN_PHASES:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
             else:

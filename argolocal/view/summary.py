@@ -102,6 +102,8 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                     last = last_attempt(status, row)
                     end = {key: last[key] for key in ("phase", "finishedAt", "message") if key in last}
                     row = _step(name, parent, {**node, **end}, depth)
+                if row.kind == "Retry" and row.phase == "Running":
+                    row = _with_waiting_attempt(row, status)
                 if row.kind == "Retry" and row.phase in FAILED:  # show why the last attempt failed
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
@@ -114,6 +116,15 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in started]
     exit_rows = [row for row in rows if row.name.startswith("onExit")]
     return [row for row in rows if row not in exit_rows] + waiting + exit_rows
+
+
+def _with_waiting_attempt(row: Step, status: Status) -> Step:
+    """Return a retried step with the message of its active attempt; while the attempt's pod waits, the step waits."""
+    last = last_attempt(status, row)
+    message = str(last.get("message") or "")
+    if last.get("phase") not in ("Pending", "Running") or not message:
+        return row
+    return replace(row, phase=last["phase"], message=message)
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
@@ -169,8 +180,10 @@ def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def pod_of(name: str, node: Mapping[str, Any]) -> str:
     """Return the name of a node's pod."""
-    root = node.get("name") == name
-    return name if root else f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
+    if node.get("name") == name:
+        return name
+    template = (node.get("templateRef") or {}).get("template") or node.get("templateName", "")
+    return f"{name}-{template}-{node.get('id', '').rpartition('-')[2]}"
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:

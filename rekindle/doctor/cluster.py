@@ -16,12 +16,13 @@ from argolocal.manifest.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.presets import presets
-from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import platform, queue
-from rekindle.cluster.api import PODS, Cluster, Object, Resource
+from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.nodes import ALL_PODS
 from rekindle.cluster.platform import KEY_NAMES
-from rekindle.cluster.pod import pod_manifest
+from rekindle.doctor.admission import check_admission
 from rekindle.doctor.pod import PROBE_TIMEOUT_S, checks_from_pod
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
 from rekindle.training.spec import TrainConfig
@@ -30,7 +31,6 @@ JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
-ALL_PODS = Resource("v1", "pods", namespaced=False)
 ADDRESS_NAMES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
 ARGO_KINDS = {"argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults")}
 # kinds that each `cluster.backend` needs, by API
@@ -279,22 +279,6 @@ def _check_keys(
         remedy,
         required,
     )
-
-
-def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that pods of each kind pass admission by PodSecurity, quota, LimitRange, PriorityClass and account."""
-    for name in DEFAULTS:
-        settings = config.pod(name)
-        settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
-        try:
-            pod = pod_manifest(f"rekindle-{name}", config, settings, {"main": settings.image}, [])
-            cluster.create(PODS, pod, dry_run=True)
-        except ApiError as error:
-            yield Check(
-                f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or the policy that refuses the pod."
-            )
-        else:
-            yield Check(f"pod of {name}", True, "would be admitted")
 
 
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:

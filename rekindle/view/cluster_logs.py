@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import Any, TextIO
 
+from argolocal.common.terminal import with_controls
 from argolocal.common.wording import visible
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
@@ -200,7 +201,7 @@ class Logs:
                 self.out.write(log_line(label, line, self.as_json) + "\n")
             else:
                 color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
-                self.out.write(f"\x1b[{color}m{label}\x1b[0m | {visible(line)}\n")
+                with_controls(self.out).write(f"\x1b[{color}m{visible(label)}\x1b[0m | {visible(line)}\n")
             self.out.flush()
 
 

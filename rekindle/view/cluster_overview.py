@@ -11,7 +11,8 @@ from argolocal.view.runs import show_tables, steps_table
 from argolocal.view.summary import timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
-from rekindle.cluster.workflows import is_offloaded, read
+from rekindle.cluster.waiting import add_waiting
+from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read
 from rekindle.view.cluster_watch import as_object
 from rekindle.view.overview import run_row
 
@@ -20,7 +21,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
     """Return the tables of runs, newest first, and schedules."""
     workflows = cluster.list_objects(WORKFLOWS)
     workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
-    runs = [_run(workflow) for workflow in workflows]
+    runs = [_run(add_waiting(cluster, decompress_nodes(workflow))) for workflow in workflows]
     schedules = [_cron(cron) for cron in cluster.list_objects(CRONS)]
     empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
     return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
@@ -28,7 +29,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
 
 def run(cluster: Cluster, name: str, as_json: bool) -> str:
     """Return the steps of a run. Raises ConfigError if it does not exist."""
-    workflow = read(cluster, name)
+    workflow = add_waiting(cluster, read(cluster, name))
     if as_json:
         return json.dumps(as_object(cluster, workflow), indent=2)
     status = workflow.get("status") or {}

@@ -8,18 +8,22 @@ With `as_json`, stdout gets exactly one object; everything else goes to stderr.
 
 import json
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.view import display, summary
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.waiting import add_waiting
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
 from rekindle.release.config import TOKENS
 from rekindle.view import cluster_logs, outcome
 
+REFRESH_INTERVAL_S = 2.0
 PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
 
 
@@ -30,7 +34,9 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     progress = cluster_logs.TrainingProgress(cluster, name).of
     try:
         with display.show(name, progress, {"spec": spec_of(workflow)}, out) as shown:
-            workflow = _watch_to_completion(cluster, name, shown)
+            watched = _Watched(cluster, shown)
+            with watched.refreshed():
+                workflow = _watch_to_completion(cluster, name, watched, shown)
     except KeyboardInterrupt:
         flags = f" --cluster{cluster.flags}"
         sys.stderr.write(
@@ -41,7 +47,49 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     return print_outcome(cluster, workflow, as_json)
 
 
-def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> Object:
+class _Watched:
+    """Shows the newest state of a run, and looks regularly for pods that wait."""
+
+    def __init__(self, cluster: Cluster, shown: display.Shown) -> None:
+        self._cluster = cluster
+        self._shown = shown
+        self._workflow: Object | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def show(self, workflow: Object) -> None:
+        with self._lock:
+            self._workflow = workflow
+            self._show()
+
+    @contextmanager
+    def refreshed(self) -> Iterator[None]:
+        """Show the run again every few seconds, because Argo does not report pods of jobs."""
+        thread = threading.Thread(target=self._refresh, name="waiting", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            # a request in progress may take long
+            thread.join(REFRESH_INTERVAL_S)
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(REFRESH_INTERVAL_S):
+            with self._lock:
+                if self._workflow and not self._ended.is_set():
+                    self._show()
+
+    def _show(self) -> None:
+        workflow = self._workflow
+        if workflow and workflow["status"].get("phase") not in COMPLETED:
+            with suppress(ApiError):  # without the pods, the state that Argo reports is shown
+                workflow = add_waiting(self._cluster, workflow)
+        if workflow:
+            self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
+
+
+def _watch_to_completion(cluster: Cluster, name: str, watched: _Watched, shown: display.Shown) -> Object:
     unreachable = False
 
     def report_lost(error: ApiError) -> None:
@@ -56,10 +104,11 @@ def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> O
         unreachable = False
         if kind == "DELETED":
             raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
-        if status := decompress_nodes(workflow).get("status"):
-            shown({"phase": "Pending", "nodes": {}, **status})
-            if status.get("phase") in COMPLETED:
-                return decompress_nodes(workflow)
+        workflow = decompress_nodes(workflow)
+        if workflow.get("status"):
+            watched.show(workflow)
+            if workflow["status"].get("phase") in COMPLETED:
+                return workflow
     raise AssertionError("cluster.watch ends only by an exception")
 
 
@@ -105,10 +154,14 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
     name = (workflow["metadata"].get("labels") or {}).get(NAME)
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
-    header = f' -H "Authorization: Bearer ${TOKENS}"' if outcome.needs_token({"spec": spec_of(workflow)}) else ""
+    url = f"localhost:{port}/v1/models/{name}/example"
+    request = f"curl -s {url}"
+    if outcome.needs_token({"spec": spec_of(workflow)}):
+        # the shell itself runs printf, so no other user of the machine sees the token
+        request = f"printf 'Authorization: Bearer %s' \"${TOKENS}\" | curl -s -H @- {url}"
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",
-        "try it": endpoint and f"{forward} & curl -s{header} localhost:{port}/v1/models/{name}/example",
+        "try it": endpoint and f"{forward} & {request}",
     }
 
 

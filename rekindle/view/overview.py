@@ -1,6 +1,7 @@
 """Runs, deployments and services on this machine: the tables of `rekindle status`."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status
 from rekindle.local.cluster import LocalCluster
-from rekindle.release.config import TOKENS
 from rekindle.view import outcome
 
 
@@ -49,9 +49,9 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     """Return the flag of curl that sends the token of this machine; "" if the model servers of a run need no token."""
     if not outcome.needs_token(manifest):
         return ""
-    tokens = LocalCluster(home).services.serving_token()[TOKENS].split()
-    command = "cat" if len(tokens) == 1 else "cut -d' ' -f1"  # the first of several tokens
-    return f' -H "Authorization: Bearer $({command} {home / "services/token"})"'
+    services = LocalCluster(home).services
+    services.serving_token()
+    return f" -H {shlex.quote(f'@{services.authorization_file}')}"
 
 
 def label(manifest: Mapping[str, Any], name: str) -> str | None:

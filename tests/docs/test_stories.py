@@ -140,7 +140,7 @@ def test_model_servers_need_a_token_as_documented(tmp_path: Path) -> None:
         (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
         assert "instances" in json.loads(typed(request.replace("127.0.0.1:8080", endpoint)).stdout)
         status = f"curl -s -o answer -w '%{{http_code}}' {endpoint}/v1/models/digits"
-        headers = "", "-H 'Authorization: Bearer wrong'", '-H "Authorization: Bearer $(cat .rekindle/services/token)"'
+        headers = "", "-H 'Authorization: Bearer wrong'", "-H @.rekindle/services/authorization"
         for command in (
             f"{run} --set train.seed=2 --set gate.tolerance=1",
             "rekindle rollback digits",

@@ -28,9 +28,10 @@ from argolocal.validate import lint
 from rekindle.errors import ConfigError, DataError
 from rekindle.local.services.connections import find_fault
 from rekindle.local.services.login import Login
-from rekindle.local.services.s3 import Handler
-from rekindle.local.services.s3_files import BLOCK_BYTES, Files
-from rekindle.local.services.signatures import Signature, signing_key
+from rekindle.local.services.s3.files import START, Files
+from rekindle.local.services.s3.format import BLOCK_BYTES
+from rekindle.local.services.s3.handler import Handler
+from rekindle.local.services.s3.signatures import Signature, signing_key
 from rekindle.release.validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
 from tests.fuzz.mutation import change, mutate
@@ -155,6 +156,13 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
     ("POST", "/data?delete", {}, XML),
     ("DELETE", "/data/a", {}, b""),
     ("HEAD", "/data", {}, b""),
+    ("GET", "/data?uploads&prefix=a&key-marker=a&upload-id-marker=0&max-uploads=2&encoding-type=url", {}, b""),
+    ("GET", "/data/a?uploadId=0&max-parts=2&part-number-marker=0", {}, b""),
+    ("PUT", "/data/a%00", {}, b"abc"),
+    ("PUT", "/data/%EF%BF%BD", {"x-amz-copy-source": "/data/a%00", "x-amz-copy-source-if-match": '"x"'}, b""),
+    ("GET", "/data/a", {"If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT", "If-Range": '"x"'}, b""),
+    ("GET", "/data/a?response-content-disposition=a%0d%0ab&response-content-length=3", {}, b""),
+    ("DELETE", "/data/a", {"If-Match": '"x"'}, b""),
 ]
 
 
@@ -187,6 +195,18 @@ def s3_requests(folder: Path) -> Case:
             head = mutate(head, chance, others)
         status = exchange(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", body)
         assert status != 500, (head, body)
+        check_listing()
+
+    def check_listing() -> None:
+        """Compare the pages of a listing with the objects."""
+        listed, after = [], START
+        while True:
+            page = files.page("data", "", "", after, 2)
+            listed += [meta["key"] for meta in page.entries]
+            if not page.next_after:
+                break
+            after = page.next_after
+        assert listed == files.keys["data"] and all(len(key.encode()) <= 1024 for key in listed)
 
     def exchange(head: bytes, body: bytes) -> int:
         if find_fault(head):
@@ -206,6 +226,9 @@ def s3_requests(folder: Path) -> Case:
             with suppress(ConnectionError):  # the body was not read
                 while chunk := client.recv(1 << 16):
                     answer += chunk
+        head_lines = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+        names = [line.partition(b":")[0].lower() for line in head_lines]
+        assert names.count(b"content-length") <= 1 and b"set-cookie" not in names, answer
         last = answer.rpartition(b"HTTP/1.1 ")[2]
         return int(last[:3]) if last[:3].isdigit() else 0
 

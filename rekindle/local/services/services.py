@@ -129,9 +129,18 @@ class Services:
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the tokens of the model servers of this home."""
+        """Return the tokens of the model servers of this home, and write the header that sends the first of them."""
         self._make_folder()
-        return {SERVING_TOKEN: write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)}
+        text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
+        # `curl -H @FILE` reads it: an argument of a command is visible to all users of the machine
+        header = f"Authorization: Bearer {text.split()[0]}\n"
+        write_atomically(self.authorization_file, header, 0o600)
+        return {SERVING_TOKEN: text}
+
+    @property
+    def authorization_file(self) -> Path:
+        """The file with the header that a client of the model servers sends."""
+        return self.folder / "authorization"
 
     def store_serving_token(self) -> None:
         """Make $REKINDLE_TOKEN, if it is set, the tokens of this home: another process starts the model servers.

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rekindle.errors import NotFound
-from rekindle.local.services.s3_files import file_name, meta_of
+from rekindle.local.services.s3.format import file_name, meta_of
 
 
 @dataclass(frozen=True)

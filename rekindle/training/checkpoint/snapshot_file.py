@@ -35,6 +35,8 @@ HEADER = struct.Struct("<16s 32s 32s 32s Q")  # magic, identity, layout, fingerp
 RECORD = struct.Struct("<q I I")  # step, bytes of loader state, crc32 of the slot
 FLAG = struct.Struct("<I")
 FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # positions of the slots' records, in bytes
+LAST_STEP = struct.Struct("<q d")  # newest completed step, unix seconds of its end
+LAST_STEP_OFFSET = 1024  # position of two records of the newest step, which are written in turn
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class SnapshotFile:
         self._map: mmap.mmap | None = None
         page = os.pread(self._file, PAGE, 0)
         self._records = _records(page)
+        self.last_step = _last_step(page)  # (step, unix seconds) that the previous process recorded last
         self.is_foreign = False  # True if the file is from a worker with another fingerprint
         self._is_valid = self._check(page)
 
@@ -206,6 +209,15 @@ class SnapshotFile:
         for start in range(0, total, READ_BYTES):  # later copies then do not wait for page faults
             touch(mapped, start, min(READ_BYTES, total - start))
 
+    def record_step(self, step: int) -> None:
+        """Record that `step` was completed now. Call after `reserve`; takes some microseconds."""
+        assert self._map
+        record = LAST_STEP.pack(step, time.time())
+        # the process may die between the two writes: the record of the step before stays intact
+        offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE
+        self._map[offset : offset + LAST_STEP.size] = record
+        FLAG.pack_into(self._map, offset + LAST_STEP.size, _flag(record))
+
     def clear(self, slot: int) -> None:
         """Mark the slot as empty until `commit`."""
         assert self._map
@@ -270,6 +282,17 @@ def _records(page: bytes) -> list[Snapshot | None]:
         committed = Snapshot(slot, step, length, crc) if is_intact else None
         records.append(committed if flag else Snapshot(slot, -1, 0, 0))
     return records
+
+
+def _last_step(page: bytes) -> tuple[int, float] | None:
+    """Return the newest completed step and the time of its end; None if no intact record exists."""
+    records: list[tuple[int, float]] = []
+    for number in range(2 if len(page) == PAGE else 0):
+        offset = LAST_STEP_OFFSET + number * RECORD_DISTANCE
+        record, (flag,) = page[offset : offset + LAST_STEP.size], FLAG.unpack_from(page, offset + LAST_STEP.size)
+        if flag == _flag(record):
+            records.append(LAST_STEP.unpack(record))
+    return max(records, default=None)
 
 
 def _flag(data: bytes) -> int:

@@ -68,6 +68,11 @@ class Snapshots:
             self._jobs.put((slot, self.state.step, loader_state))
         return slot
 
+    def record_step(self, step: int) -> None:
+        """Record in shared memory that `step` was completed now, so that a later process knows it."""
+        if self.ready.is_set() and self.file:
+            self.file.record_step(step)
+
     def view(self, slot: int) -> memoryview:
         return self._slots[slot]
 

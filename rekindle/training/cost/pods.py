@@ -33,7 +33,7 @@ class Pod:
     cpus: float = 0.0
     gib: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node must have
-    tolerations: tuple[tuple[str, str], ...] = ()  # taint and tolerated value ("" for Exists)
+    tolerations: tuple[tuple[str, str], ...] = ()  # taint ("" for all) and tolerated value ("" for Exists)
     devices: Mapping[str, float] = field(default_factory=dict)  # GPUs and other devices by resource name
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
         for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
             totals[name] = totals.get(name, 0.0) + number(amount)
     devices = {name: count for name, count in totals.items() if "/" in name and count}
-    tolerations = [(t["key"], str(t.get("value", ""))) for t in spec.get("tolerations") or [] if t.get("key")]
+    tolerations = [(t.get("key") or "", str(t.get("value", ""))) for t in spec.get("tolerations") or []]
     labels = {**_required_labels(spec), **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()}}
     return Pod(totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, labels, (*tolerations,), devices)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rekindle.training.ledger.events import Event
-from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Interval, Summary
+from rekindle.training.ledger.report import LOST, TRAINED, UNSEEN, WAITED, Incident, Interval, Summary
 
 
 def summarize(events: Iterable[Event]) -> Summary:
@@ -84,6 +84,7 @@ class Accounts:
         self.unconfirmed: dict[str, float] = {}
         self.points: list[tuple[float, int]] = []  # (time, step) of the newest work: without work that was repeated
         self.step_seconds: float | None = None
+        self.last_step_known = False  # True if the newest step is the last one that the workers completed
         self.failed: set[str] = set()  # names of workers that reported an error
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
@@ -155,7 +156,9 @@ class Accounts:
         if life.name in self.failed:
             self.failed.discard(life.name)
         else:
-            self._incident(t, kind, life.name, str(event.get("why", "")))
+            incident = self._incident(t, kind, life.name, str(event.get("why", "")))
+            if incident and isinstance(event.get("step"), int):
+                incident.step = max(incident.step or 0, event["step"])
 
     on_drain = on_lost
 
@@ -196,6 +199,9 @@ class Accounts:
     def on_restored(self, t: float, event: Event) -> None:
         self.summary.restored.append(event)
         step, tier = int(event["step"]), str(event.get("tier", ""))
+        for incident in (self.unsure or self.pause).incidents:
+            if tier in ("hot", "durable") and incident.kind == "lost":  # a restored step was completed before
+                incident.step = max(step, incident.step or 0)
         if self.unsure or not self.group - self.unconfirmed.keys():
             for incident in (self.unsure or self.pause).incidents:
                 incident.tier = "hot" if "hot" in (tier, incident.tier) else tier
@@ -208,6 +214,7 @@ class Accounts:
     def on_step(self, t: float, event: Event) -> None:
         step = int(event["step"])
         self._infer_start(step)
+        self.last_step_known = event.get("last") is True
         if self.restart and not self.restart.left:  # the group trains without a coordinator
             self.restart.left = len(self.group)
         if step > self.points[-1][1] if self.points else True:
@@ -256,14 +263,16 @@ class Accounts:
                 life.cut(t)
                 self.pause.unseen = self.pause.unseen or id in self.group
                 self.group.discard(id)
-                self._incident(t, "lost", life.name, "unseen")
+                self._incident(t, "lost", life.name, UNSEEN)
 
     def _incident(self, t: float, kind: str, name: str, reason: str = "") -> Incident | None:
         """Record an incident unless the run has ended."""
         if self.summary.state != "running":
             return None
         survivors = sum(life.alive for id, life in self.lives.items() if id in self.group)
-        incident = Incident(t, kind, name, reason, self.points[-1][1] if self.points else 0, survivors)
+        step = self.points[-1][1] if self.points else None
+        seen = reason != UNSEEN or self.last_step_known
+        incident = Incident(t, kind, name, reason, step, seen, survivors)
         self.summary.incidents.append(incident)
         self.pause.incidents.append(incident)
         if kind in ("lost", "drain", "failed"):

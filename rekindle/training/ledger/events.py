@@ -49,12 +49,15 @@ class Ledger:
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
-    def note(self, event: str, **fields: Any) -> None:
-        """Record an event, at the current time unless `t` is given. Returns immediately and never raises."""
+    def note(self, event: str, *, age_s: float = 0.0, **fields: Any) -> None:
+        """Record an event that happened `age_s` seconds ago, or at the time `t` if it is given.
+
+        Returns immediately and never raises.
+        """
         with self._lock:
             # the clock may be set back: keep the order of events
             self._latest_time = max(self._latest_time, time.time())
-            line = _line({"t": round(self._latest_time, 6), "event": event} | fields)
+            line = _line({"t": round(self._latest_time - _seconds(age_s), 6), "event": event} | fields)
             self._waiting_events.append((event, line))
             if len(self._waiting_events) > MAX_WAITING_EVENTS:
                 self._drop_events()
@@ -129,6 +132,12 @@ class Ledger:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + 60
             say(text)
+
+
+def _seconds(value: Any) -> float:
+    """Return an age that a worker reported; 0 for anything else than a positive number."""
+    is_age = isinstance(value, int | float) and 0 < value < float("inf")
+    return value if is_age else 0.0
 
 
 def _line(fields: Event) -> bytes:

@@ -5,11 +5,12 @@ An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's 
     run {device, workers, virtual_workers, steps, samples}    the plan, written by rank 0 when it starts
     coordinator {id}                                 a coordinator started or restarted
     join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
-    lost {worker, name, why}                         why: connection, silent, hung, dropped
-    drain {worker, name}                             the worker left after an announcement
+    lost {worker, name, why, step}                   why: connection, silent, hung, dropped
+    drain {worker, name, step}                       the worker left after an announcement
     open {generation, hard}                          the group stops after its step; hard: immediately, since it broke
     generation {generation, members, step}           the next group trains
-    step {step}                                      at most one event a second
+    step {step, last}                                at most one event a second; last: the last step of a killed
+                                                     worker, which its shared memory told its next process
     checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that it took from the training
     restored {step, tier, name}    torn {object, why}
     fault {name, generation}    refused {name, message}    failed {name, message, code}
@@ -26,6 +27,7 @@ from typing import Any
 from rekindle.training.ledger.events import Event
 
 TRAINED, WAITED, LOST = "trained", "waited", "lost"
+UNSEEN = "unseen"  # reason of a loss that no coordinator saw
 
 
 @dataclass
@@ -45,7 +47,9 @@ class Incident:
     kind: str  # one of: lost, drain, failed, join, coordinator (its restart)
     name: str
     why: str = ""
-    step: int = 0  # newest step that was recorded at the time `t`
+    step: int | None = None  # newest step that is known to be completed at the time `t`; None: none is known
+    # True if `t` and `step` are those of the incident; False if nobody saw it: it happened at `t` or later
+    seen: bool = True
     left: int = 0  # number of surviving members of the group; if a coordinator restarted: of its workers
     resumed: float | None = None  # start time of the next group
     repeated: int = 0  # number of repeated steps

@@ -57,7 +57,8 @@ def _result(summary: Summary) -> str:
     if summary.state == "failed":
         return f"{text} Then the run was aborted: {summary.message}"
     if summary.state != "complete":
-        return f"{text} The run is not complete."
+        newest = time.strftime("%H:%M:%S", time.localtime(summary.ended))
+        return f"{text} The run is not complete; the newest entry of its ledger is of {newest}."
     is_early = total_steps and summary.steps < total_steps
     return (
         f"{text} The training stopped early: the validation loss stopped falling (train.patience)."
@@ -79,22 +80,41 @@ def _incident(group: list[Incident], summary: Summary) -> str:
     if first.kind == "join":
         return f"{names} joined" + (f" and trained {pause} later." if pause else ".")
     if first.kind == "failed":
-        return f"{names} failed at step {first.step}: {first.why}"
+        return f"{names} failed {_position(first)}: {first.why}"
     reason = REASONS.get(first.why, first.why)
     end = f"{'were' if many else 'was'} lost ({reason})" if first.kind == "lost" else "left on request"
-    text = f"{names} {end} at step {first.step}"
+    text = f"{names} {end} {_position(first)}"
     if not pause:
         return f"{text}; no worker trained after that."
     who = "the others" if last.left else "no worker was left. Training"
-    text += f"; {who} continued {pause} later."
+    text += f"; {who} continued {'' if first.seen else 'at most '}{pause} later."
     if first.kind == "lost":
-        text += f" {first.repeated} steps were repeated" if first.repeated else " No step was lost"
-        join = "," if first.repeated else ", but"
-        text += f"{join} {_amount(first.cost, summary)} of work." if first.cost else "."
+        text += _repeated(first, summary)
     backs = [incident.back - incident.t for incident in group if incident.back is not None]
     if last.left and backs:
         text += f" {'They were' if many else 'It was'} back after {duration(max(backs))}."
     return text
+
+
+def _position(incident: Incident) -> str:
+    """Describe the step of an incident: `at step 309`; an incident that nobody saw may have been later."""
+    position = f"at step {incident.step}" if incident.step else "before the first recorded step"
+    return position if incident.seen else f"{position} or later, at this time or later"
+
+
+def _repeated(loss: Incident, summary: Summary) -> str:
+    """Describe the work that was repeated after a loss."""
+    work = f"{_amount(loss.cost, summary)} of work" if loss.cost else ""
+    if not loss.seen:
+        known = f" At least {_steps(loss.repeated)} repeated" if loss.repeated else ""
+        return f"{known or ' How many steps were repeated is unknown'}: the ledger lacks the last steps."
+    text = f" {_steps(loss.repeated)} repeated" if loss.repeated else " No step was lost"
+    join = "," if loss.repeated else ", but"
+    return f"{text}{join} {work}." if work else f"{text}."
+
+
+def _steps(count: int) -> str:
+    return "1 step was" if count == 1 else f"{count} steps were"
 
 
 def _stops(summary: Summary) -> Iterator[str]:

@@ -38,7 +38,8 @@ class Exporter(Collector):
         """Add an event of the ledger, or set the newest loss."""
         if event == "loss":
             self.loss = float(fields["loss"])
-        else:
+        # the ledger needs the last step of an earlier process, the counts of this process do not
+        elif "age_s" not in fields:
             self.accounts.apply({"t": time.time(), "event": event} | fields)
             for points in (self.accounts.points, self.accounts.summary.points):
                 del points[:-MAX_STEP_TIMES]

@@ -26,6 +26,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration
 from argolocal.view.display import is_terminal
 
@@ -168,7 +169,7 @@ def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
         yield lines
         lines.tick()
         return
-    console = Console(file=out, highlight=False)
+    console = Console(file=with_controls(out), highlight=False)
     picture = Picture(recording, console)
     with Live(get_renderable=picture.draw, console=console, refresh_per_second=8) as live:
         yield picture

@@ -6,15 +6,14 @@ cohort).
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.nodes import amounts, excess, find_obstacle, read_nodes
 from rekindle.cluster.queue import VERSIONS, list_objects
-from rekindle.training.cost.pods import GIB, Replicas, number
+from rekindle.training.cost.pods import Replicas, number
 from rekindle.view.plan.resources import totals
 
-NODES = Resource("v1", "nodes", namespaced=False)
 QUOTAS = Resource("v1", "resourcequotas")
 
 
@@ -30,33 +29,29 @@ def find_shortages(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: M
 
 
 def _nodes(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
-    nodes = [node for node in cluster.list_objects(NODES) if not node.get("spec", {}).get("unschedulable")]
+    nodes = read_nodes(cluster, with_pods=False)
     for task, replicas in pods.items():
         for pod in (item.pod for item in replicas):
-            matching_nodes = [node for node in nodes if _has_labels(node, pod.labels)]
-            if not matching_nodes:
-                labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
-                yield f"{task}: no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one"
-            elif not any(not _excess(pod.requests, _allocatable(node)) for node in matching_nodes):
-                largest = max(matching_nodes, key=lambda node: _allocatable(node).get("cpu", 0.0))
-                excess = ", ".join(_excess(pod.requests, _allocatable(largest)))
-                yield f"{task}: a pod does not fit into any node ({excess} of {largest['metadata']['name']})"
+            obstacle = find_obstacle(nodes, pod)
+            if obstacle:
+                yield f"{task}: {obstacle.text}"
+
     capacity: dict[str, float] = {}
     for node in nodes:
-        for name, value in _allocatable(node).items():
+        for name, value in node.allocatable.items():
             capacity[name] = capacity.get(name, 0.0) + value
-    if excess := _excess(peak, capacity):
-        yield f"the peak of the run exceeds all nodes together: {', '.join(excess)}"
+    if shortage := excess(peak, capacity):
+        yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
 
 
 def _quotas(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
     for quota in cluster.list_objects(QUOTAS):
-        hard, used = (_numbers((quota.get("status") or {}).get(name) or {}) for name in ("hard", "used"))
-        hard = hard or _numbers(quota["spec"].get("hard") or {})
+        hard, used = (amounts((quota.get("status") or {}).get(name) or {}) for name in ("hard", "used"))
+        hard = hard or amounts(quota["spec"].get("hard") or {})
         free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
-        if excess := _excess(peak, {name: free[name] for name in peak if name in free}):
+        if shortage := excess(peak, {name: free[name] for name in peak if name in free}):
             name = quota["metadata"]["name"]
-            yield f"the peak of the run exceeds the unused part of the ResourceQuota {name}: {', '.join(excess)}"
+            yield f"the peak of the run exceeds the unused part of the ResourceQuota {name}: {', '.join(shortage)}"
 
 
 def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]) -> Iterator[str]:
@@ -68,8 +63,8 @@ def _queues(cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[
                 yield f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
                 continue
             cluster_queue = _kueue(cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False)
-            if cluster_queue and (excess := _excess(needed, _quota(cluster, cluster_queue, needed))):
-                yield f"{task} exceeds the quota of {cluster_queue['metadata']['name']}: {', '.join(excess)}"
+            if cluster_queue and (shortage := excess(needed, _quota(cluster, cluster_queue, needed))):
+                yield f"{task} exceeds the quota of {cluster_queue['metadata']['name']}: {', '.join(shortage)}"
 
 
 def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) -> Object | None:
@@ -121,32 +116,3 @@ def _quotas_by_flavor(queue: Object) -> Iterator[tuple[tuple[str, str], Object]]
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:
                 yield (flavor["name"], resource["name"]), resource
-
-
-def _excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return each resource whose need exceeds the available amount.
-
-    A device (a name with "/") that `available` lacks is unavailable; any other missing resource is unlimited.
-    """
-    return [
-        f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
-        for name, value in needed.items()
-        if value > available.get(name, 0.0) + 1e-6 and (name in available or "/" in name)
-    ]
-
-
-def _amount(name: str, value: float) -> str:
-    return f"{value / GIB:.3g}Gi" if name in ("memory", "ephemeral-storage") else f"{value:.3g}"
-
-
-def _allocatable(node: Object) -> dict[str, float]:
-    return _numbers((node.get("status") or {}).get("allocatable") or {})
-
-
-def _numbers(texts: Mapping[str, Any]) -> dict[str, float]:
-    return {name: number(text) for name, text in texts.items()}
-
-
-def _has_labels(node: Object, selector: Mapping[str, str]) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in selector.items())

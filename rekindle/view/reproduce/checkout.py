@@ -1,28 +1,40 @@
 """A commit's files in a folder of their own, without any change of the repository: no branch, index or work tree."""
 
-import os
-import subprocess
+import re
 from pathlib import Path
 
 from rekindle import project
+from rekindle.blocks.manifest.repository import GitError, open_repository
 from rekindle.errors import ConfigError
+
+PARTIAL_CLONE = re.compile(r"unable to read|missing blob|could not fetch")
 
 
 def find_commit(revision: str) -> str:
-    """Return the sha of a commit in the project's repository; "" if it does not exist."""
-    return _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}") if revision else ""
+    """Return the sha of a commit in the project's repository; "" if it does not exist. Raises ConfigError."""
+    if not revision:
+        return ""
+    try:
+        with open_repository(project.root()) as repository:
+            return repository.find_commit(revision) if repository else ""
+    except GitError as error:
+        raise ConfigError(str(error)) from error
 
 
 def check_out(commit: str, folder: Path) -> Path:
     """Write the files of a commit to `folder`; return the folder of the project in it. Raises ConfigError."""
     folder.mkdir()
-    index = {"GIT_INDEX_FILE": str(folder.with_suffix(".index"))}
-    top = _git("rev-parse", "--show-toplevel")
-    inner = _git("rev-parse", "--show-prefix")
-    for arguments in (["read-tree", commit], ["checkout-index", "--all", "--force", f"--prefix={folder}/"]):
-        process = _run(["-C", top, *arguments], index)
-        if process.returncode:
-            raise ConfigError(f"commit {commit} cannot be checked out: git says {process.stderr.strip()[:500]}")
+    root = project.root()
+    try:
+        with open_repository(root) as repository:
+            if not repository:
+                raise ConfigError(f"{root} is not in a git repository: run the command in the folder of the project.")
+            repository.check_out(commit, folder)
+            inner = root.relative_to(repository.top)
+    except GitError as error:
+        is_partial = PARTIAL_CLONE.search(str(error))
+        remedy = ". A partial clone gets the missing files by `git fetch --refetch --no-filter`." if is_partial else ""
+        raise ConfigError(f"commit {commit} cannot be checked out: {error}{remedy}") from error
     project_folder = folder / inner
     if not project_folder.is_dir():
         raise ConfigError(
@@ -30,18 +42,3 @@ def check_out(commit: str, folder: Path) -> Path:
             "repository that the release was made from."
         )
     return project_folder
-
-
-def _git(*arguments: str) -> str:
-    process = _run([*arguments])
-    return process.stdout.strip() if process.returncode == 0 else ""
-
-
-def _run(arguments: list[str], variables: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, **(variables or {})}
-    try:
-        return subprocess.run(["git", *arguments], cwd=project.root(), env=environment, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise ConfigError(
-            "git is not installed: the command checks out the commit of the release. Install it."
-        ) from None

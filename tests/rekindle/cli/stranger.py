@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,16 @@ pipeline: pipelines.evil
 workload: steps.evil
 data: {source: simulate://7}
 """
+
+
+HOOKS = ("fsmonitor-watchman", "post-checkout", "post-index-change", "reference-transaction", "pre-auto-gc")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return the output of plain git, which obeys the configuration of the repository."""
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "advice.addEmbeddedRepo=false")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 class Listener:
@@ -65,7 +76,7 @@ class Folder:
 
     def executed(self) -> set[str]:
         """Return the planted files that were executed."""
-        return {path.read_text() for path in self.marks.iterdir()}
+        return {path.name.replace("!", "/") for path in self.marks.iterdir()}
 
     def mark_code(self, name: str) -> str:
         """Return Python code that marks the file `name` as executed."""
@@ -102,24 +113,61 @@ class Folder:
             (self.root / name).write_text(text)
 
     def plant_repository(self) -> None:
-        """Make it a git repository with a changed file, whose configuration names programs."""
-        git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
-        (self.root / ".gitattributes").write_text("* filter=evil\n")
-        for command in (["init", "-q"], ["add", "pyproject.toml", ".gitattributes"], ["commit", "-qm", "all"]):
-            subprocess.run([*git, *command], cwd=self.root, check=True)
-        settings = {
-            name: self.mark_command(f"git {name}") for name in ("core.fsmonitor", "core.sshCommand", "core.pager")
-        }
-        settings |= {f"filter.evil.{name}": f"{self.mark_command('git ' + name)}; cat" for name in ("clean", "smudge")}
-        settings |= {"filter.evil.process": self.mark_command("git process"), "filter.evil.required": "true"}
-        for name, value in settings.items():
-            subprocess.run(["git", "config", name, value], cwd=self.root, check=True)
-        for hook in ("post-index-change", "fsmonitor-watchman", "post-checkout", "reference-transaction"):
-            (self.root / ".git/hooks").mkdir(exist_ok=True)
-            (self.root / ".git/hooks" / hook).write_text(f"#!/bin/sh\n{self.mark_command('git ' + hook)}\n")
-            (self.root / ".git/hooks" / hook).chmod(0o755)
+        """Make it a git repository with a changed file, which names a program wherever git takes one."""
+        kinds = "filter=evil diff=evil merge=evil"
+        (self.root / ".gitattributes").write_text(f"* {kinds}\n*.toml {kinds} ident export-subst\n")
+        inner = self.root / "inner"
+        for folder in (inner, self.root):
+            folder.mkdir(exist_ok=True)
+            git(folder, "init", "-q")
+            git(folder, "commit", "-q", "--allow-empty", "-m", "first")
+        git(self.root, "add", "pyproject.toml", ".gitattributes", "inner")
+        git(self.root, "commit", "-qm", "all")
+        (self.root / ".gitmodules").write_text('[submodule "inner"]\n\tpath = inner\n\turl = ext::false\n')
+        for folder in (inner, self.root):
+            self._plant_git_programs(folder)
         with (self.root / "pyproject.toml").open("a") as file:
             file.write("# changed\n")
+
+    def _plant_git_programs(self, folder: Path) -> None:
+        """Let the configuration and the hooks of a repository name programs, also by files that they include."""
+        names = ("core.alternateRefsCommand", "core.askPass", "core.editor", "core.fsmonitor", "core.gitProxy",
+                 "core.pager", "core.sshCommand", "credential.helper", "diff.evil.command", "diff.evil.textconv",
+                 "diff.external", "gpg.program", "gpg.ssh.program", "interactive.diffFilter", "merge.evil.driver",
+                 "pager.status", "remote.origin.proxy", "remote.origin.receivepack", "remote.origin.uploadpack",
+                 "sequence.editor", "submodule.inner.update", "uploadpack.packObjectsHook",
+                 "filter.evil.process", "alias.status", "alias.rev-parse", "trailer.evil.command")  # fmt: skip
+        settings = {name: self.mark_command(f"git {name}") for name in names}
+        settings |= {name: f"!{settings[name]}" for name in settings if name.startswith("alias")}
+        settings |= {f"filter.evil.{name}": f"{self.mark_command('git ' + name)}; cat" for name in ("clean", "smudge")}
+        hooks = folder / "elsewhere"
+        settings |= {
+            "filter.evil.required": "true",
+            "core.hooksPath": str(hooks),
+            "core.repositoryFormatVersion": "1",
+            "extensions.partialClone": "origin",
+            "extensions.worktreeConfig": "true",
+            "remote.origin.promisor": "true",
+            "remote.origin.url": f"ext::sh -c '{self.mark_command('git ext')}'",
+            "protocol.allow": "always",
+            "protocol.ext.allow": "always",
+            "safe.directory": "*",
+            "status.submoduleSummary": "true",
+            "diff.ignoreSubmodules": "none",
+            "log.showSignature": "true",
+            "core.attributesFile": str(folder / ".gitattributes"),
+            "include.path": str(folder / ".git/included"),
+            "includeIf.gitdir:/.path": str(folder / ".git/included"),
+        }
+        (folder / ".git/included").write_text(f'[core]\nfsmonitor = "{self.mark_command("git include")}"\n')
+        shutil.copyfile(folder / ".git/included", folder / ".git/config.worktree")
+        for name, value in settings.items():
+            subprocess.run(["git", "config", "--file", ".git/config", name, value], cwd=folder, check=True)
+        for place in (folder / ".git/hooks", hooks):
+            place.mkdir(exist_ok=True)
+            for hook in HOOKS:
+                (place / hook).write_text(f"#!/bin/sh\n{self.mark_command('git ' + hook)}\n")
+                (place / hook).chmod(0o755)
 
     @property
     def address(self) -> str:

@@ -30,6 +30,9 @@ class HealthyCluster(ApiServer):
         }.items():
             self.fixed[f"/apis/{api}"] = {"resources": [{"name": name} for name in names]}
         self.version_is("34")
+        self.allocatable = {"cpu": "16", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "8"}
+        node = {"metadata": {"name": "large"}, "spec": {}, "status": {"allocatable": self.allocatable}}
+        self.fixed["/api/v1/nodes"] = {"items": [node], "metadata": {}}
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.fixed["/api/v1/namespaces/models"] = {"metadata": {"name": "models", "labels": labels}}
         self.controller("argo", {"app": "workflow-controller"}, "quay.io/argoproj/workflow-controller:v3.7.3")

@@ -117,6 +117,45 @@ def test_an_operator_without_the_gang_scheduler_is_reported(server: HealthyClust
     assert failures(run_checks(settings)) == {}
 
 
+def pod_check(**train: Any) -> tuple[bool, bool, str]:
+    check = run_checks({"pods": {"train": train}})["pod of train"]
+    return check.ok, check.required, check.found
+
+
+def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyCluster):
+    assert pod_check(cpu="8") == (True, True, "would be admitted, and fits a node")
+    stays = "would be admitted, but stay Pending: "
+    assert pod_check(cpu="64") == (False, True, f"{stays}a pod does not fit into any node (64 cpu of 16 of large)")
+
+    labels = "no node has the labels disk=ssd; an autoscaler may add one"
+    assert pod_check(node_selector={"disk": "ssd"}) == (False, False, stays + labels)
+
+    running = {"spec": {"nodeName": "large", "containers": [{"resources": {"requests": {"cpu": "10"}}}]}}
+    server.put("/api/v1/pods", {"metadata": {"name": "other", "labels": {}}, **running})
+    in_use = "a pod fits into a node, but other pods use its room now (8 cpu of 6 of large)"
+    assert pod_check(cpu="8") == (False, False, stays + in_use)
+    server.put(
+        "/api/v1/pods", {"metadata": {"name": "other", "labels": {}}, **running, "status": {"phase": "Succeeded"}}
+    )
+    assert pod_check(cpu="8")[0]
+
+    (node,) = server.fixed["/api/v1/nodes"]["items"]
+    node["spec"]["taints"] = [{"key": "team", "value": "a", "effect": "NoSchedule"}]
+    taint = "the pod does not tolerate a taint of each node (team=a:NoSchedule)"
+    assert pod_check(cpu="8") == (False, True, stays + taint)
+    for toleration in ({"key": "team", "operator": "Exists"}, {"key": "team", "value": "a"}, {"operator": "Exists"}):
+        assert pod_check(cpu="8", tolerations=[toleration])[0]
+    assert not pod_check(cpu="8", tolerations=[{"key": "team", "value": "b"}])[0]
+    node["spec"] = {"unschedulable": True}
+    assert pod_check(cpu="8") == (False, False, f"{stays}no node exists; an autoscaler may add one")
+
+
+def test_pods_are_not_compared_with_nodes_that_the_user_may_not_read(server: HealthyCluster):
+    server.refuse("GET", "/api/v1/nodes", 403, status(403, "Forbidden", "nodes is forbidden"))
+    ok, _, found = pod_check(cpu="64")
+    assert ok and found.startswith("would be admitted; not compared with the nodes of the cluster: ")
+
+
 def test_a_missing_queue_is_found(server: HealthyCluster):
     settings = {"gang": "kueue", "queue": "q"}
     assert failures(run_checks(settings)) == {"gang": "Kueue is not installed"}

@@ -55,8 +55,8 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(server: ApiSer
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
     server.put("/api/v1/namespaces/models/services", service)
     done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
-    header = ' -H "Authorization: Bearer $REKINDLE_TOKEN"' if token else ""
-    assert f"svc/cards 9000 & curl -s{header} localhost:9000/v1/models/cards/example" in done.stdout
+    request = "printf 'Authorization: Bearer %s' \"$REKINDLE_TOKEN\" | curl -s -H @-" if token else "curl -s"
+    assert f"svc/cards 9000 & {request} localhost:9000/v1/models/cards/example" in done.stdout
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
@@ -70,6 +70,28 @@ def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServ
     assert process.returncode == 130
     assert "rekindle status demo --watch --cluster" in output and "Traceback" not in output
     assert {method for method, *_ in server.requests} == {"GET"}
+
+
+def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_path: Path):
+    job = node("demo.train", phase="Running", displayName="train", templateName="apply")
+    server.put(WORKFLOWS_AT, run("Running", job))
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu."}
+    process = subprocess.Popen([REKINDLE, "status", "demo", "--cluster", "--watch"], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout
+    assert [process.stdout.readline()[9:] for _ in range(2)] == ["demo running\n", "train running\n"]
+    server.put(WORKFLOWS_AT.replace("apis/argoproj.io/v1alpha1", "api/v1").replace("workflows", "pods"), {
+        "metadata": {"name": "demo-train-worker-0", "labels": {"workflows.argoproj.io/workflow": "demo"}},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    })  # fmt: skip
+    assert process.stdout.readline()[9:] == "train is waiting: Unschedulable: Insufficient cpu.\n"
+    table = rekindle("status", "demo", "--cluster", cwd=tmp_path).stdout
+    assert "demo: Pending" in table and "Insufficient cpu" in table
+    assert (
+        json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["phase"] == "Pending"
+    )
+    server.put(WORKFLOWS_AT, run("Succeeded", {**job, "phase": "Succeeded"}))
+    assert process.wait(timeout=60) == 0
 
 
 def write_manifest(folder: Path, **spec: Any) -> str:

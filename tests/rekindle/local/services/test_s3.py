@@ -20,7 +20,9 @@ from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.local.services.s3_files import CHECKSUMS, Files
+from rekindle.local.services.s3.checksums import CHECKSUMS
+from rekindle.local.services.s3.files import START, Files
+from rekindle.local.services.s3.format import Content, Meta
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 from tests.waiting import until
 
@@ -199,7 +201,11 @@ def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
     assert keys == ["l/a", "l/b/", "l/b0", "l/c/", "l/d"]
 
 
-names = st.text("ab/é\U0001f525", min_size=1, max_size=6)
+names = st.text("ab/é\0\U0001f525", min_size=1, max_size=6)
+
+
+def meta_of(key: str) -> Meta:
+    return {"key": key, "etag": "0" * 32, "headers": {}, "size": 0, "modified": 0.0}
 
 
 @settings(max_examples=100)
@@ -207,17 +213,19 @@ names = st.text("ab/é\U0001f525", min_size=1, max_size=6)
 def test_pages_of_any_size_add_up_to_the_complete_listing(keys: set[str], prefix: str, most: int, cut: bool) -> None:
     files = Files.__new__(Files)
     ordered = sorted(keys, key=str.encode)
-    files.keys, files.index = {"b": ordered}, {"b": {key: {"key": key} for key in keys}}
+    files.keys, files.index = {"b": ordered}, {"b": {key: meta_of(key) for key in keys}}
     files.lock = threading.Lock()
-    listed, common, after = [], [], ""
+    listed, common, after = [], [], START
     for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
         listed += [meta["key"] for meta in page.entries]
         common += page.common_prefixes
         assert len(page.entries) + len(page.common_prefixes) <= most
-        if not (after := page.next_after):
+        if not page.next_after:
             break
-    assert not after
+        after = page.next_after
+    else:
+        raise AssertionError("the listing does not end")
     inside = [key for key in ordered if key.startswith(prefix)]
     folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
     assert listed == [key for key in inside if key not in folded]
@@ -243,17 +251,7 @@ def test_a_presigned_url_works_for_mlflows_downloads(endpoint: Endpoint) -> None
             assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (206, b"234", "text/x")
 
 
-def test_injected_headers_entities_and_large_metadata_are_harmless(endpoint: Endpoint) -> None:
-    endpoint.client.put_object(Bucket="data", Key="a", Body=b"0123456789")
-    asked = {"Bucket": "data", "Key": "a", "ResponseContentType": "text/x\r\nSet-Cookie: owned=1"}
-    with urllib.request.urlopen(endpoint.client.generate_presigned_url("get_object", asked)) as answer:
-        assert answer.headers["Set-Cookie"] is None and answer.read() == b"0123456789"
-    laughs = (
-        b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;">]><Delete><Object><Key>&b;</Key></Object></Delete>'
-    )
-    headers = endpoint.signed("POST", "/data?delete=", {"Content-Length": str(len(laughs))})
-    status, body = endpoint.send("POST", "/data?delete=", headers, laughs)
-    assert (status, b"<Code>MalformedXML</Code>" in body) == (400, True)
+def test_large_metadata_is_refused(endpoint: Endpoint) -> None:
     metadata = {f"m{number}": "x" * 2000 for number in range(9)}
     large = error_of(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", Metadata=metadata))
     assert large == (400, "MetadataTooLarge")
@@ -301,7 +299,8 @@ def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     outside, root = tmp_path / "outside", tmp_path / "s3"
     files = Files(root)
     files.create("data")
-    meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: {"key": "a"}), lambda _: None)
+    content: Content = {"key": "a", "etag": "0" * 32, "headers": {}}
+    meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: content), lambda _: None)
     files.lock_file.close()
     outside.mkdir()
     (outside / "file").touch()

@@ -221,6 +221,9 @@ def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have
     Services(tmp_path, PLAIN | {"REKINDLE_TOKEN": "first\n second\n"}).store_serving_token()
     assert supervisor.serving_token() == {"REKINDLE_TOKEN": "first second"}
     assert stat.S_IMODE((tmp_path / "services/token").stat().st_mode) == 0o600
+    header = supervisor.authorization_file
+    assert header.read_text() == "Authorization: Bearer first\n"
+    assert stat.S_IMODE(header.stat().st_mode) == 0o600
     for value in ("", " \n", "gehe\u00efm"):
         with pytest.raises(ConfigError, match="REKINDLE_TOKEN contains no token or other characters"):
             Services(tmp_path, {"REKINDLE_TOKEN": value}).store_serving_token()

@@ -242,3 +242,23 @@ def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path)
 
     process = writer(shared / "file", preexec_fn=limited)
     assert "OSError" in process.communicate()[1] and process.returncode == 1
+
+
+def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(shared: Path) -> None:
+    file = opened(path := shared / "file")
+    file.reserve()
+    assert file.last_step is None
+    for step in (7, 8):
+        file.record_step(step)
+    file.close()
+    before = opened(path).last_step
+    data = bytearray(path.read_bytes())
+    assert before and before[0] == 8
+    for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
+        damaged = bytearray(data)
+        damaged[position] ^= 1  # the record of step 8, which is even
+        path.write_bytes(damaged)
+        last_step = opened(path).last_step
+        assert last_step and last_step[0] == 7
+    path.write_bytes(bytes(len(data)))
+    assert opened(path).last_step is None

@@ -81,7 +81,52 @@ def test_a_kill_of_all_workers_and_the_coordinator_is_described_without_survivor
         (9.5, "restored", {"step": 5, "tier": "durable"}), step(10, 10), (11.5, "complete", {"step": 25}),
     )  # fmt: skip
     assert "the coordinator restarted." in text
-    assert "a, b were lost (while the coordinator was unavailable) at step 10; no worker was left. " in "".join(text)
+    assert text[1] == (
+        "a, b were lost (while the coordinator was unavailable) at step 10 or later, at this time or later; no worker "
+        "was left. Training continued at most 6.5 s later. At least 5 steps were repeated: the ledger lacks the last "
+        "steps."
+    )
+
+
+def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared_memory():
+    again = [(9, "join", {"worker": f"new-{name}", "name": name, "step": 247}) for name in ("a", "b")]
+    # a restarted worker writes the event, and the time of the event is the time of the step
+    last = (7, "step", {"step": 309, "last": True})
+    events = [
+        *start("a", "b"), step(3, 10), last, (8, "coordinator", {"id": "c2"}), *again,
+        generation(9.5, 2, 247, "a", "b"), (9.5, "restored", {"step": 247, "tier": "hot"}), step(10, 300),
+        (11.5, "complete", {"step": 400}),
+    ]  # fmt: skip
+    summary = summary_of(*events)
+    losses = [incident for incident in summary.incidents if incident.kind == "lost"]
+    assert [(loss.t, loss.step, loss.repeated, loss.seen) for loss in losses] == [(7, 309, 62, True)] * 2
+    assert summary.repeated == 62
+    assert story(*events)[1].startswith(
+        "a, b were lost (while the coordinator was unavailable) at step 309; no worker was left. Training continued "
+        "2.5 s later. 62 steps were repeated, "
+    )
+
+
+def test_a_restored_step_proves_a_later_loss_than_the_ledger_has_recorded():
+    again = [(9, "join", {"worker": "new-a", "name": "a", "step": 247})]
+    text = story(
+        *start("a"), (8, "coordinator", {"id": "c2"}), *again, generation(9.5, 2, 247, "a"),
+        (9.5, "restored", {"step": 247, "tier": "hot"}), step(10, 300), (11.5, "complete", {"step": 400}),
+    )  # fmt: skip
+    assert "at step 247 or later, at this time or later;" in text[1]
+    assert "How many steps were repeated is unknown" in text[1]
+
+
+def test_the_step_of_a_loss_is_the_newest_step_that_the_coordinator_knew():
+    worker, name, why = "id-b", "b", "connection"
+    loss = (3.9, "lost", {"worker": worker, "name": name, "why": why, "step": 18})
+    text = story(*start("a", "b"), step(3, 10), loss, (3.9, "open", {"hard": True}), generation(4, 2, 18, "a"))
+    assert text[1].startswith("b was lost (connection closed) at step 18; the others continued 0.1 s later.")
+
+
+def test_a_loss_without_a_recorded_step_does_not_say_step_0():
+    text = story(*start("a"), lost(2.5, "a"), (2.5, "open", {"hard": True}))
+    assert text[1] == "a was lost (connection closed) before the first recorded step; no worker trained after that."
 
 
 def test_a_group_that_outlives_its_coordinator_is_described_as_continuing():

@@ -231,7 +231,7 @@ def test_a_silent_worker_is_dropped_and_the_others_continue() -> None:
         membership.heartbeat(2.1, worker, -1)
     membership.tick(2.2)
     assert ("c", {"dropped": "silent"}) in membership.outbox
-    assert {"event": "lost", "worker": "c", "name": "c", "why": "silent"} in membership.events
+    assert {"event": "lost", "worker": "c", "name": "c", "why": "silent", "step": 0} in membership.events
     for worker in "ab":
         membership.ack(2.3, worker, 2, 1)
     assert membership.members == ["a", "b"]

@@ -12,20 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
-from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote_to_bytes
 
-from rekindle.local.services.s3_files import S3Error
+from rekindle.local.services.s3.format import S3Error
+from rekindle.local.services.s3.values import OVERRIDES, Target, parse_integer
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=([^/,\s]+)/(\d{{8}}/[^/,\s]+/s3/aws4_request)\s*,"
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
+PAYLOAD = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-[A-Z0-9-]{1,60}")
 MAX_SKEW_S = 900  # maximum difference between the time of a signature and our clock
 MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # the parameters that version 2 signs
-SUBRESOURCES = ("partNumber", "uploadId", "uploads", "delete", "versionId")
+SUBRESOURCES = ("delete", "location", "partNumber", "uploadId", "uploads", "versionId")
 
 
 @dataclass
@@ -51,16 +53,14 @@ class Signature:
         return self.next("-TRAILER", hashlib.sha256(lines).hexdigest())
 
 
-def verify(method: str, target: str, headers: Message, keys: tuple[str, str], now: float) -> Signature | None:
+def verify(method: str, target: Target, headers: Message, keys: tuple[str, str], now: float) -> Signature | None:
     """Verify a request; return its signature, or None for version 2. `keys`: access key and secret key.
 
     Raises S3Error if the signature is missing, wrong or not valid now.
     """
-    url = urlsplit(target)
-    pairs = parse_qsl(url.query, keep_blank_values=True, max_num_fields=100)
-    query = dict(pairs)
+    pairs, query = target.pairs, target.query
     if "Signature" in query:
-        return _verify_version_2(method, url.path, query, headers, keys, now)
+        return _verify_version_2(method, target.path, query, headers, keys, now)
     if is_presigned := "X-Amz-Signature" in query:
         access_key, _, scope = query.get("X-Amz-Credential", "").partition("/")
         names, signature = query.get("X-Amz-SignedHeaders", ""), query["X-Amz-Signature"]
@@ -69,6 +69,9 @@ def verify(method: str, target: str, headers: Message, keys: tuple[str, str], no
     elif match := AUTHORIZATION.fullmatch(headers.get("authorization", "")):
         access_key, scope, names, signature = match.groups()
         date, payload = headers.get("x-amz-date", ""), headers.get("x-amz-content-sha256", "")
+        if not PAYLOAD.fullmatch(payload):
+            message = f"x-amz-content-sha256 is {payload[:80]!r}: it must be a sha256, UNSIGNED-PAYLOAD or STREAMING-…."
+            raise S3Error(400, "InvalidArgument", message)
     else:
         raise S3Error(403, "AccessDenied", "a request must be signed (version 4): set AWS_* as `rekindle env` prints.")
     _check_access_key(access_key, keys)
@@ -78,13 +81,14 @@ def verify(method: str, target: str, headers: Message, keys: tuple[str, str], no
     ]
     if "host" not in signed_names or unsigned_names:
         raise S3Error(403, "AccessDenied", f"headers are not signed: {', '.join(unsigned_names or ['host'])}.")
-    _check_time(date, scope, int(query.get("X-Amz-Expires", "-1")) if is_presigned else None, now)
+    life = parse_integer("X-Amz-Expires", query.get("X-Amz-Expires", "")) if is_presigned else None
+    _check_time(date, scope, life, now)
     values = [
         f"{name}:{','.join(' '.join(value.split()) for value in headers.get_all(name, ['']))}" for name in signed_names
     ]
     canonical_request = [
         method,
-        quote(unquote_to_bytes(url.path), safe="/-_.~"),
+        quote(unquote_to_bytes(target.path), safe="/-_.~"),
         _canonical(pairs),
         *values,
         "",
@@ -108,7 +112,7 @@ def _compare(signature: str, expected: str) -> None:
 
 def _check_time(date: str, scope: str, life: int | None, now: float) -> None:
     """Raise S3Error unless a signature of `date` is valid now; `life`: validity of a URL in seconds."""
-    if not re.fullmatch(r"\d{8}T\d{6}Z", date) or not scope.startswith(date[:8]):
+    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", date) or not scope.startswith(date[:8]):
         raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: its day must equal the day in the credential.")
     age = now - datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     if life is None and abs(age) > MAX_SKEW_S:
@@ -134,9 +138,9 @@ def _verify_version_2(
 ) -> None:
     _check_access_key(query.get("AWSAccessKeyId", ""), keys)
     expiry = query.get("Expires", "")
-    if not re.fullmatch(r"\d{1,12}", expiry) or int(expiry) < now:
+    if not re.fullmatch(r"[0-9]{1,12}", expiry) or int(expiry) < now:
         raise S3Error(403, "AccessDenied", f"Request has expired: it was valid until {expiry or 'never'}.")
-    signed_names = sorted(name for name in query if name in SUBRESOURCES or name.startswith("response-"))
+    signed_names = sorted(name for name in query if name in SUBRESOURCES or name in OVERRIDES)
     resource = (
         path
         + ("?" if signed_names else "")

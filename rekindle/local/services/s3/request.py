@@ -9,20 +9,37 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote
 from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 
-from rekindle.local.services.s3_files import BLOCK_BYTES, DISK_FULL_ERRORS, MAX_METADATA_BYTES, Files, Hash, S3Error
-from rekindle.local.services.signatures import Signature, verify
+from rekindle.local.services.s3.checksums import DECODED_LENGTH, Checksums, Hash
+from rekindle.local.services.s3.files import Files
+from rekindle.local.services.s3.format import BLOCK_BYTES, DISK_FULL_ERRORS, MAX_METADATA_BYTES, S3Error
+from rekindle.local.services.s3.signatures import Signature, verify
+from rekindle.local.services.s3.values import parse_target
 
 MAX_BODY_BYTES = 5 << 30
+INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 
 def xml(tag: str, *inner: str, **fields: Any) -> str:
-    """Return an element with one child per field; `inner`: more children, as XML."""
-    children = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in fields.items())
+    """Return an element with one child per field; `inner`: more children, as XML.
+
+    As in the answers of S3, a character that XML 1.0 does not allow is a reference such as &#x1;.
+    """
+    children = "".join(f"<{name}>{_xml_text(str(value))}</{name}>" for name, value in fields.items())
     return f"<{tag}>{children}{''.join(inner)}</{tag}>"
+
+
+def printable(text: str) -> str:
+    """Replace the characters that XML 1.0 does not allow, for texts that the client need not read back."""
+    return INVALID_IN_XML.sub("\ufffd", text)
+
+
+def _xml_text(text: str) -> str:
+    escaped = escape(text, {"\r": "&#13;"})
+    return INVALID_IN_XML.sub(lambda match: f"&#x{ord(match[0]):x};", escaped)
 
 
 class Body(io.RawIOBase):
@@ -80,14 +97,13 @@ class Request(BaseHTTPRequestHandler):
             self.body = (
                 io.BufferedReader(Body(self.connection, self.unread_bytes)) if self.unread_bytes else io.BytesIO()
             )
-            self.signature = verify(self.command, self.path, self.headers, self.keys, time.time())
+            target = parse_target(self.path)
+            self.signature = verify(self.command, target, self.headers, self.keys, time.time())
         except (S3Error, ValueError) as error:
             self.close_connection = True  # the body of an unauthenticated request is not read
             self.unread_bytes = 0
             return self.fail(error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error)))
-        url = urlsplit(self.path)
-        self.query = dict(parse_qsl(url.query, keep_blank_values=True))
-        self.bucket, _, self.key = unquote(url.path)[1:].partition("/")
+        self.query, self.bucket, self.key = target.query, target.bucket, target.key
         try:
             self.act()
         except S3Error as error:
@@ -122,8 +138,9 @@ class Request(BaseHTTPRequestHandler):
             raise S3Error(400, "EntityTooLarge", "an object or part has at most 5 GiB: upload it in parts.")
         return int(lengths[0])
 
-    def receive(self, hashes: dict[str, Hash], checksums: dict[str, str]) -> Iterator[memoryview]:
-        """Yield the decoded body in blocks and update the hashes; add trailing checksums to `checksums`."""
+    def receive(self, checksums: Checksums) -> Iterator[memoryview]:
+        """Yield the decoded body in blocks; update the hashes, and add trailing headers to `checksums.headers`."""
+        hashes = checksums.hashes
         if self.expects_continue:
             self.expects_continue = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -137,6 +154,8 @@ class Request(BaseHTTPRequestHandler):
         signature = self.signature if payload.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD") else None
         if not signature and payload != "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
             raise S3Error(501, "NotImplemented", f"x-amz-content-sha256 {payload} is not supported here.")
+        if DECODED_LENGTH not in checksums.headers:
+            raise S3Error(411, "MissingContentLength", f"{DECODED_LENGTH} is missing: send it.")
         size = -1
         while size:
             line, digest = self.read_line(), hashlib.sha256()
@@ -145,12 +164,15 @@ class Request(BaseHTTPRequestHandler):
             yield from self.read_blocks(size, {**hashes, **({"chunk": digest} if signature else {})})
             if signature and signature.chunk(digest.hexdigest()) != (match[2] or b"").decode():
                 raise S3Error(403, "SignatureDoesNotMatch", "the signature of a chunk of the body is wrong.")
-            if size:
-                self.read_line()
-        self.read_trailers(signature, checksums)
+            if size and self.read_line() != b"\r\n":
+                raise S3Error(400, "IncompleteBody", "a chunk of the body is longer than it declares.")
+        self.read_trailers(signature, checksums.headers)
+        if self.unread_bytes:
+            raise S3Error(400, "IncompleteBody", f"{self.unread_bytes} bytes follow the last chunk of the body.")
 
-    def read_trailers(self, signature: Signature | None, checksums: dict[str, str]) -> None:
+    def read_trailers(self, signature: Signature | None, headers: dict[str, str]) -> None:
         lines = b""
+        declared_name = headers.get("x-amz-trailer", "").lower()
         while self.unread_bytes and (line := self.read_line().strip()):
             name, _, value = line.decode("latin-1").partition(":")
             if name == "x-amz-trailer-signature":
@@ -159,7 +181,11 @@ class Request(BaseHTTPRequestHandler):
                 signature = None
             else:
                 lines += line + b"\n"
-                checksums[name.strip().lower()] = value.strip()
+                # an undeclared trailer could replace any header of the request
+                if name.strip().lower() != declared_name or declared_name in headers:
+                    message = f"the trailing header {name[:80]!r} is not declared by x-amz-trailer, or repeated."
+                    raise S3Error(400, "MalformedTrailerError", message)
+                headers[declared_name] = value.strip()
         if lines and signature:
             raise S3Error(403, "SignatureDoesNotMatch", "the trailing headers are not signed.")
 
@@ -187,13 +213,15 @@ class Request(BaseHTTPRequestHandler):
         fields = {**(headers or {}), **({"Content-Type": "application/xml"} if body else {})}
         if status != 204:
             fields["Content-Length"] = len(data) if length < 0 else length
-        for name, value in (fields | ({"Connection": "close"} if self.close_connection else {})).items():
-            line = re.sub(r"[\r\n]+", " ", str(value))  # a line break in the URL must not start another header
-            self.send_header(name, line.encode("latin-1", "replace").decode("latin-1"))
+        if self.close_connection:
+            fields["Connection"] = "close"
+        for name, value in fields.items():
+            self.send_header(name, str(value))
         self.end_headers()
         if data and self.command != "HEAD" and status != 304:
             self.wfile.write(data)
 
     def fail(self, error: S3Error) -> None:
         resource = quote(f"/{self.bucket}/{self.key}")
-        self.answer(error.status, body=xml("Error", Code=error.code, Message=error, Resource=resource))
+        body = xml("Error", Code=error.code, Message=printable(str(error)), Resource=resource)
+        self.answer(error.status, error.headers, body=body)

@@ -1,0 +1,102 @@
+"""Maps a request to its operation, and refuses requests that the embedded S3 endpoint does not support."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rekindle.local.services.s3.format import S3Error
+from rekindle.local.services.s3.multipart import MultipartRequest
+
+# headers of S3 that change the meaning of a request, so they cannot be ignored
+UNSUPPORTED_HEADERS = (
+    "x-amz-bypass-governance-retention",
+    "x-amz-copy-source-server-side-encryption",
+    "x-amz-grant-",
+    "x-amz-if-match-",
+    "x-amz-mfa",
+    "x-amz-object-lock-",
+    "x-amz-rename-source",
+    "x-amz-server-side-encryption-customer-",
+    "x-amz-tagging",
+    "x-amz-website-redirect-location",
+    "x-amz-write-offset-bytes",
+)
+
+
+class Handler(MultipartRequest):
+    """Handles one request; ROUTES maps requests to methods."""
+
+    def act(self) -> None:
+        self.fields = {name.lower(): ",".join(self.headers.get_all(name, [])) for name in self.headers}
+        unsupported_headers = [name for name in self.fields if name.startswith(UNSUPPORTED_HEADERS)]
+        if unsupported_headers:
+            raise S3Error(501, "NotImplemented", f"the header {unsupported_headers[0]} is not supported here.")
+
+        self.find_route().action(self)
+
+    def find_route(self) -> "Route":
+        """Return the route of the request. Raises S3Error for a request that is not supported."""
+        kind = "object" if self.key else "bucket" if self.bucket else "service"
+        subresource = next((name for name in SUBRESOURCES if name in self.query), "")
+        route = ROUTES.get((self.command, kind, subresource))
+        if not route:
+            raise S3Error(501, "NotImplemented", f"{self.command} {kind} {subresource} is not supported here.")
+
+        known_names = {subresource, *route.parameters, *SIGNATURE_PARAMETERS}
+        for name in self.query:
+            if name not in known_names and not (route.has_overrides and name.startswith("response-")):
+                message = f"{self.command} {kind} with the parameter {name[:80]!r} is not supported here."
+                raise S3Error(501, "NotImplemented", message)
+        return route
+
+
+@dataclass(frozen=True)
+class Route:
+    """An operation. `parameters`: supported query parameters; `has_overrides`: response-* may set headers."""
+
+    action: Callable[[Handler], None]
+    parameters: tuple[str, ...] = ()
+    has_overrides: bool = False
+
+
+SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
+SIGNATURE_PARAMETERS = (
+    "x-id",
+    "X-Amz-Algorithm",
+    "X-Amz-Content-Sha256",
+    "X-Amz-Credential",
+    "X-Amz-Date",
+    "X-Amz-Expires",
+    "X-Amz-Security-Token",
+    "X-Amz-Signature",
+    "X-Amz-SignedHeaders",
+    "AWSAccessKeyId",
+    "Expires",
+    "Signature",
+)
+LIST_OBJECTS = (
+    "continuation-token",
+    "delimiter",
+    "encoding-type",
+    "fetch-owner",
+    "max-keys",
+    "prefix",
+    "start-after",
+)
+LIST_UPLOADS = ("encoding-type", "key-marker", "max-uploads", "prefix", "upload-id-marker")
+ROUTES: dict[tuple[str, str, str], Route] = {
+    ("PUT", "bucket", ""): Route(Handler.create_bucket),
+    ("HEAD", "bucket", ""): Route(Handler.head_bucket),
+    ("GET", "bucket", "location"): Route(Handler.locate_bucket),
+    ("GET", "bucket", "list-type"): Route(Handler.list_objects, LIST_OBJECTS),
+    ("GET", "bucket", "uploads"): Route(Handler.list_uploads, LIST_UPLOADS),
+    ("POST", "bucket", "delete"): Route(Handler.delete_objects),
+    ("PUT", "object", ""): Route(Handler.put_object),
+    ("GET", "object", ""): Route(Handler.get_object, has_overrides=True),
+    ("HEAD", "object", ""): Route(Handler.get_object, has_overrides=True),
+    ("DELETE", "object", ""): Route(Handler.delete_object),
+    ("POST", "object", "uploads"): Route(Handler.create_upload),
+    ("PUT", "object", "uploadId"): Route(Handler.upload_part, ("partNumber",)),
+    ("GET", "object", "uploadId"): Route(Handler.list_parts, ("max-parts", "part-number-marker")),
+    ("POST", "object", "uploadId"): Route(Handler.complete_upload),
+    ("DELETE", "object", "uploadId"): Route(Handler.abort_upload),
+}

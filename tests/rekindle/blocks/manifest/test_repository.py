@@ -1,0 +1,185 @@
+"""Git starts no program that a repository names, and every kind of clone is still read."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.blocks.manifest.provenance import git_sha
+from rekindle.errors import ConfigError
+from rekindle.view.reproduce.checkout import check_out, find_commit
+from tests.rekindle.cli.stranger import Folder, git
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    """An untrusted repository, as the working directory, with programs wherever git takes one."""
+    folder = Folder(tmp_path)
+    (folder.root / "pyproject.toml").write_text("[tool.rekindle]\n")
+    folder.plant_repository()
+    monkeypatch.chdir(folder.root)
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own repository with two commits, as the working directory."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    git(folder, "init", "-q", "-b", "main")
+    for text in ("one", "two"):
+        (folder / "file").write_text(f"{text}\n")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", text)
+    return folder
+
+
+def head(folder: Path) -> str:
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def change_stat(file: Path) -> None:
+    """Let git compare the content of a file, because its times are no longer those of the index."""
+    os.utime(file, (1, 1))
+
+
+def test_reading_and_checking_out_an_untrusted_repository_runs_no_program(stranger: Folder, tmp_path: Path):
+    commit = find_commit("HEAD")
+    assert git_sha() == f"{commit}-dirty"
+    assert (check_out(commit, tmp_path / "out") / "pyproject.toml").read_text() == "[tool.rekindle]\n"
+    assert find_commit("0" * 40) == ""
+    assert stranger.executed() == set()
+    assert stranger.listener.connections == 0
+
+
+def test_the_programs_of_the_untrusted_repository_would_run(stranger: Folder):
+    """The traps of the test above are real: plain git runs them."""
+    for command in ("status", "diff"):
+        subprocess.run(["git", command], cwd=stranger.root, capture_output=True)
+    assert {"git include", "git filter.evil.process"} <= stranger.executed()
+
+
+def test_missing_objects_of_an_untrusted_partial_clone_are_not_fetched(stranger: Folder, tmp_path: Path):
+    commit = find_commit("HEAD")
+    blob = git(stranger.root, "rev-parse", "HEAD:pyproject.toml").strip()
+    (stranger.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(ConfigError, match="git fetch --refetch --no-filter"):
+        check_out(commit, tmp_path / "out")
+    assert stranger.executed() == set()
+
+
+@pytest.mark.parametrize("name", ["HEAD", "config", "index", "packed-refs", "shallow", "commondir", "info/attributes"])
+def test_a_fifo_or_a_device_in_the_repository_does_not_block(repository: Path, name: str):
+    file = repository / ".git" / name
+    for make in (lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
+        file.unlink(missing_ok=True)
+        make()
+        assert git_sha() in ("", head_of_main(repository), f"{head_of_main(repository)}-dirty")
+
+
+def head_of_main(folder: Path) -> str:
+    return (folder / ".git/refs/heads/main").read_text().strip()
+
+
+def test_variables_of_the_environment_do_not_change_the_repository(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    expected = head(repository)
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_EXTERNAL_DIFF"):
+        monkeypatch.setenv(name, str(tmp_path / "other"))
+    monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'core.fsmonitor=touch canary'")
+    assert git_sha() == expected
+    assert not (repository / "canary").exists()
+
+
+def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    expected = head(repository)
+    git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD~1")
+    git(tmp_path, "clone", "-q", "--depth=1", f"file://{repository}", "shallow")
+    git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
+    git(tmp_path, "clone", "-q", "--separate-git-dir", str(tmp_path / "elsewhere"), str(repository), "separate")
+    git(tmp_path, "clone", "-q", str(repository), "packed")
+    git(tmp_path / "packed", "pack-refs", "--all")
+    git(tmp_path, "clone", "-q", str(repository), "split")
+    git(tmp_path / "split", "update-index", "--split-index")
+    git(tmp_path, "clone", "-q", str(repository), "sparse")
+    git(tmp_path / "sparse", "sparse-checkout", "set", "--sparse-index", "folder")
+    git(tmp_path, "init", "-q", "outer")
+    git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(repository), "inner")
+    git(tmp_path / "outer", "commit", "-qm", "outer")
+    clones = ("shallow", "shared", "separate", "packed", "split", "sparse", "outer/inner", "outer", "worktree")
+    for name in clones:
+        folder = tmp_path / name
+        monkeypatch.chdir(folder)
+        assert git_sha() == head(folder), name
+        assert find_commit("HEAD") == head(folder), name
+        if name != "outer":
+            out = check_out(head(folder), tmp_path / f"out-{name.replace('/', '-')}")
+            assert (out / "file").read_text() == ("one\n" if name == "worktree" else "two\n")
+            change_stat(folder / "file")
+            assert git_sha() == head(folder), name
+            (folder / "file").write_text("three\n")
+            assert git_sha() == f"{head(folder)}-dirty", name
+    assert head(tmp_path / "shallow") == expected
+    monkeypatch.chdir(tmp_path / "outer")
+    git(tmp_path / "outer/inner", "checkout", "-q", "-f", "HEAD~1")
+    assert git_sha() == f"{head(tmp_path / 'outer')}-dirty"
+
+
+def test_a_repository_without_a_commit_has_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert git_sha() == ""
+    git(tmp_path, "init", "-q")
+    assert git_sha() == ""
+    assert find_commit("HEAD") == ""
+
+
+def test_a_repository_of_sha256_objects_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "-q", "--object-format=sha256")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    assert git_sha() == find_commit("HEAD") == head(tmp_path)
+    assert len(git_sha()) == 64
+
+
+@pytest.mark.parametrize("where", ["--local", "--global"])
+def test_line_ends_follow_the_settings_of_the_user_and_the_repository(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    git(repository, "config", where, "core.autocrlf", "true")
+    (repository / "file").unlink()
+    git(repository, "checkout", "file")
+    change_stat(repository / "file")
+    assert (repository / "file").read_bytes() == b"two\r\n"
+    assert git_sha() == head(repository)
+    assert (check_out(head(repository), tmp_path / "out") / "file").read_bytes() == b"two\r\n"
+
+
+def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(repository: Path, tmp_path: Path):
+    content = b"weights" * 1000
+    oid = hashlib.sha256(content).hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n"
+    (repository / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    (repository / "a.bin").write_text(pointer)
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "pointer")
+    stored = repository / ".git/lfs/objects" / oid[:2] / oid[2:4] / oid
+    stored.parent.mkdir(parents=True)
+    shutil.copyfile(repository / "a.bin", stored)  # damaged
+    assert (check_out(head(repository), tmp_path / "damaged") / "a.bin").read_text() == pointer
+
+    stored.write_bytes(content)
+    (repository / "a.bin").write_bytes(content)
+    assert git_sha() == head(repository)
+    assert (check_out(head(repository), tmp_path / "out") / "a.bin").read_bytes() == content
+
+    (repository / "a.bin").write_bytes(content[:-1] + b"S")
+    assert git_sha() == f"{head(repository)}-dirty"
