@@ -1,7 +1,8 @@
-"""Base class of the config file's sections, and the description of their keys."""
+"""Base class of the config file's sections, the description of their keys, and the first rows of a data file."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -9,6 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from rekindle.errors import ConfigError, did_you_mean, rule
 
+LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")  # of data files whose first rows are copied as lines
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
@@ -148,3 +150,31 @@ def _sentence(section: type[Section], name: str, error: Any) -> str:
     if error["type"] == "missing":
         return f"{key} is missing."
     return f"{key} is {shown_value!r}: {broken_rule(section, error)}"
+
+
+def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
+    """Copy about `rows` rows of a CSV, JSON lines or parquet file to `folder`.
+
+    Return the copy, or None for another format.
+    """
+    target = folder / source.name
+    if source.suffix in LINE_FORMATS and source.is_file():
+        copy_lines(source, target, rows + 1)
+    elif source.suffix == ".parquet" and source.is_file():
+        import polars as pl
+
+        pl.scan_parquet(source).head(rows).collect().write_parquet(target)
+    else:
+        return None
+    return target
+
+
+def copy_lines(source: Path, target: Path, lines: int) -> None:
+    """Copy the first `lines` lines; if they end within a quoted field, also copy the lines up to its end."""
+    quotes = 0
+    with source.open("rb") as read, target.open("wb") as write:
+        for number, line in enumerate(read):
+            if number >= lines and quotes % 2 == 0:
+                break
+            write.write(line)
+            quotes += line.count(b'"')
