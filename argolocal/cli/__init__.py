@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from argolocal.cli.output import exit_code, print_result, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.wording import shorten
+
+if TYPE_CHECKING:
+    from argolocal.manifest.read import Documents
 
 
 def main() -> int:
@@ -66,23 +69,31 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for errors, even if Argo accepts them.
 
-    References to WorkflowTemplates in these files are checked, too. Exit codes: 0 all objects can run (there may be
+    References to WorkflowTemplates in these files are checked, too. Files of a folder that are not manifests are
+    passed over with a note. Exit codes: 0 all objects can run (there may be
     warnings), 1 an object cannot run, 2 bad usage.
 
     Example:
       argolocal lint workflow.yaml templates/
     """
-    from argolocal.manifest.read import files_of, objects_of
+    from argolocal.manifest.read import Documents
 
-    files = [file for path in manifests for file in files_of(path)]
-    return print_findings([(str(file), manifest) for file in files for manifest in objects_of(file)], as_json)
+    documents = Documents()
+    for path in manifests:
+        documents.add(path)
+    return print_findings(documents, as_json)
 
 
-def print_findings(objects: list[tuple[str, dict]], as_json: bool) -> int:
+def print_findings(documents: "Documents", as_json: bool) -> int:
     """Print the findings of `lint` and return the exit code of the command."""
     from argolocal import validate
 
-    findings = validate.lint_all(objects)
+    findings = [
+        validate.Finding(file, "manifest", "yaml", problem, True) for file, problem in documents.broken_files.items()
+    ]
+    findings += validate.lint_all(documents.objects)
+    if documents.other_files:
+        click.echo(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}", err=True)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else []:

@@ -21,6 +21,7 @@ from argolocal.common.files import write_atomically
 from argolocal.common.names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
 from argolocal.manifest.kinds import FULFILLED
+from argolocal.manifest.volumes import claims
 
 Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -31,7 +32,11 @@ MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's lock
 
 
-class DiskFull(ArgolocalError):
+class StateError(ArgolocalError):
+    """The state of a run cannot be written: the run is interrupted, as no event of any node can be recorded."""
+
+
+class DiskFull(StateError):
     """The disk is too full for the state of a run."""
 
 
@@ -217,6 +222,13 @@ class RunFiles:
         self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
 
 
+def run_claims(run: RunFiles) -> list[str]:
+    """Return the names of the claims that a run creates from its volumeClaimTemplates; [] for an unknown run."""
+    if not (run.root / "manifest.yaml").exists():
+        return []
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
+
+
 def _check_status(status: Status) -> None:
     """Raise ValueError or an exception of WRONG_SHAPE for a status that cannot be resumed."""
     nodes = status["nodes"]
@@ -241,7 +253,7 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def write_error(error: OSError, root: Path) -> ArgolocalError:
+def write_error(error: OSError, root: Path) -> StateError:
     """Return an error that says why the state of a run cannot be written to `root`, and how to fix the cause."""
     if error.errno in DISK_FULL:
         remedy = (
@@ -253,7 +265,7 @@ def write_error(error: OSError, root: Path) -> ArgolocalError:
             f"no space is left for the state of the run in {root} ({error.strerror}): the run is interrupted. "
             f"Free some space, {remedy}."
         )
-    return ArgolocalError(
+    return StateError(
         f"{root} cannot be written ({error.strerror}): a run keeps its state in this directory. Make it writable."
     )
 

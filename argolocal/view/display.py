@@ -235,7 +235,12 @@ class LogErrors:
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:
-    """Return a line of a log with its step, as text or as a JSON object."""
+    """Return a line of a log with its step, as text or as a JSON object.
+
+    Of a line with carriage returns, the text shows what a terminal would show last, such as the end of a progress bar.
+    """
+    if not as_json:
+        text = text.rstrip("\r").rpartition("\r")[2]
     return visible(json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
 
 

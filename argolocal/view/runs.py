@@ -6,16 +6,19 @@ A run is a directory in .argolocal/runs (argolocal/state/journal.py); these func
 import json
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from argolocal.common import program
+from argolocal.common.processes import is_alive
 from argolocal.common.wording import duration, visible
+from argolocal.engine.suspend import suspended
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from argolocal.view import display, summary
-from argolocal.view.summary import FINISHED, Status, check_step, steps, timestamp, warnings
+from argolocal.view.summary import FINISHED, Status, Step, check_step, steps, timestamp, warnings
 
 Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
@@ -35,6 +38,19 @@ def newest(home: Path, phases: Collection[str] = ()) -> str:
     raise ConfigError(
         f"there is no {missing} in {home}: `{program.name} status` lists all runs, `{program.name} run` starts a run."
     )
+
+
+def resumable(home: Path) -> str:
+    """Return the name of the newest run that is suspended, interrupted or failed. Raises ConfigError."""
+    phases = ("Interrupted", "Failed", "Error")
+    for name, status in _runs(home):
+        if status["phase"] in phases or (status["phase"] == "Running" and _is_suspended(home, name, status)):
+            return name
+    return newest(home, (*phases, "Suspended"))
+
+
+def _is_suspended(home: Path, name: str, status: Status) -> bool:
+    return bool(next(iter(suspended(status)), None) or RunFiles(home, name).workflow()["spec"].get("suspend"))
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
@@ -58,27 +74,57 @@ def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> 
 def run(home: Path, name: str, as_json: bool) -> str:
     """Return the status of one run, as a table of its steps or as a JSON object."""
     status = state(home, name)
-    return json.dumps(summary.as_json(name, status), indent=2) if as_json else steps_table(name, status)
+    running = processes(home, name)
+    if as_json:
+        return json.dumps(summary.as_json(name, status) | {"processes": running}, indent=2)
+    return steps_table(name, status) + processes_table(running)
 
 
-def steps_table(name: str, status: Status) -> str:
-    """Return a table of the steps of a run, with their phases and durations."""
-    rows = [
+def processes_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of live pods below the table of steps, or ""."""
+    return f"\n\n{table(rows)}" if rows else ""
+
+
+def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> str:
+    """Return a table of `rows` (default: all steps of a run), with their phases and durations."""
+    shown_rows = [
         {
             "step": "  " * row.depth + row.label,
             "phase": row.phase,
             "took": duration(row.seconds),
             "message": " ".join(row.message.split())[:80],
         }
-        for row in steps(name, status)
+        for row in (steps(name, status) if rows is None else rows)
     ]
     head = f"{name}: {status.get('phase') or 'Pending'} {visible(status.get('message') or '')}"
     warned = [f"\nwarning: {visible(text)}" for text in warnings((status.get("nodes") or {}).values())]
-    return head.rstrip() + "\n\n" + table(rows) + "".join(warned)
+    return head.rstrip() + "\n\n" + table(shown_rows) + "".join(warned)
+
+
+def processes(home: Path, name: str) -> list[dict[str, Any]]:
+    """Return the live pods of a run and the pids of their main processes; the end of that process ends the pod."""
+    files = RunFiles(home, name)
+    if not files.runner():
+        return []
+    status, recorded = files.load()
+    found = {status["nodes"][id]["displayName"]: record for id, record in recorded.items() if id in status["nodes"]}
+    for path in sorted((files.root / "pids").glob("*")):
+        # the file of a pod that has just ended may be gone or incomplete
+        with suppress(OSError, ValueError):
+            found[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
+    return [{"pod": pod, "pid": record[0]} for pod, record in found.items() if is_alive(*record)]
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> str:
-    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint for an unfinished run."""
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint for an unfinished run.
+
+    A `name` that is no run, but a step of the newest run, selects this step.
+    """
+    if name and not step and name not in (run_names := names(home)) and run_names:
+        newest_run = RunFiles(home, run_names[0])
+        with suppress(ConfigError):  # without such a step, the error below names the missing run
+            check_step(run_names[0], name, newest_run.workflow())
+            name, step = run_names[0], name
     files = RunFiles(home, name := name or newest(home))
     manifest = files.workflow()
     check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])

@@ -18,6 +18,7 @@ from rekindle.blocks.manifest import variables
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, reproduce, sweep  # noqa: F401
+from rekindle.cli.options import add_config_key
 from rekindle.errors import RekindleError
 
 
@@ -31,6 +32,8 @@ def _main() -> Any:
     os.environ[project.PATH] = os.pathsep.join(map(os.path.abspath, project.search_path()))
     try:
         return commands.main(standalone_mode=False)
+    except click.NoSuchOption as error:
+        raise add_config_key(error) from error
     except Exception as error:
         if isinstance(error, (RekindleError, click.ClickException)) or not project.raises(error):
             raise

@@ -98,14 +98,14 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
       rekindle lint --manifest workflow.yaml --manifest templates/ -o json
     """
     from argolocal.cli import print_findings
-    from argolocal.manifest.read import files_of, objects_of
+    from argolocal.manifest.read import Documents
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs]
-    files = [file for path in manifests for file in files_of(path)]
-    objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
-    return print_findings(objects, as_json)
+    documents = Documents([(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs])
+    for path in manifests:
+        documents.add(path)
+    return print_findings(documents, as_json)
 
 
 @command

@@ -76,3 +76,22 @@ def cluster_flag(function: Any) -> Any:
 
     help_text = "Act on the cluster that kubectl uses; implied by --namespace and --context."
     return click.option("--cluster", "on_cluster", is_flag=True, help=help_text)(cluster_options(command))
+
+
+def add_config_key(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Add the way to set a value of the config to the error about an option such as `--workers`."""
+    command = error.ctx.command if error.ctx else None
+    if not (command and any(parameter.name == "sets" for parameter in command.params)):
+        return error
+    # imported in this function: only this error needs the config
+    from rekindle.blocks.manifest.config import Config
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    keys = [section for section in Config.model_fields if section == name]
+    for section, field in Config.model_fields.items():
+        if name in getattr(field.annotation, "model_fields", {}):
+            keys.append(f"{section}.{name}")
+    if not keys:
+        return error
+    message = f"{error.message} A value of the config is set with `--set {keys[0]}=VALUE`."
+    return click.NoSuchOption(error.option_name, message, error.possibilities, error.ctx)

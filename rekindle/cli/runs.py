@@ -15,6 +15,7 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
 
 NO_LOGS = "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f` during a run."
 
@@ -45,12 +46,24 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         check_training(valid_config, source.scheduled_time())
 
     with run_output(as_json):
-        workflow, other_objects = source.manifests(begin)
+        workflow, other_objects = source.manifests(begin, lambda loaded: with_free_port(loaded, LocalCluster(home())))
         values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
         full_status = bool(source.manifest)
         return foreground.run(
             home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
         )
+
+
+def with_free_port(loaded: Any, cluster: Any) -> Any:
+    """Return the config, with a free port of this machine for the model server unless the user has chosen a port."""
+    config = loaded.config
+    if "serve.port" in loaded.origins:
+        return config
+    port = cluster.port_for(config.name, config.serve.port)
+    if port == config.serve.port:
+        return config
+    say(f"note: the model is served at port {port}, because port {config.serve.port} is taken (setting serve.port).")
+    return config.model_copy(update={"serve": config.serve.model_copy(update={"port": port})})
 
 
 @command
@@ -89,12 +102,14 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 @command
 @click.argument("name", required=False, type=Run())
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster.")
+@click.option("--all", "show_all", is_flag=True, help="Show the internal steps of NAME, too.")
 @cluster_flag
 @output_option("text", "json")
-def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool) -> int:
+def status(name: str | None, watch: bool, show_all: bool, cluster: Cluster | None, as_json: bool) -> int:
     """List runs, or the steps of run NAME.
 
-    Without NAME, the command also lists services and deployments, or on a cluster the schedules.
+    Without NAME, the command also lists services and deployments, or on a cluster the schedules. While a run NAME is
+    active on this machine, the command also lists the pid of each of its pods, such as the workers of a training.
 
     Example:
       rekindle status
@@ -107,7 +122,7 @@ def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool
         if watch:
             return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
         everything = cluster_overview.everything
-        click.echo(cluster_overview.run(cluster, name, as_json) if name else everything(cluster, as_json))
+        click.echo(cluster_overview.run(cluster, name, as_json, show_all) if name else everything(cluster, as_json))
         return 0
     if watch:
         raise click.UsageError(
@@ -115,7 +130,7 @@ def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool
         )
     from rekindle.view import overview
 
-    click.echo(overview.run(home(), name, as_json) if name else overview.everything(home(), as_json))
+    click.echo(overview.run(home(), name, as_json, show_all) if name else overview.everything(home(), as_json))
     return 0
 
 
@@ -128,12 +143,13 @@ def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool
 def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_json: bool) -> None:
     """Print the logs of the steps and the training replicas of a run.
 
-    NAME defaults to the newest run. STEP selects the steps whose names contain STEP. With -o json, each line is
-    a JSON object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are
-    missing, stderr shows the cause.
+    NAME defaults to the newest run on this machine, also if STEP is the only argument. STEP selects the steps whose
+    names contain STEP. With -o json, each line is a JSON object. On a cluster, the logs of steps whose pods are
+    gone are read from the object store. If lines are missing, stderr shows the cause.
 
     Example:
       rekindle logs -f
+      rekindle logs train
       rekindle logs demo-4k2xp train -f --cluster
     """
     if cluster:

@@ -7,14 +7,14 @@ from typing import Any
 from argolocal.common.wording import duration
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.manifest.names import PHASE
-from argolocal.view.runs import show_tables, steps_table
+from argolocal.view.runs import show_tables
 from argolocal.view.summary import timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.waiting import add_waiting
-from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read
+from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read, spec_of
 from rekindle.view.cluster_watch import as_object
-from rekindle.view.overview import run_row
+from rekindle.view.overview import run_row, steps_table
 
 
 def everything(cluster: Cluster, as_json: bool) -> str:
@@ -27,15 +27,16 @@ def everything(cluster: Cluster, as_json: bool) -> str:
     return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
 
 
-def run(cluster: Cluster, name: str, as_json: bool) -> str:
-    """Return the steps of a run. Raises ConfigError if it does not exist."""
+def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> str:
+    """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if it does not exist."""
     workflow = add_waiting(cluster, read(cluster, name))
     if as_json:
         return json.dumps(as_object(cluster, workflow), indent=2)
     status = workflow.get("status") or {}
     note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
     queued = queue.describe_waiting(cluster, name) if status.get("phase") not in COMPLETED else []
-    return "\n".join([steps_table(name, status) + note, *queued])
+    manifest = {"metadata": workflow["metadata"], "spec": spec_of(workflow)}
+    return "\n".join([steps_table(name, status, manifest, show_all) + note, *queued])
 
 
 def _run(workflow: Object) -> dict[str, str]:

@@ -12,6 +12,7 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.volume import volume_claim
 from rekindle.errors import RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.view import outcome, overview
@@ -34,9 +35,18 @@ def run(
 
     `full_status`: print notes of `lint`, and add the status to the JSON output.
     """
+    other_objects = [*other_objects, *_claims(manifest)]
     # notes on manifests that Rekindle rendered would only be noise
     local = foreground.create_run(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
     return Pipeline(local).run(as_json=as_json, ask=ask, full_status=full_status)
+
+
+def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the run creates."""
+    config = json.loads(overview.parameter(manifest, "config") or "{}") if manifest.get("spec") else {}
+    cluster = config.get("cluster") if isinstance(config, dict) else None
+    claim = cluster.get("cache") if isinstance(cluster, dict) else None
+    return [volume_claim(claim, "1Gi")] if isinstance(claim, str) and claim else []
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:

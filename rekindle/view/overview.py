@@ -8,9 +8,10 @@ from typing import Any
 
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from argolocal.view.summary import Status
+from argolocal.view.summary import Status, steps
 from rekindle.local.cluster import LocalCluster
 from rekindle.view import outcome
+from rekindle.view.plumbing import Plumbing
 
 
 def everything(home: Path, as_json: bool) -> str:
@@ -18,11 +19,27 @@ def everything(home: Path, as_json: bool) -> str:
     return runs.everything(LocalCluster(home), as_json, run_row)
 
 
-def run(home: Path, name: str, as_json: bool) -> str:
+def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
+    """Return the steps of a run, without internal steps unless `show_all`, and its live processes."""
     status = runs.state(home, name)
+    manifest = RunFiles(home, name).workflow()
+    processes = runs.processes(home, name)
     if not as_json:
-        return runs.steps_table(name, status)
-    return json.dumps(outcome.as_json(name, status, **facts(home, RunFiles(home, name).workflow(), status)), indent=2)
+        return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
+    result = outcome.as_json(name, status, **facts(home, manifest, status))
+    return json.dumps(result | {"processes": processes}, indent=2)
+
+
+def steps_table(name: str, status: Status, manifest: Mapping[str, Any], show_all: bool = False) -> str:
+    """Return a table of the steps of a run, without internal steps unless `show_all`."""
+    plumbing = Plumbing(manifest, status)
+    rows = [plumbing.readable(row) for row in steps(name, status)]
+    if show_all:
+        return runs.steps_table(name, status, rows)
+    shown = [row for row in rows if not plumbing.is_internal(row)]
+    hidden = len(rows) - len(shown)
+    note = f"\n\n{hidden} internal steps are not shown: `--all` shows them" if hidden else ""
+    return runs.steps_table(name, status, shown) + note
 
 
 def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:

@@ -204,12 +204,11 @@ class Membership:
         worker = self.alive_workers.pop(id, None)
         if worker is None:
             return
-        event: dict[str, Any] = {"event": "drain" if reason == "drain" else "lost", "worker": id, "name": worker.name}
-        if reason != "drain":
-            event["why"] = reason
-        if self.step >= 0:
-            event["step"] = self.step
-        self.events.append(event)
+        step = {"step": self.step} if self.step >= 0 else {}
+        if reason == "drain":
+            self.events.append({"event": "drain", "worker": id, "name": worker.name, **step})
+        else:
+            self.events.append({"event": "lost", "worker": id, "name": worker.name, "why": reason, **step})
         if reason in ("silent", "hung"):
             self.outbox.append((id, {"dropped": reason}))
         self._recount()

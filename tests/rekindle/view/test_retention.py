@@ -71,7 +71,7 @@ class Runs:
             ownership.end(self.store, workflow, pipeline, phase == "Succeeded")
         for task in ("prepare", "train"):
             self.store.put(f"{name}/{task}/out/part", b"123")
-            artifacts = {"out": {"sha256": "abc", "files": 1, "bytes": 3}}
+            artifacts = {"out": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
             entry = entries.Entry(f"{name}-{task}", f"{name}/{task}", {}, artifacts, {"step": "steps.x"}, 1.0)
             entries.record(self.store, entry)
         files.close()

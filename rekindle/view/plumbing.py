@@ -1,0 +1,83 @@
+"""Tells the steps of a run that its pipeline contains from the internal steps that the blocks add.
+
+Internal steps read, apply and delete objects of Kubernetes. A step that fails or runs is never internal.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from argolocal.view.summary import Status, Step
+
+DONE = ("Succeeded", "Skipped", "Omitted", "Cached")
+NOT_RUN = ("Skipped", "Omitted")
+SWITCH_INPUTS = {"server", "running"}  # inputs of the DAG that blocks.verify adds
+DEPLOY_TASKS = {"deployment", "address"}  # tasks of the DAG of blocks.deploy
+DELETE_TASKS = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
+REPETITIONS = re.compile(r"(next|.+-again)")  # tasks of the DAG `promote`, which rarely run
+OUTPUT = re.compile(r"tasks(?:\.([\w-]+)|\['([^']+)'\])\.outputs\.parameters(?:\.([\w-]+)|\['([^']+)'\])")
+
+
+class Plumbing:
+    """The internal steps of one run; `manifest`: its workflow."""
+
+    def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
+        labels = (manifest.get("metadata") or {}).get("labels") or {}
+        self.is_rekindle = labels.get("app.kubernetes.io/part-of") == "rekindle"
+        self.templates = {template["name"]: template for template in manifest["spec"].get("templates") or []}
+        self.nodes = {node["id"]: node for node in list((status.get("nodes") or {}).values())}
+
+    def is_internal(self, row: Step) -> bool:
+        """Return True if a block added this step, and the step has neither failed nor still runs."""
+        if not (self.is_rekindle and row.node and row.phase in DONE):
+            return False
+        # members of a loop belong to the task of the loop
+        task = row.name.rpartition(".")[2].partition("(")[0]
+        template = self._template(row.node)
+        parent = self._parent(row)
+        tasks = _task_names(parent)
+        if _inputs(parent) >= SWITCH_INPUTS or tasks == DEPLOY_TASKS:
+            return True
+        if task.endswith("-secret") and "resource" in template and task.removesuffix("-secret") in tasks:
+            return True
+        if DELETE_TASKS.fullmatch(task) and (template.get("resource") or {}).get("action") == "delete":
+            return True
+        return bool("next" in tasks and REPETITIONS.fullmatch(task) and row.phase in NOT_RUN)
+
+    def readable(self, row: Step) -> Step:
+        """Return the row, with the condition of a skipped step as its pipeline states it."""
+        if row.phase != "Skipped" or not row.node or not row.message.startswith("when "):
+            return row
+        task = row.name.rpartition(".")[2].partition("(")[0]
+        condition = _conditions(self._parent(row)).get(task)
+        return replace(row, message=f"not true: {_plain(condition)}") if condition else row
+
+    def _parent(self, row: Step) -> Mapping[str, Any]:
+        """Return the template of the DAG that contains a step."""
+        return self._template(self.nodes.get((row.node or {}).get("boundaryID", "")) or {})
+
+    def _template(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.templates.get(node.get("templateName", "")) or {}
+
+
+def _tasks(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return (template.get("dag") or {}).get("tasks") or []
+
+
+def _task_names(template: Mapping[str, Any]) -> set[str]:
+    return {task["name"] for task in _tasks(template)}
+
+
+def _conditions(template: Mapping[str, Any]) -> dict[str, str]:
+    return {task["name"]: task["when"] for task in _tasks(template) if task.get("when")}
+
+
+def _inputs(template: Mapping[str, Any]) -> set[str]:
+    return {parameter["name"] for parameter in (template.get("inputs") or {}).get("parameters") or []}
+
+
+def _plain(condition: str) -> str:
+    """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict == 'release'`."""
+    text = OUTPUT.sub(lambda match: f"{match[1] or match[2]}.{match[3] or match[4]}", condition)
+    return text.replace("{{=", "").replace("{{", "").replace("}}", "")

@@ -1,0 +1,97 @@
+"""`rekindle status RUN` shows the steps of the pipeline; internal steps only with --all."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from argolocal.common.processes import start_time
+from argolocal.state.journal import RunFiles
+from argolocal.view import runs
+from argolocal.view.display import log_line
+from rekindle.cli.group import commands
+from rekindle.cli.options import add_config_key
+from rekindle.view.overview import steps_table
+
+WHEN = "{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}"
+LABELS = {"app.kubernetes.io/part-of": "rekindle"}
+
+
+def template(name: str, *tasks: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"name": name, **({"dag": {"tasks": list(tasks)}} if tasks else {}), **fields}
+
+
+MANIFEST = {
+    "metadata": {"name": "demo", "labels": LABELS},
+    "spec": {
+        "entrypoint": "main",
+        "templates": [
+            template("main", {"name": "train"}, {"name": "train-secret"}, {"name": "ship", "when": WHEN}),
+            template("train-secret", resource={"action": "create"}),
+        ],
+    },
+}
+
+
+def node(path: str, parent: str | None, phase: str = "Succeeded", **fields: Any) -> dict[str, Any]:
+    task = path.rpartition(".")[2]
+    boundary = {"boundaryID": parent} if parent else {}
+    return {
+        "id": path, "name": path, "displayName": task, "type": "Pod", "phase": phase, "templateName": task,
+        "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z", **boundary, **fields,
+    }  # fmt: skip
+
+
+def status(secret_phase: str = "Succeeded") -> dict[str, Any]:
+    nodes = [
+        node("demo", None, type="DAG", templateName="main"),
+        node("demo.train", "demo"),
+        node("demo.train-secret", "demo", secret_phase),
+        node("demo.ship", "demo", "Skipped", message="when 'false' evaluated false"),
+    ]
+    return {"phase": "Succeeded", "nodes": {each["id"]: each for each in nodes}}
+
+
+def test_internal_steps_are_hidden_and_conditions_are_readable():
+    text = steps_table("demo", status(), MANIFEST)
+    assert "train-secret" not in text and "1 internal steps are not shown" in text
+    assert "not true: evaluate.verdict == 'release'" in text
+    assert "train-secret" in steps_table("demo", status(), MANIFEST, show_all=True)
+
+
+def test_an_internal_step_that_failed_is_shown():
+    assert "train-secret" in steps_table("demo", status("Failed"), MANIFEST)
+
+
+def test_no_step_of_another_manifest_is_hidden():
+    own = {**MANIFEST, "metadata": {"name": "demo"}}
+    assert "train-secret" in steps_table("demo", status(), own)
+
+
+def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp_path: Path):
+    files = RunFiles(tmp_path, "demo")
+    files.create(MANIFEST)
+    files.snapshot(status())
+    (files.logs / "demo-train-worker-0.log").write_text("10 %\r50 %\r100 %\r\n")
+    (files.root / "pids").mkdir()
+    for pod, started in (("demo-train-worker-0", start_time(os.getpid())), ("demo-train-worker-1", 1)):
+        (files.root / "pids" / pod).write_text(json.dumps([os.getpid(), started]))
+    assert runs.processes(tmp_path, "demo") == [{"pod": "train-worker-0", "pid": os.getpid()}]
+    files.close()
+    out = io.StringIO()
+    runs.logs(tmp_path, "train", "", False, out, False)
+    assert out.getvalue() == "demo-train-worker-0 | 100 %\n"
+
+
+def test_a_carriage_return_is_not_shown_as_text():
+    assert log_line("a", "1/2\r2/2", as_json=False) == "a | 2/2"
+
+
+def test_an_option_that_is_a_key_of_the_config_points_to_set():
+    with pytest.raises(click.NoSuchOption) as caught:
+        commands.main(["run", "demo.yaml", "--workers", "3"], standalone_mode=False)
+    assert "--set train.workers=VALUE" in add_config_key(caught.value).message
