@@ -25,8 +25,8 @@ ARTIFACT_FIELDS = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A template in the place where it runs.
+class Site:
+    """A template, and where it runs.
 
     `path`: where findings report its tasks; `is_own`: it belongs to the checked manifest, and `path` is its own.
     `is_awaited`: something runs after it. `is_read`: its outputs are read, or are outputs of the workflow.
@@ -62,8 +62,8 @@ def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoi
     """
     own_roots = [str(entrypoint)] if entrypoint else _uncalled(templates)
     roots = [name for name in own_roots if name in templates]
-    places = [Place(templates[name], f"{path}[{name}]", is_awaited=not entrypoint) for name in roots]
-    calls = [*_calls(places, path, templates)]
+    sites = [Site(templates[name], f"{path}[{name}]", is_awaited=not entrypoint) for name in roots]
+    calls = [*_calls(sites, path, templates)]
 
     last_templates = {
         id(call.template) for call in calls if not (call.is_awaited or call.is_group or "suspend" in call.template)
@@ -103,16 +103,16 @@ def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
     findings.warn(call.path, RULE, f"{message}: {remedy}")
 
 
-def _calls(places: list[Place], path: str, templates: Mapping[str, Data]) -> Iterator[Call]:
-    """Yield the calls in these places, and in the templates that they call."""
+def _calls(sites: list[Site], path: str, templates: Mapping[str, Data]) -> Iterator[Call]:
+    """Yield the calls at these sites, and in the templates that they call."""
     seen: set[tuple[int, str, bool, bool]] = set()
-    while places:  # a recursion would fail, as templates may be nested deeper than Python's stack
-        place = places.pop()
-        identity = (id(place.template), place.path, place.is_awaited, place.is_read)
+    while sites:  # a recursion would fail, as templates may be nested deeper than Python's stack
+        site = sites.pop()
+        identity = (id(site.template), site.path, site.is_awaited, site.is_read)
         if identity in seen:
             continue
         seen.add(identity)
-        for call in _calls_in(place, templates):
+        for call in _calls_in(site, templates):
             yield call
             if not call.is_group:
                 continue
@@ -120,14 +120,14 @@ def _calls(places: list[Place], path: str, templates: Mapping[str, Data]) -> Ite
             is_inline = call.template.get("name") not in templates
             own_path = f"{call.path}.inline" if is_inline else f"{path}[{call.template.get('name')}]"
             callee_path = own_path if call.is_own else call.path
-            places.append(Place(call.template, callee_path, call.is_own, call.is_awaited, call.is_read))
+            sites.append(Site(call.template, callee_path, call.is_own, call.is_awaited, call.is_read))
 
 
-def _calls_in(place: Place, templates: Mapping[str, Data]) -> Iterator[Call]:
-    template = place.template
+def _calls_in(site: Site, templates: Mapping[str, Data]) -> Iterator[Call]:
+    template = site.template
     tasks = [*_tasks_in(template)]
     awaited = _awaited(template)
-    exported = _exported_tasks(template, place.is_read)
+    exported = _exported_tasks(template, site.is_read)
     read = {name: _tasks_named_in(task, except_for=name) for name, _, task in tasks}
     read_by_others = set[str]().union(*read.values())
     for name, path, task in tasks:
@@ -137,10 +137,10 @@ def _calls_in(place: Place, templates: Mapping[str, Data]) -> Iterator[Call]:
             continue
         yield Call(
             name=name,
-            path=f"{place.path}.{path}" if place.is_own else place.path,
+            path=f"{site.path}.{path}" if site.is_own else site.path,
             template=called_template,
-            is_own=place.is_own and "/" not in reference,
-            is_awaited=place.is_awaited or name in awaited or _has_exit_hook(task),
+            is_own=site.is_own and "/" not in reference,
+            is_awaited=site.is_awaited or name in awaited or _has_exit_hook(task),
             is_read=name in read_by_others or name in exported,
         )
 
