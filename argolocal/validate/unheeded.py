@@ -1,4 +1,4 @@
-"""Warn about tasks that hold nothing back: a suspend that nothing waits for, and outputs that nobody reads.
+"""Warn about tasks that hold nothing back: a suspend that nothing waits for, and outputs that no task reads.
 
 Argo runs such a workflow as if the task were not there: the model of a pipeline is released without the approval, or
 in spite of the result of a quality check. A task of a nested template holds back whatever follows the caller of this
@@ -98,7 +98,7 @@ def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
     else:
         return
     outputs_text = ", ".join([*parameters, *artifacts])
-    message = f"nobody reads the outputs of {call.name} ({outputs_text}), and {effect}"
+    message = f"no task reads the outputs of {call.name} ({outputs_text}), and {effect}"
     remedy = "use an output, such as in the `when` of a later task, or remove the outputs."
     findings.warn(call.path, RULE, f"{message}: {remedy}")
 

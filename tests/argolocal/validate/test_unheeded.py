@@ -1,4 +1,4 @@
-"""Lint warns about tasks that hold nothing back: suspends without a successor, and outputs that nobody reads."""
+"""Lint warns about tasks that hold nothing back: suspends without a successor, and outputs that no task reads."""
 
 from typing import Any
 

@@ -46,7 +46,7 @@ def test_lint_reports_an_approval_and_a_step_that_the_release_does_not_heed(conf
         blocks.release(blocks.evaluate(blocks.train(data)))
         Task(name="approval", template=Suspend(name="wait"))
     quality, approval = findings(workflow)
-    assert "nobody reads the outputs of quality (" in quality
+    assert "no task reads the outputs of quality (" in quality
     assert "nothing waits for approval" in approval
 
     with blocks.pipeline(config) as workflow:
@@ -186,7 +186,7 @@ def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None
         blocks.step("steps.evaluate", workload="w", task="one", dataset=blocks.prepare().outputs.dataset,
                     model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"))  # fmt: skip
     [unread] = findings(workflow)
-    assert "nobody reads the outputs of prepare (" in unread
+    assert "no task reads the outputs of prepare (" in unread
     (template,) = [t for t in workflow.to_dict()["spec"]["templates"] if t["name"] == "prepare"]
     key = template["outputs"]["artifacts"][0]["s3"]["key"]
     assert key == "{{workflow.name}}/{{inputs.parameters.task-name}}/{{pod.name}}/dataset"
