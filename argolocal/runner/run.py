@@ -123,14 +123,21 @@ class LocalRun:
         parameters: Mapping[str, str] | None,
         cluster: Cluster,
         note: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> "LocalRun":
-        """Validate a manifest and create its run on disk, without starting it. Raises ConfigError."""
+        """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
+
+        `warn` gets the warnings about tasks that hold nothing back.
+        """
         identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.random_suffix())
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
             if note:
                 note(line)
-        validate.check(workflow, find=cluster.find)
+        findings = validate.check(workflow, find=cluster.find)
+        for finding in validate.unheeded_tasks(findings):
+            if warn:
+                warn(str(finding))
         if manifest["kind"] == "CronWorkflow":  # Argo rejects a CronWorkflow whose Workflow is invalid
             validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = store_templates(

@@ -13,11 +13,11 @@ from typing import Any
 from argolocal.errors import ConfigError
 from argolocal.manifest import shape
 from argolocal.manifest.resolve import Find, find_in
-from argolocal.validate import objects
+from argolocal.validate import objects, unheeded
 from argolocal.validate.findings import Finding, Findings
 from argolocal.validate.workflow import WorkflowRules
 
-__all__ = ["Finding", "check", "lint", "lint_all"]
+__all__ = ["Finding", "check", "lint", "lint_all", "unheeded_tasks"]
 
 Manifest = Mapping[str, Any]
 Reports = dict[tuple[Any, Any], list[Finding]]  # (kind, name) of an object → its findings
@@ -36,6 +36,11 @@ def check(
     if fatal_findings := [str(finding) for finding in findings if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *fatal_findings]))
     return findings
+
+
+def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings about tasks that hold nothing back, such as an approval that nothing waits for."""
+    return [finding for finding in findings if finding.rule == unheeded.RULE]
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:

@@ -61,10 +61,17 @@ def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str
     return lambda task: lambda other: bool(ancestor_bits[task] & bits.get(other, 0))
 
 
+def results_awaited_by(task: Data) -> list[tuple[str, str]]:
+    """Return the names of the tasks that `task` waits for, each with a result, such as Failed, or an empty text."""
+    depends = str(task.get("depends") or "")
+    dependencies = task.get("dependencies") or []
+    return [*TASK_REFERENCE.findall(depends), *((str(name), "") for name in dependencies)]
+
+
 def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task: str) -> set[str]:
     """Return the tasks that `task` waits for."""
     text = str(tasks[task].get("depends") or "")
-    references = [*TASK_REFERENCE.findall(text), *((str(name), "") for name in tasks[task].get("dependencies") or [])]
+    references = results_awaited_by(tasks[task])
     for name, result in references:
         if name not in tasks:
             findings.add(path, "depends", f'this DAG does not have a task "{name}".{findings.hint(name, tasks)}')

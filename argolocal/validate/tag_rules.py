@@ -22,7 +22,7 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Use:
-    """How the text with a tag is used: these facts decide whether a tag without a value prevents the run.
+    """Use of a text with a tag: these facts decide whether a tag without a value prevents the run.
 
     `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation reads the text.
     `is_used`: a run may use the text. `retries`: the template has a retryStrategy.

@@ -12,7 +12,7 @@ from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.kinds import TEMPLATE_TYPES
 from argolocal.manifest.loops import LOOPS
 from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
-from argolocal.validate import arguments, graph, metrics, objects, pods, tag_rules
+from argolocal.validate import arguments, graph, metrics, objects, pods, tag_rules, unheeded
 from argolocal.validate.tag_rules import Use
 from argolocal.validate.workflow_facts import TEMPLATE_KINDS, Manifest, WorkflowFacts, reads_input
 
@@ -70,6 +70,7 @@ class WorkflowRules(WorkflowFacts):
         for name, template in self.called_templates(names(self.spec.get("templates")), hooks=False).items():
             if scope := name.rpartition("/")[0]:
                 self.check_template(f"{self.object_path(scope)}.templates[{template.get('name')}]", template)
+        unheeded.check(self.findings, f"{self.root}.templates", self.templates, self.spec.get("entrypoint"))
 
     def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
         """Check the tags workflow.* outside of templates, which Argo's validation sees only where they are inserted."""

@@ -38,7 +38,8 @@ def create_run(
     """Create the run of a manifest, without starting it. Raises ConfigError. `notes`: print the ignored fields."""
     cluster.keep(other_objects)
     _check_ports(manifest, cluster)
-    local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if notes else None)
+    note = (lambda line: say(f"note: {line}")) if notes else None
+    local = LocalRun.new(manifest, parameters, cluster, note, lambda line: say(f"warning: {line}"))
     for line in python_version_warnings(local.workflow["spec"], cluster):
         say(f"warning: {line}")
     return local

@@ -12,7 +12,7 @@ from rekindle.blocks.wiring import Block, line
 from rekindle.keys import CACHED, REUSE, cached_name
 
 VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
-EXPORTS = ("run_id", "digest", "model_sha256", *VERDICT_OUTPUTS)  # outputs of the whole workflow
+EXPORTS = ("run_id", "digest", "model_sha256", "content", *VERDICT_OUTPUTS)  # outputs of the whole workflow
 
 
 class Graph(DAG):

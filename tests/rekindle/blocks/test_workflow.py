@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hera.workflows import Artifact, Container, Steps, Task, Workflow, WorkflowsService, script
+from hera.workflows import Artifact, Container, Steps, Suspend, Task, Workflow, WorkflowsService, script
 from hera.workflows import models as m
 
 from argolocal.validate import lint
@@ -37,6 +37,26 @@ def tasks(workflow: Workflow, dag: str) -> dict[str, dict[str, Any]]:
 def keys(workflow: Workflow, dag: str, task: str) -> dict[str, str]:
     artifacts = tasks(workflow, dag)[task]["arguments"]["artifacts"]
     return {artifact["name"]: artifact["s3"]["key"] for artifact in artifacts}
+
+
+def test_lint_reports_an_approval_and_a_step_that_the_release_does_not_heed(config: Config) -> None:
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        blocks.step("steps.shifted", task="quality", dataset=data.outputs.dataset)
+        blocks.release(blocks.evaluate(blocks.train(data)))
+        Task(name="approval", template=Suspend(name="wait"))
+    quality, approval = findings(workflow)
+    assert "no task reads the outputs of quality (" in quality
+    assert "nothing waits for approval" in approval
+
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        images = blocks.step("steps.shifted", task="quality", dataset=data.outputs.dataset)
+        evaluation = blocks.evaluate(blocks.train(images, run_id=data.outputs.run_id))
+        approval = Task(name="approval", template=Suspend(name="wait"))
+        released = blocks.release(evaluation)
+        approval.next(released)
+    assert findings(workflow) == []
 
 
 def test_two_trainings_are_evaluated_released_and_served_separately(config: Config) -> None:
@@ -165,7 +185,8 @@ def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None
         assert "dataset" not in dir(months.outputs)
         blocks.step("steps.evaluate", workload="w", task="one", dataset=blocks.prepare().outputs.dataset,
                     model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"))  # fmt: skip
-    assert findings(workflow) == []
+    [unread] = findings(workflow)
+    assert "no task reads the outputs of prepare (" in unread
     (template,) = [t for t in workflow.to_dict()["spec"]["templates"] if t["name"] == "prepare"]
     key = template["outputs"]["artifacts"][0]["s3"]["key"]
     assert key == "{{workflow.name}}/{{inputs.parameters.task-name}}/{{pod.name}}/dataset"

@@ -1,0 +1,213 @@
+"""Lint warns about tasks that hold nothing back: suspends without a successor, and outputs that no task reads."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from argolocal.validate import lint, lint_all, unheeded_tasks
+
+TEMPLATES = """
+- {name: wait, suspend: {}}
+- {name: ask, suspend: {}, outputs: {parameters: [{name: answer, valueFrom: {supplied: {}}}]}}
+- {name: work, container: {image: "python:3.11", command: ["true"]}}
+- name: quality
+  container: {image: "python:3.11", command: ["true"]}
+  outputs: {parameters: [{name: verdict, valueFrom: {path: /tmp/verdict}}]}
+- name: report
+  container: {image: "python:3.11", command: ["true"]}
+  outputs: {artifacts: [{name: report, path: /tmp/report}]}
+- name: known
+  container: {image: "python:3.11", command: ["true"]}
+  outputs: {parameters: [{name: verdict, globalName: verdict, valueFrom: {path: /tmp/verdict}}]}
+- name: stored
+  container: {image: "python:3.11", command: ["true"]}
+  outputs: {artifacts: [{name: report, path: /tmp/report, s3: {key: report}}]}
+- name: judge
+  container: {image: "python:3.11", command: ["true"]}
+  outputs:
+    parameters: [{name: verdict, valueFrom: {path: /tmp/verdict}}]
+    artifacts: [{name: report, path: /tmp/report, s3: {key: report}}]
+"""
+
+APPROVED = "{name: release, template: work, depends: approval}"
+DAG_OF_APPROVAL = "{name: inner, steps: [[{name: work, template: work}], [{name: approval, template: wait}]]}"
+ALONE = "{name: inner, dag: {tasks: [{name: approval, template: wait}]}}"
+OUTER = "{name: outer, dag: {tasks: [{name: first, template: work}, {name: deep, template: inner, depends: first}]}}"
+EXPORT = "outputs: {parameters: [{name: v, valueFrom: {parameter: '{{tasks.q.outputs.parameters.verdict}}'}}]}"
+READING = "{name: inner, EXPORT, dag: {tasks: [{name: q, template: quality}]}}".replace("EXPORT", EXPORT)
+
+
+def workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
+    templates = [{"name": "main", **yaml.safe_load(main)}, *map(yaml.safe_load, others), *yaml.safe_load(TEMPLATES)]
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": "sample-"},
+        "spec": {"entrypoint": "main", "templates": templates, **spec},
+    }
+
+
+def dag(*tasks: str) -> str:
+    return f"dag: {{tasks: [{', '.join(tasks)}]}}"
+
+
+def warnings(manifest: dict[str, Any]) -> list[str]:
+    findings = lint(manifest)
+    assert not [finding for finding in findings if finding.fatal]
+    return [finding.path.removeprefix("spec.templates") for finding in unheeded_tasks(findings)]
+
+
+UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
+    "approval beside the release": (
+        workflow(dag("{name: approval, template: wait}", "{name: release, template: work}")),
+        "[main].dag.tasks[approval]",
+    ),
+    "approval after the release": (
+        workflow(dag("{name: release, template: work}", "{name: approval, template: wait, dependencies: [release]}")),
+        "[main].dag.tasks[approval]",
+    ),
+    "suspend as the last step": (
+        workflow("steps: [[{name: release, template: work}], [{name: approval, template: wait}]]"),
+        "[main].steps[1][approval]",
+    ),
+    "suspend beside the release in the last group": (
+        workflow("steps: [[{name: release, template: work}, {name: approval, template: wait}]]"),
+        "[main].steps[0][approval]",
+    ),
+    "inline suspend": (
+        workflow(dag("{name: approval, inline: {suspend: {}}}", "{name: release, template: work}")),
+        "[main].dag.tasks[approval]",
+    ),
+    "suspend at the end of nested steps": (
+        workflow(dag("{name: group, template: inner}", "{name: release, template: work}"), DAG_OF_APPROVAL),
+        "[inner].steps[1][approval]",
+    ),
+    "suspend in a DAG that is nested twice": (
+        workflow(dag("{name: group, template: outer}", "{name: release, template: work}"), OUTER, ALONE),
+        "[inner].dag.tasks[approval]",
+    ),
+    "suspend in an inline DAG": (
+        workflow(
+            dag(
+                "{name: group, inline: {dag: {tasks: [{name: approval, template: wait}]}}}", "{name: r, template: work}"
+            )
+        ),
+        "[main].dag.tasks[group].inline.dag.tasks[approval]",
+    ),
+    "suspend with a hook that runs during the wait": (
+        workflow(dag("{name: approval, template: wait, hooks: {running: {template: work, expression: 'true'}}}")),
+        "[main].dag.tasks[approval]",
+    ),
+    "suspend of a workflow with an exit handler": (
+        workflow(dag("{name: approval, template: wait}", "{name: release, template: work}"), onExit="work"),
+        "[main].dag.tasks[approval]",
+    ),
+    "answer that nobody reads": (
+        workflow(dag("{name: approval, template: ask}", APPROVED)),
+        "[main].dag.tasks[approval]",
+    ),
+    "quality beside the release": (
+        workflow(dag("{name: q, template: quality}", "{name: release, template: work}")),
+        "[main].dag.tasks[q]",
+    ),
+    "quality before the release, which ignores the verdict": (
+        workflow("steps: [[{name: q, template: quality}], [{name: release, template: work}]]"),
+        "[main].steps[0][q]",
+    ),
+    "report beside the release": (
+        workflow(dag("{name: q, template: report}", "{name: release, template: work}")),
+        "[main].dag.tasks[q]",
+    ),
+    "verdict beside a stored report": (
+        workflow(dag("{name: q, template: judge}", "{name: release, template: work}")),
+        "[main].dag.tasks[q]",
+    ),
+    "quality in a group whose outputs nobody reads": (
+        workflow(dag("{name: group, template: inner}", "{name: release, template: work}"), READING),
+        "[inner].dag.tasks[q]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNHEEDED)
+def test_a_task_that_holds_nothing_back_is_reported(case: str) -> None:
+    manifest, path = UNHEEDED[case]
+    assert warnings(manifest) == [path]
+
+
+HEEDED = {
+    "approval before the release": workflow(dag("{name: approval, template: wait}", APPROVED)),
+    "step before the release": workflow("steps: [[{name: a, template: wait}], [{name: release, template: work}]]"),
+    "last suspend of a group that the release waits for": workflow(
+        dag("{name: approval, template: outer}", APPROVED), OUTER, DAG_OF_APPROVAL
+    ),
+    "suspend with an exit hook": workflow(dag("{name: a, template: wait, hooks: {exit: {template: work}}}")),
+    "suspend in an exit handler": workflow(dag("{name: a, template: work}"), ALONE, onExit="inner"),
+    "answer that is an output of the workflow": workflow(
+        "{outputs: {parameters: [{name: v, valueFrom: {expression: \"tasks['q'].outputs.parameters.answer\"}}]}, "
+        + dag("{name: q, template: ask}")
+        + "}"
+    ),
+    "answer that is read": workflow(
+        dag(
+            "{name: approval, template: ask}",
+            "{name: release, template: work, depends: approval,"
+            " when: '{{tasks.approval.outputs.parameters.answer}} == YES'}",
+        )
+    ),
+    "verdict that is read": workflow(
+        "steps: [[{name: q, template: quality}],"
+        " [{name: r, template: work, when: '{{steps.q.outputs.parameters.verdict}} == ok'}]]"
+    ),
+    "verdict that a nested template passes on": workflow(
+        dag(
+            "{name: group, template: inner}",
+            "{name: r, template: work, depends: group, when: '{{=tasks.group.outputs.parameters.v}} == ok'}",
+        ),
+        READING,
+    ),
+    "result of the last task": workflow(dag("{name: a, template: work}", "{name: q, template: quality, depends: a}")),
+    "results of equal tasks": workflow(dag("{name: a, template: quality}", "{name: b, template: quality}")),
+    "report of the step before": workflow("steps: [[{name: q, template: report}], [{name: r, template: work}]]"),
+    "global output": workflow(dag("{name: q, template: known}", "{name: r, template: work}")),
+    "stored artifact": workflow(dag("{name: q, template: stored}", "{name: r, template: work}")),
+    "tasks without outputs": workflow(dag("{name: a, template: work}", "{name: b, template: work}")),
+    "template that calls itself": workflow(
+        "steps: [[{name: a, template: work}], [{name: again, template: main, when: 'false'}]]"
+    ),
+    "only a suspend": workflow("suspend: {}"),
+}
+
+
+@pytest.mark.parametrize("case", HEEDED)
+def test_a_task_that_holds_something_back_is_not_reported(case: str) -> None:
+    assert warnings(HEEDED[case]) == []
+
+
+def library(main: str, **spec: Any) -> dict[str, Any]:
+    manifest = workflow(main, **spec)
+    del manifest["spec"]["entrypoint"]
+    return {**manifest, "kind": "WorkflowTemplate", "metadata": {"name": "library"}}
+
+
+def test_a_template_for_other_workflows_may_end_with_a_suspend_but_its_caller_must_wait() -> None:
+    template = library("steps: [[{name: work, template: work}], [{name: approval, template: wait}]]")
+    call = "templateRef: {name: library, template: main}"
+    ignoring = workflow(dag(f"{{name: ask, {call}}}", "{name: release, template: work}"))
+    waiting = workflow(dag(f"{{name: approval, {call}}}", APPROVED))
+
+    assert unheeded_tasks(lint(template)) == []
+    assert unheeded_tasks(lint_all([("t", template), ("w", waiting)])) == []
+    [finding] = unheeded_tasks(lint_all([("t", template), ("w", ignoring)]))
+    assert (finding.file, finding.path) == ("w", "spec.templates[main].dag.tasks[ask]")
+    assert "nothing waits for approval" in finding.message
+
+
+def test_a_workflow_of_a_template_is_checked_once() -> None:
+    template = workflow(dag("{name: approval, template: wait}", "{name: release, template: work}"))
+    template |= {"kind": "WorkflowTemplate", "metadata": {"name": "pipeline"}}
+    user = workflow("suspend: {}")
+    user["spec"] = {"workflowTemplateRef": {"name": "pipeline"}}
+    [finding] = unheeded_tasks(lint_all([("t", template), ("w", user)]))
+    assert finding.file == "t"
