@@ -86,7 +86,7 @@ def steps_table(name: str, status: Status) -> str:
         }
         for row in steps(name, status)
     ]
-    head = f"{name}: {status.get('phase') or 'Pending'} {visible(status.get('message') or '')}"
+    head = f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
     warned = [f"\nwarning: {visible(text)}" for text in warnings((status.get("nodes") or {}).values())]
     return head.rstrip() + "\n\n" + table(rows) + "".join(warned)
 
