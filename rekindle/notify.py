@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from argolocal.common import causes
 from argolocal.common.wording import visible
 from rekindle.errors import innermost, say, without_user
 from rekindle.sections import Section
@@ -27,8 +28,6 @@ MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-# parts of Argo's messages about a stopped workflow
-STOP_MESSAGES = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")
 VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")  # MLflow tags, with a prefix if the run has several evaluations
 
 
@@ -74,22 +73,35 @@ class Message:
 
 
 def send(message: Message, config: NotifyConfig, attempts: int = 6, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the attempts.
+    """Send `message` and log a failure, see `deliver`. Return True if the message was delivered."""
+    delivery = deliver(message, config, attempts, environ)
+    if delivery.problem:
+        say(delivery.problem)
+    return delivery.sent
 
-    Return True if the message was delivered; a failure is logged.
-    """
+
+@dataclass(frozen=True)
+class Delivery:
+    """The result of a notification; neither sent nor a problem if the config does not select its event."""
+
+    sent: bool
+    problem: str = ""
+
+
+def deliver(
+    message: Message, config: NotifyConfig, attempts: int = 6, environ: Mapping[str, str] = os.environ
+) -> Delivery:
+    """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the attempts."""
     if config.format == "off" or message.event not in config.events:
-        return False
-    if not (url := environ.get(URL, "").strip()):
-        say(
-            f"notification not sent: {URL} is not set. Set it to the webhook's address, on a cluster in the Secret "
-            f"{SECRET}."
-        )
-        return False
+        return Delivery(sent=False)
+    url = environ.get(URL, "").strip()
+    if not url:
+        remedy = f"Set it to the webhook's address, on a cluster in the Secret {SECRET}."
+        return Delivery(sent=False, problem=f"notification not sent: {URL} is not set. {remedy}")
     problem = _post(url, message.body(config.format), attempts)
     if problem:
-        say(f"notification not sent: the webhook at {_host(url)} {problem}")
-    return not problem
+        return Delivery(sent=False, problem=f"notification not sent: the webhook at {_host(url)} {problem}")
+    return Delivery(sent=True)
 
 
 def _post(url: str, body: dict[str, Any], attempts: int) -> str:
@@ -131,15 +143,16 @@ def _host(url: str) -> str:
 
 def status(phase: str, reasons: list[str]) -> str:
     """Convert Argo's phase to MLflow's run status. A stopped workflow is `Failed`: only its reasons show the stop."""
-    if phase != "Succeeded" and any(
-        stop_message in reason.lower() for reason in reasons for stop_message in STOP_MESSAGES
-    ):
+    if phase != "Succeeded" and any(causes.STOPPED.search(reason) for reason in reasons):
         return "KILLED"
     return RUN_STATUSES.get(phase, "FAILED")
 
 
 def reasons(failures: str) -> list[str]:
-    """Return a line per failed node in {{workflow.failures}}, a JSON list that Argo quotes again (strconv.Quote)."""
+    """Return a line per failed step in {{workflow.failures}}, a JSON list that Argo quotes again (strconv.Quote).
+
+    The line has the message of the step's process, not of the node that counts its attempts.
+    """
     value: Any = failures
     while isinstance(value, str) and value:
         try:
@@ -148,8 +161,7 @@ def reasons(failures: str) -> list[str]:
             return [f"workflow: {value}"]
     # the value may be `null`
     nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-    nodes = [node for node in nodes if node.get("message")] or nodes  # omits the nodes of DAGs, whose message is empty
-    return [f"{node.get('displayName', '?')}: {node.get('message') or node.get('phase', 'failed')}" for node in nodes]
+    return [f"{name}: {message}" for name, message in causes.failed_steps(nodes)]
 
 
 def verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:

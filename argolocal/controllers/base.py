@@ -30,6 +30,7 @@ class Controller:
     """Stores the objects of one kind; the base of all controllers."""
 
     kind = ""
+    api_versions: tuple[str, ...] = ()  # supported values of apiVersion; empty: any
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         """`run`: the folder for the logs and directories of pods."""

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from argolocal.common.files import write_atomically
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, evaluate_conditions, selects
+from argolocal.language.substitute import TAG
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
@@ -331,6 +334,18 @@ def _failure(id: str, reason: str) -> PodEnded:
     return PodEnded(id, "Failed", f"main: Error (exit code 64): {reason}", {"exitCode": "64"})
 
 
+TAGGED = "tag-of-argo"  # stands for a tag in a manifest
+
+
+def _objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the objects of a manifest whose tags stand in texts; [] if a tag decides the structure."""
+    try:
+        objects = [*yaml.safe_load_all(TAG.sub(TAGGED, str(resource.get("manifest") or "")))]
+    except (yaml.YAMLError, ValueError):
+        return []
+    return [item for item in objects if isinstance(item, dict)]
+
+
 def _find_kind(resource: dict[str, Any]) -> str:
     """Return the kind that the text of a manifest names, or ""."""
     match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
@@ -354,6 +369,14 @@ def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(
             f"{where}.{field} is a {kind}, which the local runner does not support: use one of {', '.join(kinds)}."
         )
+    for item in _objects(resource):
+        name, version = str(item.get("kind")), str(item.get("apiVersion"))
+        versions = kinds[name].api_versions if name in kinds else ()
+        if versions and "apiVersion" in item and TAGGED not in version and version not in versions:
+            raise ConfigError(
+                f"{where}.manifest is a {name} with the apiVersion {version}, which the local runner does not support: "
+                f"use {' or '.join(versions)}."
+            )
     if resource.get("action") not in ACTIONS:
         raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
     if (strategy := resource.get("mergeStrategy") or "strategic") not in PATCHES:

@@ -5,6 +5,8 @@ Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_
 
 from dataclasses import dataclass
 
+JOB_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds
+
 
 @dataclass(frozen=True)
 class JobKind:

@@ -15,7 +15,7 @@ from argolocal.language import selector
 from argolocal.manifest.names import REPLICA_TYPE
 from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
 from argolocal.manifest.tag_scope import Data
-from argolocal.manifest.training_jobs import JOBS, REMOVED
+from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN, find_tagged_texts
@@ -95,6 +95,10 @@ def check(findings: Findings, path: str, obj: Data) -> None:
     if kind in KINDS_WITH_SELECTOR:
         _check_selector(findings, f"{prefix}spec", obj.get("spec") or {})
     if kind in JOBS:
+        version = str(obj.get("apiVersion", JOB_VERSION))
+        if version != JOB_VERSION and UNKNOWN not in version:
+            message = f"{version} is not the version of the training operator: `run` supports only {JOB_VERSION}."
+            findings.warn(f"{prefix}apiVersion", "version", message)
         _check_job(findings, f"{prefix}spec", kind, obj.get("spec") or {})
     if kind in CHECKS_BY_KIND:
         CHECKS_BY_KIND[kind](findings, f"{prefix}spec", obj.get("spec") or {})

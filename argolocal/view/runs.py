@@ -96,7 +96,7 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
         }
         for row in (steps(name, status) if rows is None else rows)
     ]
-    head = f"{name}: {status.get('phase') or 'Pending'} {visible(status.get('message') or '')}"
+    head = f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
     warned = [f"\nwarning: {visible(text)}" for text in warnings((status.get("nodes") or {}).values())]
     return head.rstrip() + "\n\n" + table(shown_rows) + "".join(warned)
 

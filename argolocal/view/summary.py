@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from argolocal.common import causes
 from argolocal.common.wording import duration, visible
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.manifest.kinds import FAILED, FULFILLED
@@ -105,7 +106,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                 if row.kind == "Retry" and row.phase == "Running":
                     row = _with_waiting_attempt(row, status)
                 if row.kind == "Retry" and row.phase in FAILED:  # show why the last attempt failed
-                    row = replace(row, message=last_attempt(status, row).get("message") or row.message)
+                    row = replace(row, message=_root_message(row, status))
                 rows.append(row)
             add(child, depth + (not is_hidden))
 
@@ -116,6 +117,21 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in started]
     exit_rows = [row for row in rows if row.name.startswith("onExit")]
     return [row for row in rows if row not in exit_rows] + waiting + exit_rows
+
+
+def _root_message(row: Step, status: Status) -> str:
+    """Return why a retried step failed: the message of its process, not of the node that counts the attempts."""
+    return causes.root_message(row.message, [str(node.get("message") or "") for node in _attempts(status, row)])
+
+
+def run_message(name: str, status: Status) -> str:
+    """Return the message of a run; if it only refers to a node, the message of the step that failed."""
+    message = str(status.get("message") or "")
+    if not message or not causes.is_secondary(message):
+        return message
+    root = next((node for node in list((status.get("nodes") or {}).values()) if node["name"] == name), None)
+    row = failed_step(steps(name, status)) or (_step(name, "", root, 0) if root else None)
+    return (_root_message(row, status) if row else "") or message
 
 
 def _with_waiting_attempt(row: Step, status: Status) -> Step:
@@ -143,16 +159,23 @@ def failed_step(rows: list[Step]) -> Step | None:
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
     """Return the node of a step's last attempt; for a step without retries, return the step's own node."""
+    attempts = _attempts(status, step)
+    return attempts[-1] if attempts else step.node or {}
+
+
+def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
+    """Return the nodes of a step's attempts in their order."""
     name = step.node["name"] if step.node else ""
-    attempts = [n for n in status["nodes"].values() if re.fullmatch(re.escape(name) + r"\(\d+\)", n["name"])]
-    return max(attempts, key=lambda n: n.get("startedAt") or "", default=step.node or {})
+    pattern = re.compile(re.escape(name) + r"\(\d+\)")
+    attempts = [node for node in list(status["nodes"].values()) if pattern.fullmatch(node["name"])]
+    return sorted(attempts, key=lambda node: causes.attempt_number(node["name"]))
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     """Return the object that `-o json` prints. `facts`: keys to add or override before the key `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
-    if status.get("message"):
-        result["message"] = status["message"]
+    if message := run_message(name, status):
+        result["message"] = message
     result |= facts
     result["steps"] = [
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
@@ -237,21 +260,23 @@ def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
 
 
 def failure(name: str, status: Status, log: str, log_path: str | None, resume: str, runner_error: str = "") -> str:
-    """Return at most 15 lines: the step, the cause, the end and path of its log, and the command to resume the run.
+    """Return at most 15 lines: the step, the cause, the end and path of its log, two warnings, and how to resume.
 
     `runner_error` (the error of the runner itself, if any) takes precedence over the failure of a step.
     """
     row = failed_step(steps(name, status))
+    warned = warnings((status.get("nodes") or {}).values())
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = (row and row.message) or status.get("message") or ""
+    message = (row and row.message) or run_message(name, status)
     cause = runner_error or last_error(log) or message
     details = str(message).replace(cause, "").rstrip(": ")  # the rest of the message, such as a termination message
     cause += f" ({details})" if details else ""
     lines += [
-        f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
+        f"step    {row.name if row else 'none: ' + run_message(name, status)}",
         f"cause   {' '.join(str(cause).split())[:600]}",
         f"log     {log_path}" if log_path else "",
+        *(f"warning {' '.join(text.split())[:300]}" for text in warned[:2]),
         f"resume  {resume}",
     ]
     return visible("\n".join(line for line in lines if line))

@@ -1,4 +1,5 @@
-"""Reports on the trainings of a run, from their ledgers: `rekindle explain`.
+"""Reports on the trainings of a run: `rekindle explain`. A training with a ledger is reported from its ledger, and the
+job of another framework from the time and outcome of its step.
 
 `python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'` prints in a pod: {TASK: {"words": [...], ...}}
 """
@@ -6,11 +7,11 @@
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argolocal.common.wording import visible
+from argolocal.common.wording import duration, visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from rekindle import project
@@ -21,8 +22,11 @@ from rekindle.local.cluster import LocalCluster
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
+    from rekindle.training.cost.jobs import JobRun
+    from rekindle.training.cost.prices import Prices
     from rekindle.training.cost.tariff import Tariff
 
+NO_LEDGER = "Time that was trained, waited or lost is known only for trainings of blocks.train, which keep a ledger."
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
 
 
@@ -33,9 +37,9 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     """
     name = name or runs.newest(home)
     status, workflow = runs.state(home, name), RunFiles(home, name).workflow()
-    costs = Costs(name, workflow)
-    trainings = reports(LocalCluster(home).store(), name, costs.tariffs)
-    return _report(name, status["phase"], trainings, costs.of_run(status, trainings), as_json)
+    costs = Costs(name, workflow, status)
+    trainings = reports(LocalCluster(home).store(), name, costs.tariffs) if costs.tariffs else {}
+    return _report(name, status["phase"], trainings, costs, status, as_json)
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
@@ -48,10 +52,12 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     name = name or workflows.newest(cluster)
     workflow = workflows.read(cluster, name)
     status = workflow.get("status") or {}
-    costs = Costs(name, {"spec": workflows.spec_of(workflow)})
+    costs = Costs(name, {"spec": workflows.spec_of(workflow)}, status)
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
-    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, json.dumps(tariffs))
-    return _report(name, status.get("phase") or "Pending", answer, costs.of_run(status, answer), as_json)
+    answer: dict[str, dict[str, Any]] = {}
+    if tariffs:
+        *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, json.dumps(tariffs))
+    return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 
 
 def reports(store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]) -> dict[str, dict[str, Any]]:
@@ -64,13 +70,20 @@ def reports(store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]) -
 
 
 class Costs:
-    """The prices of a run, else the current prices of the project; `tariffs`: by training, None without prices."""
+    """The prices of a run, else the current prices of the project; `tariffs`: by training, None without prices.
 
-    def __init__(self, name: str, workflow: Mapping[str, Any]) -> None:
-        from rekindle.training.cost import tariff
+    `jobs`: the jobs of other frameworks.
+    """
+
+    def __init__(self, name: str, workflow: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        from rekindle.training.cost import jobs, tariff
         from rekindle.training.cost.prices import Prices
 
-        tasks, self.manifest = _tasks(name, workflow), tariff.recorded_manifest(workflow)
+        tasks = sorted(set(LEDGERS.findall(json.dumps(workflow))))
+        self.manifest = tariff.recorded_manifest(workflow)
+        self.jobs = [*jobs.job_runs(status, self.manifest), *jobs.planned_jobs(status, self.manifest)]
+        if not tasks and not self.jobs:
+            raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
         self.prices = tariff.prices_of(self.manifest) or Prices.load(project.root())
         self.tariffs = dict.fromkeys(tasks) | tariff.tariffs(self.manifest, self.prices, tasks)
 
@@ -82,24 +95,50 @@ class Costs:
         return run_costs(status, self.manifest, self.prices, totals)
 
 
-def _tasks(name: str, manifest: Any) -> list[str]:
-    tasks = sorted(set(LEDGERS.findall(json.dumps(manifest))))
-    if not tasks:
-        raise ConfigError(f"{name} does not train with Rekindle: `rekindle status {name}` shows its steps.")
-    return tasks
+def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
+    """Return what is known of the job of another framework: a line of text, its pods, time, outcome and cost."""
+    from rekindle.training.cost.bill import money
+
+    counts: dict[str, int] = {}
+    for item in job.replicas:
+        counts[item.role or "pods"] = counts.get(item.role or "pods", 0) + item.count
+    has_started = job.phase != "Waiting"
+    cost = job.cost(prices) if prices and has_started else None
+
+    pods = ", ".join(f"{role} {count}" for role, count in counts.items())
+    outcome = f"{job.phase.lower()} after {duration(job.seconds)}" if has_started else "has not started"
+    words = f"{job.task}: {job.kind} ({pods}) {outcome}."
+    words += f" {job.message}." if job.message and job.phase != "Succeeded" else ""
+    words += f" It cost {money(cost, prices.currency)}." if prices and cost is not None else ""
+
+    facts = {"task": job.task, "kind": job.kind, "pods": counts, "phase": job.phase, "seconds": job.seconds}
+    facts |= {"message": job.message} | ({} if cost is None else {"cost": cost})
+    return {"words": [words]} | facts
 
 
 def _report(
-    name: str, phase: str, trainings: Mapping[str, dict[str, Any]], costs: dict[str, Any], as_json: bool
+    name: str,
+    phase: str,
+    trainings: Mapping[str, dict[str, Any]],
+    costs: Costs,
+    status: Mapping[str, Any],
+    as_json: bool,
 ) -> str:
-    words = costs.pop("words", "")
+    jobs: Sequence[dict[str, Any]] = [job_report(job, costs.prices) for job in costs.jobs]
+    run_cost = costs.of_run(status, trainings)
+    words = run_cost.pop("words", "")
     if as_json:
         content = next(iter(trainings.values())) if len(trainings) == 1 else {"trainings": trainings}
-        run_cost = {"run_cost": costs} if costs else {}
-        return json.dumps({"workflow": name, "phase": phase} | content | run_cost, indent=2)
-    titles = {task: [] if len(trainings) == 1 else [f"{task}:"] for task in trainings}
+        content = content | ({"jobs": jobs} if jobs else {}) | ({"run_cost": run_cost} if run_cost else {})
+        return json.dumps({"workflow": name, "phase": phase} | content, indent=2)
+
+    titles = {task: [] if len(trainings) == 1 and not jobs else [f"{task}:"] for task in trainings}
     lines = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
-    return visible("\n".join([f"{name}: {phase}", *lines, *(["", f"The whole run cost {words}."] if words else [])]))
+    if jobs:
+        lines += ["", *(line for job in jobs for line in job["words"]), NO_LEDGER]
+    if words:
+        lines += ["", f"The whole run cost {words}."]
+    return visible("\n".join([f"{name}: {phase}", *lines]))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@
         --status=Failed --experiment=demo --format=slack
 
 Notifications report failures, rollbacks, releases, candidates that the gate refused, and drift. A run that was stopped,
-or that only trained the champion again, causes no notification. A failed notification does not fail the run.
+or that only trained the champion again, causes no notification. A notification that cannot be sent does not fail the
+run: it is a warning of the run.
 """
 
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from rekindle.notify import Message, NotifyConfig, reasons, send, status, verdicts
+from rekindle.notify import Message, NotifyConfig, deliver, reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 MAX_FAILURES = 5  # maximum number of failed steps in a notification
@@ -28,22 +29,29 @@ class Inputs(StepInputs, NotifyConfig):
 class Outputs(StepOutputs):
     event: str = Field(description="event of the notification; empty if no notification was due")
     sent: bool = Field(description="true if the webhook accepted the notification")
+    warnings: list[str] = Field(default=[], description="why the notification was not sent, or lacks details")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Read the result of the run, and send the notification. Errors of MLflow or of the webhook are only logged."""
+    """Read the result of the run, and send the notification. Errors of MLflow or the webhook are warnings."""
     from rekindle import tracking
     from rekindle.errors import TrackingError, say
 
-    tags, link = dict[str, str](), ""
+    tags, link, warnings = dict[str, str](), "", list[str]()
     try:
         if run_id := tracking.find_run(inputs.experiment, inputs.workflow):
             tags, link = tracking.tags_of(run_id), tracking.page(inputs.workflow, inputs.mlflow_url)
     except TrackingError as error:
-        say(f"the notification lacks the details that MLflow has: {error}")
-    if not (message := compose(inputs, tags, link)):
-        return Outputs(event="", sent=False)
-    return Outputs(event=message.event, sent=send(message, inputs, inputs.attempts))
+        warnings.append(f"the notification lacks the details that MLflow has: {error}")
+    message = compose(inputs, tags, link)
+    sent = False
+    if message:
+        delivery = deliver(message, inputs, inputs.attempts)
+        sent = delivery.sent
+        warnings += [delivery.problem] if delivery.problem else []
+    for warning in warnings:
+        say(warning)
+    return Outputs(event=message.event if message else "", sent=sent, warnings=warnings)
 
 
 def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:

@@ -157,3 +157,30 @@ def test_the_log_of_a_retried_step_is_from_its_last_attempt() -> None:
     spec = {"entrypoint": "all", "templates": [steps, template]}
     outcome = argolocal.run({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
     assert (outcome.phase, outcome.nodes["again"].log) == ("Succeeded", "try 1\n"), outcome
+
+
+def test_a_step_of_a_workflow_template_has_its_log() -> None:
+    spec = {"templates": [{"name": "say", "container": {"image": "busybox", "command": ["echo", "hej"]}}]}
+    shared = {"kind": "WorkflowTemplate", "metadata": {"name": "shared"}, "spec": spec}
+    task = {"name": "a", "templateRef": {"name": "shared", "template": "say"}}
+    templates = [{"name": "main", "dag": {"tasks": [task]}}]
+    workflow = {**HELLO, "spec": {"entrypoint": "main", "templates": templates}}
+    outcome = argolocal.run(workflow, objects=[shared])
+    assert (outcome.phase, outcome.nodes["a"].log) == ("Succeeded", "hej\n"), outcome
+
+
+def test_an_image_may_be_given_by_its_fields() -> None:
+    template = {"name": "print", "container": {"image": "mine", "command": ["sh", "-c", "echo $WORD"]}}
+    workflow = {**HELLO, "spec": {**HELLO["spec"], "templates": [template]}}
+    outcome = argolocal.run(workflow, images={"mine": {"env": {"WORD": "hej"}}})
+    (node,) = outcome.nodes.values()
+    assert node.log == "hej\n", outcome
+    with pytest.raises(argolocal.ConfigError, match="a dict of its fields"):
+        argolocal.run(workflow, images={"mine": {"enviroment": {}}})
+
+
+def test_the_hostname_is_the_name_of_the_pod() -> None:
+    template = {"name": "print", "container": {"image": "busybox", "command": ["sh", "-c", "echo $HOSTNAME"]}}
+    outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
+    (node,) = outcome.nodes.values()
+    assert node.log == f"{outcome.name}\n"

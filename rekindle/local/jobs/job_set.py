@@ -37,6 +37,7 @@ class JobSets(TrainingJobs):
     """The controller of JobSets. `Job.failures`: number of failed pods by Job, for the Job's backoffLimit."""
 
     kind = "JobSet"
+    api_versions = ()
     pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:

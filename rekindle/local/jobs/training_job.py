@@ -21,7 +21,7 @@ from argolocal.errors import describe
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
-from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.training_jobs import JOB_VERSION, JOBS
 from argolocal.state.journal import RunFiles, run_claims
 from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
@@ -52,6 +52,8 @@ class Job:
 class TrainingJobs(Controller):
     """The controller of one kind of training job."""
 
+    api_versions = (JOB_VERSION,)
+
     pods_of: Callable[[Object], Mapping[str, tuple]] = staticmethod(pods_of)
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
@@ -62,8 +64,8 @@ class TrainingJobs(Controller):
         """Raise ConfigError for a job that the operator's webhook rejects or that makes the operator fail."""
         super().check(obj)
         label = f"{self.kind} {obj['metadata']['name']}"
-        if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
-            raise ConfigError(f"{label}: its apiVersion is {obj['apiVersion']}: use kubeflow.org/v1.")
+        if self.api_versions and obj.get("apiVersion", JOB_VERSION) not in self.api_versions:
+            raise ConfigError(f"{label}: its apiVersion is {obj['apiVersion']}: use {self.api_versions[0]}.")
         reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
             sole_container(replica["template"]["spec"], f"{label}: {role}")

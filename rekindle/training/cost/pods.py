@@ -13,6 +13,11 @@ from argolocal.language.quantity import quantity
 GIB = 1 << 30
 COUNT_FIELDS = ("replicas", "parallelism")  # fields of a job or Deployment that multiply its pods
 TRAIN_JOB, TRAINING_RUNTIME = "TrainJob", "TrainingRuntime"  # kinds of Kubeflow Trainer
+# kinds of objects whose pods run on after the step that applies them, or start later
+SERVER_KINDS = (
+    *("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Rollout", "Service"),
+    *("InferenceService", "CronJob"),
+)
 NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods a TrainJob's numNodes counts
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 # a resource that is a GPU or another accelerator, or a part of it. Source: device plugins of NVIDIA (gpu, gpu.shared,
@@ -112,15 +117,22 @@ def object_replicas(template: Manifest, runtimes: Mapping[str, list[Replicas]] |
     With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that creates them instead. Tags in numbers
     count as 0.
     """
-    result: list[Replicas] = []
-    for item in _objects(template):
-        kind = item.get("kind") if isinstance(item, Mapping) and runtimes is not None else None
-        if kind == TRAIN_JOB:
-            result += _train_job_replicas(item, runtimes or {})
-        elif kind != TRAINING_RUNTIME:
-            result += _replicas(item, "", 1)
-    queue = QUEUE.search(_object_text(template))
+    result = [replicas for item in _objects(template) for replicas in _replicas_of(item, runtimes)]
+    queue = QUEUE.search(object_text(template))
     return [replace(item, queue=queue[1]) for item in result] if queue else result
+
+
+def applied_jobs(
+    template: Manifest, runtimes: Mapping[str, list[Replicas]]
+) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
+    """Yield kind and pods of each object that a template applies and that ends, such as a job of any kind."""
+    if (template.get("resource") or {}).get("action") not in ("apply", "create"):
+        return
+    for item in _objects(template):
+        kind = str(item.get("kind")) if isinstance(item, Mapping) else ""
+        replicas = tuple(_replicas_of(item, runtimes))
+        if kind and replicas and kind not in SERVER_KINDS:
+            yield kind, replicas
 
 
 def training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
@@ -128,6 +140,14 @@ def training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]
     objects = [item for template in templates for item in _objects(template)]
     runtimes = [item for item in objects if isinstance(item, Mapping) and item.get("kind") == TRAINING_RUNTIME]
     return {item["metadata"]["name"]: [*_replicas(item, "", 1)] for item in runtimes}
+
+
+def _replicas_of(item: Any, runtimes: Mapping[str, list[Replicas]] | None) -> list[Replicas]:
+    """Return the pods of an object; with `runtimes`, see `object_replicas`."""
+    kind = item.get("kind") if isinstance(item, Mapping) and runtimes is not None else None
+    if kind == TRAIN_JOB:
+        return _train_job_replicas(item, runtimes or {})
+    return [] if kind == TRAINING_RUNTIME else [*_replicas(item, "", 1)]
 
 
 def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
@@ -140,12 +160,13 @@ def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -
 
 def _objects(template: Manifest) -> list[Any]:
     try:
-        return [*yaml.safe_load_all(_object_text(template))]
+        return [*yaml.safe_load_all(object_text(template))]
     except yaml.YAMLError:  # tags outside of quotes: the text is YAML only when Argo has replaced them
         return []
 
 
-def _object_text(template: Manifest) -> str:
+def object_text(template: Manifest) -> str:
+    """Return the text of the object that a template applies; "" for another template."""
     return str((template.get("resource") or {}).get("manifest") or "")
 
 

@@ -1,12 +1,11 @@
 """The cost of a run as a whole: the times of its nodes, and the requests of their templates."""
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from argolocal.view.summary import outputs, timestamp
-from rekindle.training.cost import pods
+from rekindle.training.cost import jobs, pods
 from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
 
@@ -15,21 +14,22 @@ MAX_STEPS = 4  # number of steps that the text names
 
 
 def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Prices) -> dict[str, float]:
-    """Return the cost of each task with pods; of a training only if `report` has recorded it.
+    """Return the cost of each task with pods, or with a job; of a training with a ledger only if `report` recorded it.
 
     The time of a node includes the time that its pod waits for a node of the cluster. Servers run on after the run, so
     the pods of a Deployment are left out.
     """
-    templates = {item["name"]: item for item in manifest["spec"].get("templates") or []}
+    templates = jobs.templates_of(status, manifest)
     costs: dict[str, float] = {}
+    for job in jobs.job_runs(status, manifest):
+        costs[job.task] = costs.get(job.task, 0.0) + job.cost(prices)
     for node in list((status.get("nodes") or {}).values()):
-        template = templates.get(node.get("templateName", ""))
+        template = jobs.template_of(node, templates)
         if node.get("type") != "Pod" or not template or not node.get("startedAt"):
             continue
-        task = node["name"].partition(".")[2].partition("(")[0] or node["name"]
-        end = timestamp(node["finishedAt"]) if node.get("finishedAt") else time.time()
         if pod := pods.of_template(template):
-            seconds = max(0.0, end - timestamp(node["startedAt"]))
+            task = jobs.task_of(node)
+            seconds = max(0.0, jobs.end_of(node, status) - timestamp(node["startedAt"]))
             costs[task] = costs.get(task, 0.0) + prices.pod_cost(pod, seconds)
         costs |= json.loads(outputs(node).get(TRAINING_COSTS) or "{}")
     return costs

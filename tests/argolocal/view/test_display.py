@@ -92,6 +92,16 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
     assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
 
 
+@pytest.mark.parametrize("message", ["No more retries left", "child 'w-1' failed", "Max duration limit exceeded"])
+def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
+    attempts = [node("", "Retry", "Failed", message=message)]
+    attempts += [node(f"({n})", phase="Failed", message=f"error {n}") for n in (10, 9)]
+    ended = {**status(*attempts, phase="Failed"), "message": message}
+    assert as_json(WORKFLOW, ended)["message"] == "error 10"
+    assert overview.steps_table(WORKFLOW, ended).startswith(f"{WORKFLOW}: Failed error 10\n")
+    assert "cause   error 10" in failure(WORKFLOW, ended, "", None, "rekindle resume x")
+
+
 def test_a_stopped_run_does_not_show_a_running_step():
     """On a stopped run of a real Argo, a Retry node stayed Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}

@@ -57,7 +57,9 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
 def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "active", EVENTS)
     assert "15 of 40 steps" in explain(tmp_path, "active", as_json=False)
-    assert "The run is not complete." in explain(tmp_path, "active", as_json=False)
+    assert "The run is not complete; the newest entry of its ledger is of " in explain(
+        tmp_path, "active", as_json=False
+    )
     make_run(tmp_path, s3, "aborted", [*EVENTS, VERDICT])
     text = explain(tmp_path, "aborted", as_json=False)
     assert "Then the run was aborted: worker-0: the gradient is not finite" in text
@@ -122,6 +124,53 @@ def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
         assert explain_on_cluster(Cluster.connect(), "fraud", as_json=False) == text
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    monkeypatch.chdir(tmp_path)
+    manifest = render_manifest(load_config(project.REFERENCE / "configs/mpi.yaml", environment={}).config)
+    node = {
+        "id": "mpi-1",
+        "name": "mpi.train",
+        "displayName": "train",
+        "type": "Retry",
+        "templateName": "train",
+        "phase": "Failed",
+    }
+    node |= {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+    node |= {"message": "retryStrategy.expression evaluated to false"}
+    attempt = node | {
+        "id": "mpi-2",
+        "name": "mpi.train(0)",
+        "displayName": "train(0)",
+        "type": "Pod",
+        "message": "failure condition 'x' evaluated true",
+    }
+    nodes = {item["id"]: item for item in (node, attempt)} if ended else {}
+    status = {"phase": "Failed", "nodes": nodes, "startedAt": "2026-01-01T00:00:00Z"}
+    files = RunFiles(tmp_path, "mpi")
+    files.create({"kind": "Workflow", "metadata": {"name": "mpi"}, "spec": manifest["spec"]})
+    files.snapshot(status)
+    files.close()
+    text = explain(tmp_path, "mpi", as_json=False)
+    report = json.loads(explain(tmp_path, "mpi", as_json=True))
+    (job,) = report["jobs"]
+    assert (job["kind"], job["pods"]) == ("MPIJob", {"Launcher": 1, "Worker": 2})
+    if ended:
+        outcome = "failed after 1 min 00 s. failure condition 'x' evaluated true. It cost "
+        assert f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text and "The whole run cost" in text
+        assert (job["seconds"], job["cost"]) == (60, report["run_cost"]["steps"]["train"]) and job["cost"] > 0
+    else:
+        assert "train: MPIJob (Launcher 1, Worker 2) has not started." in text
+    workflow = manifest | {"metadata": {"name": "mpi"}, "status": status}
+    with Kubelet(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+        assert explain_on_cluster(Cluster.connect(), "mpi", as_json=False) == text
 
 
 def test_an_unknown_run_is_an_error_with_a_hint(tmp_path: Path, s3: Store) -> None:

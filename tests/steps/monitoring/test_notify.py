@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
+from argolocal.view import summary
 from rekindle import tracking
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.mlflow_api import RETRIES
 from steps.monitoring import notify
+from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status
 from tests.rekindle.hook import hook
 
 FAILED = json.dumps(json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}]))
+RETRIED = "retryStrategy.expression evaluated to false"
 STOPPED = json.dumps([{"displayName": "train", "message": "workflow shutdown with strategy:  Stop"}])
 
 
@@ -100,10 +105,47 @@ def test_a_failure_is_sent_even_if_mlflow_is_down(monkeypatch: pytest.MonkeyPatc
     assert outputs.sent and (message["reason"], message["link"]) == ("train: Error (exit code 65): no data", "")
 
 
-def test_an_unreachable_webhook_does_not_fail_the_step(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_has_the_error_of_its_process_not_of_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes as Argo lists them: the DAG, the node that counts the attempts, the attempts, and a step that succeeded
+    after an attempt had failed."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv(RETRIES, "0")
+    nodes = [
+        {"displayName": "w", "message": "", "templateName": "main", "phase": "Failed"},
+        {"displayName": "train", "message": RETRIED, "templateName": "train", "phase": "Failed"},
+        {"displayName": "train(1)", "message": "Error (exit code 65): no data", "templateName": "train"},
+        {"displayName": "train(0)", "message": "pod deleted", "templateName": "train", "phase": "Error"},
+        {"displayName": "prepare(0)", "message": "evicted", "templateName": "prepare", "phase": "Failed"},
+        {"displayName": "ship", "message": "child 'w-123' failed", "templateName": "ship", "phase": "Failed"},
+    ]
+    _, [message] = notify_hook(monkeypatch, workflow="w", status="Failed", failures=json.dumps(json.dumps(nodes)))
+    assert message["reason"] == "train: Error (exit code 65): no data"
+
+
+def test_an_unreachable_webhook_is_a_warning_of_the_step(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, _ = run_with({})
     monkeypatch.setenv("NOTIFY_URL", "http://127.0.0.1:9/x")
     inputs = notify.Inputs(
         format="slack", experiment="notifications", workflow=name, status="Failed", failures=FAILED, attempts=1
     )
-    assert notify.run(inputs) == notify.Outputs(event="failure", sent=False)
+    outputs = notify.run(inputs)
+    assert (outputs.event, outputs.sent) == ("failure", False)
+    (warning,) = outputs.warnings
+    assert warning.startswith("notification not sent: the webhook at 127.0.0.1 cannot be reached")
+    monkeypatch.delenv("NOTIFY_URL")
+    (warning,) = notify.run(inputs).warnings
+    assert "NOTIFY_URL is not set" in warning
+
+
+def test_the_run_shows_a_notification_that_was_not_sent() -> None:
+    """The output `warnings` of the step is part of the manifest, so that the outcome of a run has it."""
+    manifest = render_manifest(load_config("configs/demo.yaml", ["notify.format=slack"], environment={}).config)
+    (template,) = [item for item in manifest["spec"]["templates"] if item["name"] == "notify"]
+    assert "warnings" in [item["name"] for item in template["outputs"]["parameters"]]
+    outputs: dict[str, Any] = {
+        "outputs": {"parameters": [{"name": "warnings", "value": '["notification not sent: x"]'}]}
+    }
+    ended = status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
+    assert summary.as_json(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
+    failed = status(ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed")
+    assert "warning notification not sent: x" in summary.failure(WORKFLOW, failed, "", None, "resume")

@@ -9,8 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from hera.workflows import DAG, Resource, Task, Workflow
 
+from argolocal.controllers import kubectl
 from argolocal.language.selector import evaluate_conditions
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.validate import lint
@@ -262,6 +264,19 @@ def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
     for obj, reason in ((alone, "needs a Master"), (other, 'must be called "jax"'), (v2, "use kubeflow.org/v1")):
         with pytest.raises(ConfigError, match=reason):
             run(obj)
+
+
+@pytest.mark.parametrize("text", [json.dumps, yaml.safe_dump], ids=["json", "yaml"])
+def test_a_version_that_is_not_supported_is_refused_before_any_step(tmp_path: Path, text: Any) -> None:
+    obj = job("MPIJob", "") | {"apiVersion": "kubeflow.org/v2beta1"}
+    resource = {"action": "apply", "manifest": text(obj)}
+    with pytest.raises(ConfigError, match=r"apiVersion kubeflow.org/v2beta1.*use kubeflow.org/v1\."):
+        kubectl.check(resource, "spec.templates[0].resource", LocalCluster(tmp_path))
+    kubectl.check({**resource, "manifest": text(obj | {"apiVersion": "kubeflow.org/v1"})}, "", LocalCluster(tmp_path))
+    tagged = text(obj | {"apiVersion": "{{inputs.parameters.version}}"})
+    kubectl.check({**resource, "manifest": tagged}, "", LocalCluster(tmp_path))
+    found = [item for item in lint(obj) if item.path == "apiVersion"]
+    assert [item.fatal for item in found] == [False]
 
 
 def test_the_default_restart_policies_match_the_operator() -> None:

@@ -54,6 +54,69 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
     assert run_costs({"nodes": nodes}, recorded, None) == {}
 
 
+JOB = """
+kind: {kind}
+spec:
+  {field}:
+    Master: {{replicas: 1, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 2}}}}}}]}}}}}}
+    Worker: {{replicas: {workers}, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 1}}}}}}]}}}}}}
+"""
+BATCH = """
+kind: {kind}
+spec: {{parallelism: {workers}, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 1}}}}}}]}}}}}}
+"""
+HOURLY = Prices.parse(
+    {"currency": "EUR", "default": "cpu", "classes": {"cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}}}}, FILE
+)  # a CPU costs 1 a second
+
+
+def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
+    """Return the costs of a run whose step `train` applied a job, in two attempts of the pod that waits for it."""
+    template = {"name": "train", "resource": {"action": action, "manifest": text}}
+    nodes = pod_node("w.train(0)", "train", 0, 10) | pod_node("w.train(1)", "train", 20, 30)
+    for node in nodes.values():
+        node["inputs"] = {"parameters": [{"name": "workers", "value": "3"}]}
+    manifest = {"spec": {"templates": [template]}} | more
+    return run_costs({"nodes": nodes}, manifest, HOURLY)["steps"]
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "OtherJob"])
+def test_a_job_without_ledger_costs_all_its_replicas_for_the_time_of_its_step(kind: str):
+    text = JOB.format(kind=kind, field="replicaSpecs", workers=3)
+    assert job_cost(text) == {"train": 30 * (2 + 3)}, "the job continues while its watcher is replaced"
+
+
+def test_the_number_of_replicas_may_be_an_input_of_the_step():
+    workers = "{{inputs.parameters.workers}}"
+    assert job_cost(BATCH.format(kind="Job", workers=workers)) == {"train": 30 * 3}
+
+
+def test_only_pods_that_end_with_the_step_are_part_of_its_cost():
+    assert job_cost(BATCH.format(kind="Deployment", workers=3)) == {}
+    assert job_cost(BATCH.format(kind="Job", workers=3), action="delete") == {}
+
+
+@pytest.mark.parametrize("config", ["trees", "mpi"])
+def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
+    rendered = render_manifest(load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config)
+    name = {"trees": "train-trees", "mpi": "train"}[config]
+    nodes = pod_node(f"w.{name}(0)", name, 0, 10) | pod_node("w.train-network(0)", "train-network", 0, 10)
+    (template,) = [item for item in rendered["spec"]["templates"] if item["name"] == name]
+    assert EXAMPLE
+    expected = sum(item.count * EXAMPLE.pod_cost(item.pod, 10) for item in pods.object_replicas(template))
+    costs = run_costs({"nodes": nodes}, rendered, EXAMPLE)["steps"]
+    assert costs == {name: pytest.approx(expected)}, "a training with a ledger is charged by its ledger"
+    assert expected > 0
+
+
+def test_a_step_of_a_workflow_template_is_part_of_the_cost():
+    template = {"name": "work", "container": {"resources": {"requests": {"cpu": 1}}}}
+    nodes = pod_node("w.a", "", 0, 10)
+    nodes["w.a"]["templateRef"] = {"name": "shared", "template": "work"}
+    manifest = {"spec": {}, "storedTemplates": {"namespaced/shared/work": template}}
+    assert run_costs({"nodes": nodes}, manifest, HOURLY)["steps"] == {"a": 10}
+
+
 def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dict[str, Any]):
     (train,) = [template for template in manifest["spec"]["templates"] if template["name"] == "train"]
     leader = 0.25 * 0.0218 + 0.5 * 0.0029
