@@ -5,10 +5,11 @@ argolocal --help
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +19,9 @@ from argolocal.cli.output import exit_code, print_result, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.wording import shorten
+
+if TYPE_CHECKING:
+    from argolocal.validate.findings import Finding
 
 
 def main() -> int:
@@ -72,17 +76,16 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     Example:
       argolocal lint workflow.yaml templates/
     """
+    from argolocal import validate
     from argolocal.manifest.read import files_of, objects_of
 
     files = [file for path in manifests for file in files_of(path)]
-    return print_findings([(str(file), manifest) for file in files for manifest in objects_of(file)], as_json)
+    objects = [(str(file), manifest) for file in files for manifest in objects_of(file)]
+    return print_findings(validate.lint_all(objects), as_json)
 
 
-def print_findings(objects: list[tuple[str, dict]], as_json: bool) -> int:
+def print_findings(findings: "Sequence[Finding]", as_json: bool) -> int:
     """Print the findings of `lint` and return the exit code of the command."""
-    from argolocal import validate
-
-    findings = validate.lint_all(objects)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else []:
