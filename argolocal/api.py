@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
 from argolocal.controllers.kinds import Kinds
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import objects_of, split
 from argolocal.pods.artifacts import load
 from argolocal.pods.container_images import Image
@@ -116,7 +117,7 @@ def run(
     parameters: Mapping[str, str] | None = None,
     *,
     objects: Iterable[Manifest] = (),
-    images: Mapping[str, Image] | None = None,
+    images: Mapping[str, Image | Mapping[str, Any]] | None = None,
     kinds: Kinds | None = None,
     store: Callable[[Manifest], ObjectStore] | None = None,
     home: Path | None = None,
@@ -131,12 +132,21 @@ def run(
     if home is None:
         temporary_folder = TemporaryDirectory(prefix="argolocal-")
         home = Path(temporary_folder.name) / "home"
-    cluster = LocalCluster(home, images, kinds, store)
+    cluster = LocalCluster(home, None if images is None else _images(images), kinds, store)
     manifest, other_objects = split(_objects(workflow))
     cluster.keep([*objects, *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
     return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_folder)
+
+
+def _images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]:
+    """Return the images, which may be given by their fields as in images.yaml. Raises ConfigError."""
+    try:
+        return {name: image if isinstance(image, Image) else Image(**image) for name, image in images.items()}
+    except TypeError as error:
+        fields = ", ".join(Image.__dataclass_fields__)
+        raise ConfigError(f"images: {error}. An image is an Image, or a dict of its fields {fields}.") from None
 
 
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:

@@ -3,6 +3,7 @@
 `exit_code` is the exit code of the process: a code of sysexits.h if a retry cannot help.
 """
 
+import os
 import sys
 from contextlib import suppress
 
@@ -35,6 +36,20 @@ class NotFound(StorageError):
 
 class Conflict(StorageError):
     """A conditional write failed: another process has changed the object."""
+
+
+def describe(error: BaseException) -> str:
+    """Return a message for an exception of any class: what failed and, if it is a bug of this program, where."""
+    if isinstance(error, ArgolocalError | NodeError) or (type(error) is ValueError and str(error)):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+
+    trace, place = error.__traceback__, ""
+    while trace:
+        place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def say(text: str) -> None:

@@ -31,7 +31,7 @@ import torch
 from benchmarks.bars import bar, parser, report
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import CHUNK_BYTES, run_parallel
+from rekindle.training.checkpoint.remote import CHUNK_BYTES, RankSize, run_parallel
 from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State, raw
@@ -140,11 +140,11 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         record("memcpy", seconds(lambda: target.copy_(state.memory)))
         wait_until_idle()
         checkpoints._snapshot_due = 0.0
-        record("hot wait", seconds(lambda: checkpoints.keep((0, 1), durable=False)))
+        record("hot wait", seconds(lambda: checkpoints.keep(RankSize(0, 1), durable=False)))
         wait_until_idle()
         record("bare", seconds(lambda: run_parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
         state.step += 1
-        record("durable wait", seconds(lambda: checkpoints.keep((0, 1), durable=True)))
+        record("durable wait", seconds(lambda: checkpoints.keep(RankSize(0, 1), durable=True)))
         while checkpoints._busy:
             time.sleep(0.01)
         record("durable", events[-1]["seconds"])
@@ -153,7 +153,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         state.step += 1
         state.memory.uniform_()
         wait_until_idle()
-        checkpoints.keep((0, 1), durable=True)
+        checkpoints.keep(RankSize(0, 1), durable=True)
         slower, lost = steps.during(lambda: checkpoints._busy)
         record("slower", slower)
         record("lost", lost)
@@ -177,7 +177,7 @@ def snapshot_overhead(store: Store) -> float:
             step()
             checkpoints.state.step += 1
             if keep:
-                checkpoints.keep((0, 1), durable=False)
+                checkpoints.keep(RankSize(0, 1), durable=False)
         return 1e6 * (time.process_time() - began) / count
 
     pairs = [(loop(False), loop(True)) for _ in range(5)]

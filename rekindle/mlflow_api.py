@@ -69,6 +69,20 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
     raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
 
 
+def condition(field: str, value: str) -> str:
+    """Return the condition of a search that `field` has `value`. A text with both kinds of quotes may match others.
+
+    MLflow's filters have no escape characters: the value is put into the quotes that it does not contain. In a value
+    that contains both kinds, or ends with a backslash, these characters match any character.
+    """
+    if not value.endswith("\\"):
+        for quote in ("'", '"'):
+            if quote not in value:
+                return f"{field} = {quote}{value}{quote}"
+    pattern = re.sub(r"['\"\\%]", "_", value)
+    return f"{field} LIKE '{pattern}'"
+
+
 def _reject(answer: "requests.Response") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
     server, host = without_user(address()), urlsplit(address()).netloc.rpartition("@")[2]

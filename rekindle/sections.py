@@ -1,4 +1,4 @@
-"""Base class of the config file's sections, and the description of their keys."""
+"""Base class of the config file's sections, the description of their keys, and the first rows of a data file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from rekindle.errors import ConfigError, did_you_mean, rule
 
+LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")  # of data files whose first rows are copied as lines
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Path("s3://a") is s3:/a
 TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
@@ -191,3 +192,31 @@ def _sentence(section: type[Section], name: str, error: Any) -> str:
     if error["type"] == "missing":
         return f"{key} is missing."
     return f"{key} is {shown_value!r}: {broken_rule(section, error)}"
+
+
+def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
+    """Copy about `rows` rows of a CSV, JSON lines or parquet file to `folder`.
+
+    Return the copy, or None for another format.
+    """
+    target = folder / source.name
+    if source.suffix in LINE_FORMATS and source.is_file():
+        copy_lines(source, target, rows + 1)
+    elif source.suffix == ".parquet" and source.is_file():
+        import polars as pl
+
+        pl.scan_parquet(source).head(rows).collect().write_parquet(target)
+    else:
+        return None
+    return target
+
+
+def copy_lines(source: Path, target: Path, lines: int) -> None:
+    """Copy the first `lines` lines; if they end within a quoted field, also copy the lines up to its end."""
+    quotes = 0
+    with source.open("rb") as read, target.open("wb") as write:
+        for number, line in enumerate(read):
+            if number >= lines and quotes % 2 == 0:
+                break
+            write.write(line)
+            quotes += line.count(b'"')

@@ -30,9 +30,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
-from argolocal.common.wording import visible
+from argolocal.common.wording import shorten, visible
 from rekindle import project
-from rekindle.errors import ConfigError, RekindleError, did_you_mean
+from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
@@ -44,6 +44,10 @@ class ArtifactMark:
 
 
 Artifact = Annotated[Path, ArtifactMark()]
+SHA256 = "^[0-9a-f]{64}$"  # pattern of an input or output
+SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
+# of a dataset: a sha256, unless the workload's `prepare` returns its own; also the name of a folder
+DATASET_DIGEST = "^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
 
 
 @cache
@@ -219,7 +223,20 @@ def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
                 shutil.rmtree(target)
             shutil.move(value, target)
         else:
-            target.write_text(to_text(value))
+            target.write_text(output_text(name, value))
+
+
+def output_text(name: str, value: Any) -> str:
+    """Format an output for Argo. Raises DataError for a text that Argo would not pass on unchanged."""
+    text = to_text(value)
+    if "{{" not in text:
+        return text
+    if not isinstance(value, SCALARS):
+        return text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
+    raise DataError(
+        f'the output {name} is {shorten(text)!r}: it must not contain "{{{{", which Argo replaces in the tasks that '
+        "get the output. Change the text, or return it as an artifact or in a list, which is passed as JSON."
+    )
 
 
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]

@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rekindle.errors import ConfigError, TrackingError, without_user
-from rekindle.mlflow_api import RequestRefused, address, request
+from rekindle.mlflow_api import RequestRefused, address, condition, request
+from rekindle.names import ObjectId, Version
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
@@ -74,7 +75,7 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 
 def find_run(experiment: str, workflow: str) -> str | None:
     """Return the id of the (first) run of `workflow`, or None."""
-    runs = _runs(_experiment_ids(experiment), "start_time", f"tags.`{WORKFLOW}` = '{workflow}'")
+    runs = _runs(_experiment_ids(experiment), "start_time", condition(f"tags.`{WORKFLOW}`", workflow))
     return runs[0]["info"]["run_id"] if runs else None
 
 
@@ -89,10 +90,9 @@ def last_prepared(experiment: str, workload: str, except_run: str, more_filter: 
 
     `more_filter`: a further condition of MLflow's search.
     """
-    run_filter = (
-        f"tags.`rekindle.workload` = '{workload}' AND tags.`{DIGEST}` != '' AND attributes.run_id != '{except_run}'"
-    )
-    run_filter += " AND metrics.rows > 0"  # excludes runs that reused a dataset
+    run_filter = f"{condition('tags.`rekindle.workload`', workload)} AND tags.`{DIGEST}` != ''"
+    # runs without rows reused a dataset
+    run_filter += f" AND attributes.run_id != '{ObjectId(except_run)}' AND metrics.rows > 0"
     run_filter += f" AND {more_filter}" if more_filter else ""
     runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
     return [RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]
@@ -105,7 +105,7 @@ def page(workflow: str = "", mlflow_url: str = "") -> str:
     """
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
     ids = {experiment["experiment_id"]: mapping(experiment.get("tags")) for experiment in experiments}
-    run_filter = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
+    run_filter = condition(f"tags.`{WORKFLOW}`", workflow) if workflow else f"tags.`{WORKFLOW}` != ''"
     runs = _runs(list(ids), "start_time DESC", run_filter)
     if not runs:
         if workflow:
@@ -241,10 +241,10 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
     `source`: full address of the files (s3://bucket/prefix).
     """
     _create_if_missing("registered-models/create", {"name": name})
-    search = {"filter": f"name = '{name}' and tags.`{URI}` = '{uri}'"}
-    versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions")
+    found_versions = _versions(f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}", name)
+    versions = [version for version in found_versions if mapping(version.get("tags")).get(URI) == uri]
     tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
-    for existing in sorted(versions or [], key=lambda version: int(version["version"])):
+    for existing in sorted(versions, key=lambda version: int(version["version"])):
         if REMOVED not in mapping(existing.get("tags")):
             _set_alias(name, CANDIDATE, existing["version"])  # from now on, retention keeps the version
             found = _get("model-versions/get", "model_version", name=name, version=existing["version"])
@@ -276,9 +276,15 @@ def tag_version(name: str, version: str, key: str, value: str) -> None:
 
 def promoted_releases(name: str) -> list[Release]:
     """Return the versions of `name` that were promoted with a Deployment, oldest first."""
-    search = {"filter": f"name = '{name}' and tags.`{DEPLOYMENT}` != ''", "max_results": 1000}
-    versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions", [])
+    versions = _versions(f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name)
     return sorted(map(_release, versions), key=lambda release: int(release.version))
+
+
+def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
+    """Return the versions of the model `name` that match a filter."""
+    search = {"filter": search_filter, "max_results": 10_000}
+    found = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions") or []
+    return [version for version in found if version["name"] == name]
 
 
 def _set_alias(name: str, alias: str, version: str) -> None:
@@ -289,7 +295,9 @@ def _release(version: dict[str, Any]) -> Release:
     tags = mapping(version.get("tags"))
     try:
         facts = tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""), tags.get(PROMOTED_BY, "")
-        return Release(version["version"], *facts, int(tags[KEEP_RELEASES]) if KEEP_RELEASES in tags else None)
+        number = Version(version["version"], "MLflow")
+        keep = tags.get(KEEP_RELEASES, "")
+        return Release(number, *facts, int(keep) if keep.isascii() and keep.isdigit() else None)
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}: only versions that '

@@ -20,9 +20,8 @@ from pydantic import BaseModel, Field, field_validator
 from argolocal.common.disk import check_space, size_of
 from rekindle import families, project
 from rekindle.errors import ConfigError, DataError, did_you_mean
-from rekindle.first_rows import copy_first_rows
 from rekindle.gate import Metric
-from rekindle.sections import Section, leaves
+from rekindle.sections import Section, copy_first_rows, leaves
 
 if TYPE_CHECKING:
     import torch

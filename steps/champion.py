@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
+from rekindle.step import SHA256_OR_EMPTY
 
 
 class Inputs(StepInputs):
@@ -25,7 +26,7 @@ class Inputs(StepInputs):
 class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of the champion's release in the object store")
     version: str = Field(description="version of the champion")
-    sha256: str = Field(description="sha256 of the champion's weights")
+    sha256: str = Field(pattern=SHA256_OR_EMPTY, description="sha256 of the champion's weights")
     deployment: str = Field(description="Deployment that serves the champion")
     replicas: int = Field(
         description="largest number of pods of the `deployments` other than `server`; 0 if none exists"

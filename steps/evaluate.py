@@ -15,6 +15,7 @@ from pydantic import Field
 
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.config import MAX_BATCH
+from rekindle.step import SHA256
 
 INTERVAL = ("mean", "low", "high")  # logged fields of a difference between metrics
 
@@ -49,7 +50,7 @@ class Outputs(StepOutputs):
     judged: gate.Verdict = Field(description="verdict of the gate, even in a backfill")
     reason: str = Field(description="reason of the verdict, with figures")
     metrics: dict[str, float] = Field(description="metrics of the candidate by name")
-    model_sha256: str = Field(description="sha256 of the candidate's weights")
+    model_sha256: str = Field(pattern=SHA256, description="sha256 of the candidate's weights")
     champion: str = Field(description="version of the champion; empty if none exists")
     report: Artifact = Field(description="verdict.json, predictions and plots")
 

@@ -6,6 +6,7 @@ The workload's `prepare` defines how the data is processed.
 """
 
 import json
+import os
 import re
 import sys
 from datetime import datetime
@@ -15,7 +16,7 @@ import yaml
 from pydantic import Field
 
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
-from rekindle.step import parse_time, unpack
+from rekindle.step import DATASET_DIGEST, parse_time, unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
@@ -54,7 +55,7 @@ class Inputs(StepInputs):
 
 class Outputs(StepOutputs):
     dataset: Artifact = Field(description="directory of the dataset")
-    digest: str = Field(description="sha256 that identifies the dataset")
+    digest: str = Field(pattern=DATASET_DIGEST, description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
     source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
@@ -82,6 +83,7 @@ def run(inputs: Inputs) -> Outputs:
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
+    mark_run(inputs)
 
     dataset, digest_before = inputs.workdir / "dataset", data_digest_or_empty(data.source)
     prepared, digest = moving_window.prepare(workload, data, dataset, time)
@@ -144,6 +146,18 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
         for name, share in shares.items()
         if name in last and not last[name] / MAX_SHARE_RATIO <= share <= last[name] * MAX_SHARE_RATIO
     ]
+
+
+def mark_run(inputs: Inputs) -> None:
+    """Mark the folder of the run in the object store, on a cluster: elsewhere, the runner has marked it."""
+    from rekindle.release.retention import ownership
+    from rekindle.storage import Store
+
+    if "KUBERNETES_SERVICE_HOST" not in os.environ or not os.environ.get("S3_BUCKET"):
+        return
+    manifest = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
+    metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
+    ownership.begin(Store.from_env().short_retries(), {**manifest, "metadata": metadata}, inputs.experiment)
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
+from rekindle.step import SHA256
 
 
 class Inputs(StepInputs):
@@ -33,7 +34,7 @@ class Outputs(StepOutputs):
     verdict: gate.Verdict = Field(description="release; same if the data is not newer; keep in a backfill")
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version of the champion")
-    model_sha256: str = Field(description="sha256 of the champion's weights")
+    model_sha256: str = Field(pattern=SHA256, description="sha256 of the champion's weights")
     run_id: str = Field(description="MLflow run of this workflow")
     source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
     rows: int = Field(description="number of rows that are newer than the champion's serving state")

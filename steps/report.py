@@ -80,6 +80,7 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log(run_id, tags={"rekindle.failures": failures})
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
+    record_end(inputs, recorded)
     apply_retention(inputs, run_id)
     return Outputs(run_id=run_id, training_costs=costs)
 
@@ -120,6 +121,19 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
         return
     if names:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
+
+
+def record_end(inputs: Inputs, manifest: dict[str, Any]) -> None:
+    """Record in the object store that the run has ended. Errors do not fail the run."""
+    from rekindle.release.retention import ownership
+    from rekindle.storage import Store
+
+    metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
+    try:
+        store = Store.from_env().short_retries()
+        ownership.end(store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded")
+    except RekindleError as error:
+        sys.stderr.write(f"the end of the run is not recorded: {error}\n")
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rekindle import Artifact, DataError, StepInputs, StepOutputs
 from rekindle.release.config import CHAMPION_CHANGED
+from rekindle.step import SHA256
 
 if TYPE_CHECKING:
     from rekindle import Store
@@ -30,7 +31,7 @@ class Inputs(StepInputs):
         default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT overrides this URL)"
     )
     report: Artifact = Field(description="output of evaluate: requests and expected predictions")
-    model_sha256: str = Field(description="sha256 of the weights that the service must use")
+    model_sha256: str = Field(pattern=SHA256, description="sha256 of the weights that the service must use")
     version: str = Field(description="version to promote")
     champion: str = Field(
         default="", description="version of the champion at the time of the evaluation; empty if no champion existed"

@@ -5,7 +5,7 @@ argolocal --help
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from argolocal.cli.group import CONTEXT, Commands
-from argolocal.cli.options import File, Name, ask_option, output_option, pairs_of, parameters_option
+from argolocal.cli.options import File, Run, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import exit_code, print_result, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.wording import shorten
 
 if TYPE_CHECKING:
+    from argolocal.manifest.read import Documents
     from argolocal.validate.findings import Finding
 
 
@@ -70,22 +71,33 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for errors, even if Argo accepts them.
 
-    References to WorkflowTemplates in these files are checked, too. Exit codes: 0 all objects can run (there may be
+    References to WorkflowTemplates in these files are checked, too. Files of a folder that are not manifests are
+    passed over with a note. Exit codes: 0 all objects can run (there may be
     warnings), 1 an object cannot run, 2 bad usage.
 
     Example:
       argolocal lint workflow.yaml templates/
     """
+    from argolocal.manifest.read import Documents
+
+    documents = Documents()
+    for path in manifests:
+        documents.add(path)
+    return print_findings(documents, as_json)
+
+
+def print_findings(
+    documents: "Documents", as_json: bool, is_shown: Callable[["Finding"], bool] = lambda finding: True
+) -> int:
+    """Print the findings of `lint` and return the exit code of the command. `is_shown`: selects warnings."""
     from argolocal import validate
-    from argolocal.manifest.read import files_of, objects_of
 
-    files = [file for path in manifests for file in files_of(path)]
-    objects = [(str(file), manifest) for file in files for manifest in objects_of(file)]
-    return print_findings(validate.lint_all(objects), as_json)
-
-
-def print_findings(findings: "Sequence[Finding]", as_json: bool) -> int:
-    """Print the findings of `lint` and return the exit code of the command."""
+    findings = [
+        validate.Finding(file, "manifest", "yaml", problem, True) for file, problem in documents.broken_files.items()
+    ]
+    findings += [each for each in validate.lint_all(documents.objects) if each.fatal or is_shown(each)]
+    if documents.other_files:
+        click.echo(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}", err=True)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else []:
@@ -96,7 +108,7 @@ def print_findings(findings: "Sequence[Finding]", as_json: bool) -> int:
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @parameters_option("A value for a suspended step.")
 @output_option("text", "json")
 @ask_option
@@ -118,7 +130,7 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @output_option("text", "json")
 def stop(name: str | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in progress.
@@ -134,7 +146,7 @@ def stop(name: str | None, as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @output_option("text", "json")
 def status(name: str | None, as_json: bool) -> None:
     """List the runs, or the steps of run NAME.
@@ -149,7 +161,7 @@ def status(name: str | None, as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @output_option("text", "json")

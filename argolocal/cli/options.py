@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from argolocal.common.names import RunName, show
+
 ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 
 
@@ -16,6 +18,14 @@ class Name(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value or self.fail("the name is empty: pass a name, or omit it.", param, ctx)
+
+
+class Run(Name):
+    """The name of a run."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name = super().convert(value, param, ctx)
+        return RunName.or_none(name) or self.fail(f"{show(name)} is not {RunName.KIND}: {RunName.RULE}.", param, ctx)
 
 
 class Number(click.FloatRange):

@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from argolocal.common import homes
+from argolocal.common import homes, object_names
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.pods import volumes
 
 Object = dict[str, Any]
+DATA_KINDS, DATA_FIELDS = ("ConfigMap", "Secret"), ("data", "binaryData", "stringData")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -38,8 +40,17 @@ class Controller:
 
     def check(self, obj: Object) -> None:
         """Raise ConfigError for an object that the API server would reject or that this machine does not support."""
-        if not (obj.get("metadata") or {}).get("name"):
+        metadata = obj.get("metadata") or {}
+        if not metadata.get("name"):
             raise ConfigError(f"metadata.name of a {self.kind} is missing. Set the name.")
+
+        object_names.check_object(self.kind, metadata["name"])
+        where = f'{self.kind} "{metadata["name"]}" is invalid: metadata'
+        object_names.check_labels(metadata.get("labels"), f"{where}.labels")
+        object_names.check_annotations(metadata.get("annotations"), f"{where}.annotations")
+        if self.kind in DATA_KINDS:
+            for key in (key for field in DATA_FIELDS for key in obj.get(field) or {}):
+                object_names.DATA_KEY.check(key, f'{self.kind} "{metadata["name"]}" is invalid: data')
 
     def apply(self, obj: Object) -> Object:
         """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.
@@ -148,6 +159,8 @@ class Controller:
         """Stop the processes that this process runs for the objects; the objects stay."""
 
     def _path(self, name: str) -> Path:
+        """Return the file of an object. Raises ConfigError for a name that no object can have."""
+        object_names.check_object(self.kind, name)
         return self.folder / f"{name}.json"
 
     @contextmanager
@@ -184,4 +197,5 @@ def sole_container(spec: Object, where: str) -> Object:
         raise ConfigError(f"{where}: only pods with one container and without initContainers are supported here.")
     if not containers[0].get("image"):
         raise ConfigError(f"{where}: the image of its container is missing. Set the image.")
+    volumes.check_pod(spec, where)
     return containers[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, evaluate_conditions, selects
 from argolocal.language.yaml_text import parse_one
@@ -84,9 +84,26 @@ class Resources:
 
     def poll(self) -> list[PodStarted | PodEnded]:
         """Poll the controllers, then check the conditions of the waiting nodes."""
+        events: list[PodStarted | PodEnded] = []
         for controller in set(self.controllers.values()):
-            controller.poll()
-        return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
+            try:
+                controller.poll()
+            except Exception as error:
+                events += self._fail_nodes_of(controller, error)
+        for waiting in list(self.waiting.values()):
+            try:
+                events += self._check_conditions(waiting)
+            except Exception as error:
+                self.forget(waiting.action.id)
+                events.append(PodEnded(waiting.action.id, "Error", describe(error)))
+        return events
+
+    def _fail_nodes_of(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
+        """End the nodes that wait for objects of a controller, whose `poll` has failed."""
+        ids = [id for id, waiting in self.waiting.items() if self.controllers.get(waiting.kind) is controller]
+        for id in ids:
+            self.forget(id)
+        return [PodEnded(id, "Error", f"{controller.kind}: {describe(error)}") for id in ids]
 
     def overdue_nodes(self, now: float) -> list[str]:
         return [
@@ -135,6 +152,8 @@ class Resources:
             return self._delete_named(words[0].split(","), words[1])
         if strategy != "json" and not isinstance(obj, dict):
             raise KubectlError("the manifest does not contain an object")
+        if isinstance(obj, dict) and not _has_kind_and_metadata(obj):
+            raise KubectlError("error validating data: kind must be text, and metadata must be a mapping")
         if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
             if len(words) != 2:
                 raise KubectlError(f"flags {flags} must name a kind and an object")
@@ -256,7 +275,7 @@ class Resources:
 
     def _success(self, waiting: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
-        obj = self._controller(waiting.kind).get(waiting.name) or {}
+        obj = (self._controller(waiting.kind).get(waiting.name) if waiting.name else None) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
             value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
             if not waiting.name:  # no object was found, which --ignore-not-found allows
@@ -270,6 +289,11 @@ class Resources:
                     )
             outputs.setdefault("parameters", []).append({**parameter, "value": value})
         return PodEnded(waiting.action.id, "Succeeded", "", outputs)
+
+
+def _has_kind_and_metadata(obj: Object) -> bool:
+    """Return True if an object's kind and metadata, as far as they are given, have the right types."""
+    return isinstance(obj.get("kind") or "", str) and isinstance(obj.get("metadata") or {}, dict)
 
 
 def parse_flags(flags: list[str]) -> tuple[list[str], str]:

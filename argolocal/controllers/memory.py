@@ -10,6 +10,7 @@ from typing import Any
 
 from argolocal.common import program
 from argolocal.common.files import is_own, make_own
+from argolocal.common.names import InvalidName
 from argolocal.state.journal import RunFiles
 
 SHARED_MEMORY, DIRECTORY_PREFIX = Path("/dev/shm"), "argolocal-job-"
@@ -45,7 +46,7 @@ def clean_up_shared_memory() -> None:
     A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
-        with suppress(OSError):  # another process has removed the directory
+        with suppress(OSError, InvalidName):  # another process has removed the directory, or changed its owner
             if not is_own(memory):  # another user's pipe with this name would block the reader
                 continue
             run = Path((memory / OWNER_FILE).read_text())

@@ -7,8 +7,9 @@ again once the container has run for a minute.
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from signal import SIGKILL, SIGTERM
@@ -16,9 +17,9 @@ from typing import Any
 
 from argolocal.common.processes import signal_group, start_time
 from argolocal.interfaces import Cluster
-from argolocal.pods import filesystem
+from argolocal.pods import filesystem, volumes
 from argolocal.pods.filesystem import SHM
-from argolocal.pods.process import ContainerRun, Origin, Process, start_container
+from argolocal.pods.process import ContainerRun, Origin, Process, field_value, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -37,9 +38,12 @@ class Pod:
         env: Mapping[str, str],
         directories: Mapping[str, Path] | None = None,
         origin: Origin | None = None,
+        claims: Collection[str] = (),
     ) -> None:
+        """`claims`: the names of the claims that the pod's workflow creates."""
         self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin
         self.directories = directories or {}  # name of a shared volume → its directory
+        self.claims = claims
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
         self.pid_record = folder / "pids" / name  # JSON: pid and start time of the newest process
@@ -49,7 +53,9 @@ class Pod:
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
         self.log_error: OSError | None = None
-        rmtree(self.root, ignore_errors=True)  # removes the files of an earlier pod with this name
+        self.volumes: dict[str, VolumeDirectory] = {}
+        self.volumes_folder = folder / "volumes" / name
+        self.remove_files()  # of an earlier pod with this name
 
     @property
     def running(self) -> bool:
@@ -69,6 +75,7 @@ class Pod:
                 signal_group(process.pid, SIGKILL)
             return None
         signal_group(process.pid, SIGKILL)  # kills the remaining processes of the pod
+        volumes.remove_contents(self.volumes, self.volumes_folder)
         self.log_error, self.process = process.log_pipe.error, None
         return process.code
 
@@ -78,7 +85,7 @@ class Pod:
         self.restarts += 1
         if recreate:
             self.restarts = 0
-            rmtree(self.root, ignore_errors=True)
+            self.remove_files()
         backoff_s = BACKOFF_S[min(self.recent_restarts, len(BACKOFF_S)) - 1]
         self.start_at, self.kill_at = time.monotonic() + backoff_s, float("inf")
         delay = f" in {backoff_s:g} s" if backoff_s else ""
@@ -119,25 +126,43 @@ class Pod:
     def _start(self) -> None:
         self.started = time.monotonic()
         container = self.spec["containers"][0]
-        mount_paths = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts") or []}
-        volumes = {  # a volume at /dev/shm is the machine's directory, which outlives the processes of the pod
-            name: VolumeDirectory(
-                self.directories.get(name) or (Path(SHM) if path == SHM else self.root / path.lstrip("/"))
-            )
-            for name, path in mount_paths.items()
-        }
-        private_paths = () if filesystem.available() else None
-        self.process = start_container(
-            ContainerRun(
-                name=self.name, container=container, root=self.root, log=self.log, ip=self.ip,
-                extra_env=self.env, private_paths=private_paths, volumes=volumes, origin=self.origin,
-            ),
-            self.cluster,
-        )  # fmt: skip
+        run = ContainerRun(
+            name=self.name,
+            container=container,
+            root=self.root,
+            log=self.log,
+            ip=self.ip,
+            extra_env=self.env,
+            private_paths=() if filesystem.available() else None,
+            origin=self.origin,
+        )
+        self._create_volumes(run)
+        self.process = start_container(replace(run, volumes=self.volumes), self.cluster)
+
         # for `status`; a full disk does not stop a pod
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
             self.pid_record.write_text(json.dumps([self.process.pid, start_time(self.process.pid)]))
+
+    def _create_volumes(self, run: ContainerRun) -> None:
+        """Create the directories of the volumes as for a workflow's pod; those of an emptyDir outlive its process."""
+        specs = self.spec.get("volumes") or []
+        if not filesystem.available():
+            volumes.check_without_mounts(specs, self.name)
+            return
+
+        self.volumes = volumes.create(
+            specs, self.volumes_folder, self.cluster, lambda path, name: field_value(run, path, name), self.claims
+        )
+        for mount in run.container.get("volumeMounts") or []:
+            if mount["mountPath"] == SHM:  # this directory of the machine outlives the processes of the pod
+                self.volumes[mount["name"]] = VolumeDirectory(Path(SHM))
+        self.volumes |= {name: VolumeDirectory(path) for name, path in self.directories.items()}
+
+    def remove_files(self) -> None:
+        """Remove the pod's own files."""
+        for folder in (self.root, self.volumes_folder):
+            rmtree(folder, ignore_errors=True)
 
 
 def terminate_all(pods: list[Pod], grace: float) -> None:

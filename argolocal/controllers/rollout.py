@@ -12,9 +12,9 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
-from shutil import rmtree
 from typing import Any
 
+from argolocal.common.names import RunName
 from argolocal.controllers.base import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
 from argolocal.controllers.memory import memory_volume
@@ -23,7 +23,7 @@ from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import RunFiles, run_claims
 
 FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
 MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
@@ -104,6 +104,12 @@ class Rollout:
                 surplus -= 1
                 self._terminate(replica)
 
+    def fail(self, message: str) -> None:
+        """Record why the current rollout cannot proceed."""
+        if not self.progress.failure:
+            print(f"{self.name}: {message}", file=sys.stderr, flush=True)
+            self.progress.failure = message
+
     def _add(self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]) -> None:
         name, spec = f"{self.name}-{version}-{self.next_number}", template["spec"]
         self.next_number += 1
@@ -112,7 +118,9 @@ class Rollout:
             if variable["name"] == "MASTER_ADDR":  # the cluster assigns addresses to names without a domain
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
         fields = {key: value for key, value in origin.items() if key != "process"}
-        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**fields))
+        folder = self.deployments.home / self.name
+        claims = run_claims(run) if run else []
+        pod = Pod(self.cluster, name, spec, folder, env, origin=Origin(**fields), claims=claims)
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
@@ -125,7 +133,7 @@ class Rollout:
     def reap(self) -> None:
         for replica in self.terminating:
             if replica.pod.poll() is not None or not replica.pod.running:
-                rmtree(replica.pod.root, ignore_errors=True)
+                replica.pod.remove_files()
         self.terminating = [replica for replica in self.terminating if replica.pod.running]
         for replica in self.replicas:
             code = replica.pod.poll()
@@ -218,7 +226,8 @@ class Rollout:
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
     """Return the run whose workflow owns the Deployment, or None. Such a Deployment has pods only during the run."""
     references = obj["metadata"].get("ownerReferences") or []
-    return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
+    names = (RunName.or_none(item.get("name")) for item in references if item.get("kind") == "Workflow")
+    return next((RunFiles(cluster.home, name) for name in names if name), None)
 
 
 def available_condition(is_available: bool) -> Object:

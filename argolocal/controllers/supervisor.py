@@ -22,6 +22,7 @@ from typing import Any
 from argolocal.controllers.base import Controller, Object
 from argolocal.controllers.deployment import Deployments, is_headless, selects
 from argolocal.controllers.rollout import Replica, Rollout
+from argolocal.errors import describe
 from argolocal.interfaces import Cluster
 from argolocal.pods.containers import port_number
 
@@ -124,7 +125,10 @@ class Supervisor:
                 self.deployments.remove(name)
                 del self.rollouts[name]
             return
-        rollout.reconcile(obj)
+        try:
+            rollout.reconcile(obj)
+        except Exception as error:  # such as a pod whose Secret is missing: the other Deployments continue
+            rollout.fail(describe(error))
         rollout.update_status(obj)
 
     async def _listen(self, objects: dict[str, Object]) -> None:

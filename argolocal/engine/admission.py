@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, parse_time
+from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, parse_time
 from argolocal.language import gofmt
 from argolocal.manifest.kinds import FULFILLED, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
@@ -26,7 +26,8 @@ def admit(context: Context) -> bool:
         context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
         return True
     try:
-        _, message = context.locks.acquire(context.name + "/", _resolve_locks(context, synchronization))
+        with as_node_error():
+            _, message = context.locks.acquire(context.name + "/", _resolve_locks(context, synchronization))
     except NodeError as error:
         context.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
         return True
@@ -67,7 +68,7 @@ def synchronize_and_memoize(
             status["hit"], outputs = context.locks.load(
                 status["cacheName"], status["key"], memoize.get("maxAge"), context.table.now
             )
-        except NodeError:
+        except Exception:
             context.deferred_releases.add(context.table.id(name))
             raise
         node = context.table.get_or_create(name, type, "Pending", caller, template, options)
@@ -100,7 +101,8 @@ def memoization_status(memoize: dict[str, Any], hit: bool) -> dict[str, Any]:
 def save_outputs(context: Context, node: Node) -> None:
     """Cache the outputs of a memoized node. Raises NodeError."""
     memoize = node["memoizationStatus"]
-    context.locks.save(memoize["cacheName"], memoize["key"], node["id"], node.get("outputs"), context.table.now)
+    with as_node_error():
+        context.locks.save(memoize["cacheName"], memoize["key"], node["id"], node.get("outputs"), context.table.now)
 
 
 def try_save_outputs(context: Context, node: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, fulfilled
+from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, fulfilled
 from argolocal.engine.scope import UNRESOLVED_PREFIX, Scope, add_outputs, mark_absent_arguments, resolve_artifact
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.gofmt import dump_structs
@@ -26,10 +26,11 @@ def run_workflow_hooks(context: Context) -> bool:
     """Run the workflow's hooks except the exit hook. Return True when all started hooks completed."""
     all_completed = True
     try:
-        for name, hook in _conditional_hooks(context.spec, context.name):
-            if _is_true(context, hook, Scope()) or context.table.get(name):
-                all_completed &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG))
-                context.table.child(context.name, name)
+        with as_node_error():
+            for name, hook in _conditional_hooks(context.spec, context.name):
+                if _is_true(context, hook, Scope()) or context.table.get(name):
+                    all_completed &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG))
+                    context.table.child(context.name, name)
     except NodeError as error:
         context.table.mark(context.name, "Error", str(error))
         return True

@@ -8,12 +8,14 @@ markNodePhase, getOutboundNodes) and util/pod_name.go.
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
-from argolocal.errors import NodeError
+from argolocal.errors import NodeError, describe
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
@@ -40,6 +42,17 @@ class ControllerCrash(Exception):
 
 class TimedOut(NodeError):
     """The node's `timeout` passed before it could run."""
+
+
+@contextmanager
+def as_node_error() -> Iterator[None]:
+    """Turn an unexpected exception, such as an OSError, into a NodeError: it must fail one node, not end the runner."""
+    try:
+        yield
+    except (NodeError, LimitReached, ControllerCrash):
+        raise
+    except Exception as error:
+        raise NodeError(describe(error)) from error
 
 
 @dataclass(frozen=True)

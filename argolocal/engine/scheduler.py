@@ -30,6 +30,7 @@ from argolocal.engine.nodes import (
     format_time,
     parse_time,
 )
+from argolocal.errors import describe
 from argolocal.manifest import volumes
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
@@ -48,8 +49,18 @@ class Scheduler(Context):
     """One workflow; `advance` executes all that can be executed now."""
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
-        """Apply the events and return the actions to take; `wake` is then the time of the next call."""
+        """Apply the events and return the actions to take; `wake` is then the time of the next call.
+
+        An unexpected exception fails the node that is being executed or else the workflow, as in Argo's `operate`.
+        """
         self.table.now, self.wake, self.actions = now, None, []
+        try:
+            self._advance(now, events)
+        except Exception as error:
+            self.finish("Error", describe(error), is_deadlocked=True)
+        return self.actions
+
+    def _advance(self, now: float, events: Iterable[Event]) -> None:
         if self.status["phase"]:
             duration = f"{now - parse_time(self.status['startedAt']):.6f}"
             self.inputs.globals |= {"workflow.status": self.status["phase"], "workflow.duration": duration}
@@ -58,12 +69,15 @@ class Scheduler(Context):
         if "volumeClaimTemplates" in self.spec and not self.done:
             self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
         for event in events:
-            self._apply_event(event)
+            try:
+                self._apply_event(event)
+            except Exception as error:
+                self.table.mark(self.nodes[event.id]["name"], "Error", describe(error))
         if not admission.admit(self):
-            return []
+            return
         self._apply_limits()
         if self.spec.get("suspend") and not self.shutdown:
-            return self.actions
+            return
         self.table.needs_requeue = True
         while self.table.needs_requeue and self.status["phase"] == "Running":
             self.table.needs_requeue, self.blocked_reason = False, ""
@@ -85,7 +99,6 @@ class Scheduler(Context):
             self.finish("Error", message, is_deadlocked=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
-        return self.actions
 
     def _restart_orphan(self, node: Node) -> None:
         """Restart a dead runner's pod that its parent does not restart, because the parent has completed."""
@@ -212,6 +225,10 @@ class Scheduler(Context):
             if self.depth >= MAX_DEPTH:
                 return self.table.error(name, caller, options, TOO_DEEP_MESSAGE)
             return self._execute(name, caller, arguments, options, is_attempt)
+        except (NodeError, LimitReached, ControllerCrash):
+            raise
+        except Exception as error:  # the node ends as after an error of its pod, so exit handlers and retries run
+            return self.table.error(name, caller, options, describe(error))
         finally:
             self.depth -= not is_attempt
 

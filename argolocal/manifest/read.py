@@ -2,8 +2,9 @@
 
 import copy
 import random
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ from argolocal.manifest.resolve import (
 )
 from argolocal.manifest.schema import TABLES, walk
 from argolocal.manifest.shape import shape_errors, without_nulls
+
+# a text that is meant to be a manifest of Argo, even if it is not YAML
+WORKFLOW_TEXT = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
+# an action of a Go template, as in a Helm chart; the tags of Argo begin in another way
+GO_TEMPLATE = re.compile(r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)")
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,58 @@ def objects_of(file: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+@dataclass
+class Documents:
+    """The documents of files and folders: objects with the name of their file, and the files that have none.
+
+    `broken_files`: file → problem of a manifest in a folder that cannot be parsed.
+    """
+
+    objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    other_files: list[str] = field(default_factory=list)
+    broken_files: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: Path) -> None:
+        """Add a file, or the manifests in a folder. Raises ConfigError, for a folder only if it has no manifests."""
+        if not path.is_dir():
+            self.objects += [(str(path), item) for item in objects_of(path)]
+            return
+        count = len(self.objects) + len(self.broken_files)
+        for file in files_of(path):
+            self._add_file_of_folder(file)
+        if len(self.objects) + len(self.broken_files) == count:
+            raise ConfigError(f"{path} does not contain a manifest: give a folder of manifests.")
+
+    def _add_file_of_folder(self, file: Path) -> None:
+        text = ""
+        try:
+            # reading another kind of file, such as a pipe, could wait forever
+            text = read_text(file) if file.is_file() else ""
+            parsed = [item for document in parse(text) if document for item in _items(document)]
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            if WORKFLOW_TEXT.search(text) and not GO_TEMPLATE.search(text):
+                self.broken_files[str(file)] = str(error)
+            else:
+                self.other_files.append(str(file))
+            return
+
+        manifests = [(str(file), item) for item in parsed if _is_manifest(item)]
+        self.objects += manifests
+        if not manifests:
+            self.other_files.append(str(file))
+
+
+def _is_manifest(document: Any) -> bool:
+    """Return True for a Kubernetes object; values, kustomizations and settings of other programs are not objects."""
+    if not isinstance(document, dict):
+        return False
+    version = str(document.get("apiVersion") or "")
+    if version.startswith(("argoproj.io/", "kustomize.config.k8s.io/")):
+        return version.startswith("argoproj.io/")
+    kind = document.get("kind")
+    return bool(kind) and (bool(version) or kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate"))
 
 
 def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -6,16 +6,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from argolocal.manifest.names import SCHEDULED_TIME
+
 Data = Mapping[str, Any]
 
+SCHEDULED_TIME_TAG = f"workflow.annotations.{SCHEDULED_TIME}"
 WORKFLOW_FIELDS = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "status", "duration")
-WORKFLOW_FIELDS += ("labels", "annotations", "creationTimestamp", "scheduledTime")
+WORKFLOW_FIELDS += ("labels", "labels.json", "annotations", "annotations.json", "creationTimestamp")
+# parts of the creation time, as in {{workflow.creationTimestamp.Y}}
+TIME_FORMATS = ("s", "RFC3339", *"BbmAadHIMSYypZzL")
 NODE_FIELDS = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
 RESULT_FIELDS = ("exitCode", "outputs.result")
 TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # types of the templates with the output `result`
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# a tag that starts with one of these may have any name; with `outputs`, only if the template is not in the manifest
-OPEN_TAG = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
+# If one of these has a value, then also each tag that starts with it: `outputs` of a template that is not in the
+# manifest, and the outputs of the workflow if a globalName contains tags.
+OPEN_TAG = re.compile(r"outputs|workflow\.outputs\.(parameters|artifacts)")
 
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
 
@@ -30,13 +36,33 @@ def has_value(parameter: Data) -> bool:
     return any(key in parameter for key in ("value", "default", "valueFrom"))
 
 
-def workflow_tags(spec: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow; `=NAME` has a value only in expressions."""
-    tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"workflow.parameters.json"}
-    tags |= {"workflow.priority"} if spec.get("priority") is not None else set()
-    tags |= {"workflow.failures"} if spec.get("onExit") else set()
-    tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # without onExit, Argo accepts only {{=...}}
-    tags |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
+def workflow_tags(spec: Data, metadata: Data) -> set[str]:
+    """Return the tags that have a value everywhere in the workflow; `=NAME` has a value only in expressions.
+
+    `metadata` has the labels and annotations that the workflow gets from other fields than those of its spec.
+    Source: validate.go, Workflow and newTemplateValidationCtx.
+    """
+    tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"=workflow.parameters.json"}
+    tags |= {f"workflow.creationTimestamp.{name}" for name in TIME_FORMATS}
+    if spec.get("priority") is not None:
+        tags.add("workflow.priority")
+    if spec.get("onExit"):
+        tags.add("workflow.failures")
+    if spec.get("hooks"):
+        # without onExit, Argo accepts only {{=...}}
+        tags.add("=workflow.failures")
+
+    if parameter_names := names((spec.get("arguments") or {}).get("parameters")):
+        tags |= {"workflow.parameters", "workflow.parameters.json"}
+        tags |= {f"workflow.parameters.{name}" for name in parameter_names}
+
+    workflow_metadata = spec.get("workflowMetadata") or {}
+    for holder in (metadata, workflow_metadata):
+        for kind in ("labels", "annotations"):
+            tags |= {f"workflow.{kind}.{name}" for name in holder.get(kind) or {}}
+    tags |= {f"workflow.labels.{name}" for name in workflow_metadata.get("labelsFrom") or {}}
+    if SCHEDULED_TIME_TAG in tags:
+        tags.add("workflow.scheduledTime")
     return tags
 
 
@@ -57,8 +83,18 @@ def declared_tags(direction: str, template: Data) -> set[str]:
     return tags | {f"{direction}.parameters"}
 
 
+def path_tags(template: Data) -> set[str]:
+    """Return the tags of the paths of a pod's inputs and outputs."""
+    inputs = declared_artifacts("inputs", template)
+    return {f"{name}.path" for name in inputs | declared_tags("outputs", template)}
+
+
+def declared_artifacts(direction: str, template: Data) -> set[str]:
+    return {f"{direction}.artifacts.{name}" for name in names((template.get(direction) or {}).get("artifacts"))}
+
+
 class Names:
-    """The tags that have a value. If `a.b` has a value, the map `a` has a value, too."""
+    """The tags that have a value. In an expression (`=a`), if `a.b` has a value, the map `a` has a value, too."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -67,8 +103,11 @@ class Names:
     def parent_tags(self) -> set[str]:
         return {parent for name in self.names for parent in _parents(name)}
 
-    def __contains__(self, name: str) -> bool:
-        if name in self.names or name in self.parent_tags:
+    def __contains__(self, tag: str) -> bool:
+        name = tag.removeprefix("=")
+        if name in self.names:
+            return True
+        if tag != name and (tag in self.names or name in self.parent_tags):
             return True
         return any(parent in self.names and OPEN_TAG.fullmatch(parent) for parent in _parents(name))
 
@@ -84,7 +123,8 @@ class Items(Names):
         # Argo accepts the tag {{item}} in every loop; if the item is a map or list, the tag's value is JSON
         super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))})
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, tag: str) -> bool:
+        name = tag.removeprefix("=")
         return name in self.names or (self.is_open and _head(name) == "item")
 
 
@@ -159,8 +199,12 @@ class Scope:
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
         if tag.startswith("="):
-            return self._is_done(node) and (not rest or rest in kind.tags_of(node))
+            return self._is_done(node) and (not rest or f"={rest}" in kind.tags_of(node))
         return self._is_done(node) and rest in kind.allowed_tags(node)
+
+    def global_names(self) -> set[str]:
+        """Return the tags that have a value here and do not belong to a task or step."""
+        return {name for layer in self.layers for name in layer.names}
 
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
         """Return the part of `tag` that may be misspelt, and the names that exist instead."""

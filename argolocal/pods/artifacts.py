@@ -184,7 +184,7 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) ->
                 continue
             try:
                 _delete(artifact["s3"]["key"], store(artifact["s3"]))
-            except (ArgolocalError, KeyError) as error:
+            except (ArgolocalError, KeyError, OSError, ValueError) as error:
                 other_conditions = [
                     condition for condition in status.get("conditions", []) if condition["type"] != "ArtifactGCError"
                 ]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from argolocal.common import object_names
 from argolocal.errors import ConfigError
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import all_templates
@@ -45,6 +46,20 @@ def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
         _check_resources(container, f"{where}.{path}.resources")
 
 
+def check_names(template: Mapping[str, Any], pod: str) -> None:
+    """Raise ConfigError for a name in a pod that the API server rejects; tags may have computed the names."""
+    where = f'Pod "{pod}" is invalid'
+    for path, container in containers_of(template):
+        if "name" in container:
+            object_names.LABEL.check(container["name"], f"{where}: {path}.name")
+    metadata = template.get("metadata") or {}
+    object_names.check_labels(metadata.get("labels"), f"{where}: metadata.labels")
+    object_names.check_annotations(metadata.get("annotations"), f"{where}: metadata.annotations")
+    object_names.check_labels(template.get("nodeSelector"), f"{where}: spec.nodeSelector")
+    if service_account := template.get("serviceAccountName"):
+        object_names.SUBDOMAIN.check(service_account, f"{where}: spec.serviceAccountName")
+
+
 def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine: images are not pulled."""
     for path, container in containers_of(template):
@@ -72,7 +87,8 @@ def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]
         version = re.search(r":(\d+\.\d+)", image)
         if base_name(image) == "python" and version and version[1] != local_version and image not in cluster.images:
             yield (
-                f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version}, not {version[1]}: code for {version[1]} may fail. "
+                f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version}, not {version[1]}: "
+                f"code for {version[1]} may fail. "
                 f"Set the image's interpreter in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
             )
 

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,27 +21,24 @@ from typing import Any
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import signal_group, start_time
 from argolocal.engine.nodes import PodEnded, PodStarted, Resources, Start
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.interfaces import Cluster
-from argolocal.manifest.volumes import claims
-from argolocal.pods import artifacts, containers, filesystem, volumes
+from argolocal.pods import artifacts, containers
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import daemon, data, http
-from argolocal.pods.kinds.container_set import COMMAND_ERROR_CODE, START_ERROR_CODE, ContainerSet, main_container
-from argolocal.pods.kinds.sidecars import KINDS, TERMINATED_EXIT_CODES, Sidecars
-from argolocal.pods.pod_run import GRACE_S, SCRIPT_PATH, Outputs, PodRun, declared_paths, resolve_paths
+from argolocal.pods.kinds.container_set import COMMAND_ERROR_CODE, START_ERROR_CODE, main_container
+from argolocal.pods.kinds.sidecars import TERMINATED_EXIT_CODES
+from argolocal.pods.pod_run import GRACE_S, Outputs, PodRun
 from argolocal.pods.process import (
     ContainerRun,
     Process,
     StartError,
     container_environment,
     expand_variables,
-    field_value,
     missing_command_message,
     start_container,
 )
-from argolocal.pods.volumes import VolumeDirectory
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import DISK_FULL, RunFiles, StateError, write_error
 
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
@@ -56,6 +54,7 @@ class Executor:
         self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
         self.resources = resources
         self.name: str = workflow["metadata"]["name"]
+        self.namespace: str = workflow["metadata"]["namespace"]
         self.running: dict[str, PodRun] = {}
         self.events: list[PodStarted | PodEnded] = []
         self.selector = selectors.DefaultSelector()
@@ -65,6 +64,11 @@ class Executor:
 
     def start(self, action: Start) -> None:
         """Run the pod of a node."""
+        with self._guard(action.id):
+            self._start(action)
+
+    def _start(self, action: Start) -> None:
+        containers.check_names(action.template, action.pod)
         if "resource" in action.template:
             self.events += self.resources.start(action)
             return
@@ -80,9 +84,9 @@ class Executor:
         pod.clean_up()
         root.mkdir(parents=True)
         inputs = [artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")]
-        run = self._run(pod, main := {"name": "main", **main_container(action.template)})
+        run = pod.container_run(main := {"name": "main", **main_container(action.template)}, self.namespace)
         try:
-            pod.volumes = self._volumes(pod)
+            pod.create_volumes(self.cluster, self.workflow)
             if "image" in main:
                 pod.working_directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
                 pod.expand = lambda text: expand_variables(text, container_environment(run, self.cluster))
@@ -105,12 +109,14 @@ class Executor:
         for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
-            else:
-                self._on_exit(self.running[key.data[0]], key.data[1])
+            elif pod := self.running.get(key.data[0]):  # otherwise an error has ended the pod in this loop
+                with self._guard(pod.action.id):
+                    self._on_exit(pod, key.data[1])
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
                 (work, callback), pod.work = pod.work, None
-                callback(pod, work)
+                with self._guard(pod.action.id):
+                    callback(pod, work)
         self._enforce()
         self.cluster.poll()  # restarts services that died
         self.events += self.resources.poll()
@@ -128,11 +134,12 @@ class Executor:
         pod.kill_reason, pod.kill_at = reason, time.time() + grace
         for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
-        if pod.template.keys() & {"http", "data"}:
-            self._end(pod, "Failed", reason, None)
-        elif pod.group and not pod.group.completed:
-            pod.group.kill()
-            self._advance(pod)
+        with self._guard(id):
+            if pod.template.keys() & {"http", "data"}:
+                self._end(pod, "Failed", reason, None)
+            elif pod.group and not pod.group.completed:
+                pod.group.kill()
+                self._advance(pod)
 
     def halt(self, grace: float) -> None:
         """Terminate all pods and wait for their end. No node is completed, so the run can be resumed."""
@@ -178,10 +185,40 @@ class Executor:
             elif pod.kill_reason is None and pod.action.deadline and now >= pod.action.deadline:
                 self.kill(pod.action.id, DEADLINE_EXCEEDED)
             elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
-                self._advance(pod)
+                with self._guard(pod.action.id):
+                    self._advance(pod)
         for id in self.resources.overdue_nodes(now):
             self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
             self.resources.forget(id)
+
+    @contextmanager
+    def _guard(self, id: str) -> Iterator[None]:
+        """Let an unexpected exception in the handling of a node end this node with Error, and not the run."""
+        try:
+            yield
+        except StateError:  # no event can be recorded: the run is interrupted, and can be resumed
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                raise write_error(error, self.files.root) from error
+            self._fail(id, describe(error))
+
+    def _fail(self, id: str, message: str) -> None:
+        """Kill the processes of a node's pod, if it has any, and end the node with Error."""
+        pod = self.running.get(id)
+        if not pod:
+            self.events.append(PodEnded(id, "Error", message))
+            return
+
+        for process in pod.processes:
+            signal_group(process.pid, signal.SIGKILL)
+        for name in list(pod.descriptors):
+            self._unwatch(pod, name)
+        try:
+            if pod.sidecars:
+                pod.sidecars.stop(0)
+        finally:
+            self._end(pod, "Error", message, None)
 
     # ---- methods for one pod -----------------------------------------------------------------------------------------
 
@@ -209,8 +246,8 @@ class Executor:
             work.result()
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
             self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
-            return
-        self._spawn(pod)
+        else:
+            self._spawn(pod)
 
     def _on_collected(self, pod: PodRun, work: Future[Any]) -> None:
         """End a pod whose results are collected."""
@@ -231,7 +268,7 @@ class Executor:
             self._end(pod, "Failed", pod.kill_reason, None)
             return
         try:
-            run = self._prepare(pod)
+            run = pod.prepare(self.cluster, self.namespace)
         except (ConfigError, OSError, ValueError) as error:
             self._end(pod, "Error", str(error), None)
             return
@@ -256,33 +293,6 @@ class Executor:
             self._run_in_thread(pod, lambda: daemon.wait_until_ready(run, self.cluster, is_running), self._on_probed)
         else:
             self.events.append(PodStarted(pod.action.id, run.ip))
-
-    def _prepare(self, pod: PodRun) -> ContainerRun:
-        """Prepare a pod's files, and return the container to run. Raises ConfigError, OSError, ValueError."""
-        # the check before the run does not know images that come from parameters
-        containers.check_images(pod.template, pod.action.pod, self.cluster)
-        template = resolve_paths(pod.template, pod.root if pod.private_paths is None else None)
-        container = {"name": "main", **main_container(template)}
-        if source := container.pop("source", ""):
-            script = filesystem.path_in_root(pod.root, SCRIPT_PATH)
-            script.parent.mkdir(parents=True, exist_ok=True)
-            script.write_text(source)
-            script.chmod(0o755)
-            path = str(script) if pod.private_paths is None else SCRIPT_PATH
-            container["args"] = [*(container.get("args") or []), path]
-        for path in declared_paths(template) if pod.private_paths is None else ():
-            pod.host(path).parent.mkdir(parents=True, exist_ok=True)
-        run = replace(
-            self._run(pod, container),
-            private_paths=pod.private_paths,
-            stdout=pod.root / ".stdout" if pod.action.capture else None,
-            volumes=pod.volumes,
-        )
-        if "containerSet" in template:
-            pod.sidecars = ContainerSet(template, run, self.cluster)
-        elif any(template.get(kind) for kind in KINDS) and not pod.sidecars:
-            pod.sidecars = Sidecars(template, run, self.cluster)
-        return run
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
         """End a pod whose container cannot start. Argo's executor reports exit codes, except for init containers."""
@@ -320,30 +330,14 @@ class Executor:
             pod.kill_at = None
             self._run_in_thread(pod, lambda: pod.collect(self.name, self._store), self._on_collected)
 
-    def _run(self, pod: PodRun, container: dict[str, Any]) -> ContainerRun:
-        namespace = self.workflow["metadata"]["namespace"]
-        return ContainerRun(pod.action.pod, container, pod.root, pod.log, namespace=namespace)
-
-    def _volumes(self, pod: PodRun) -> dict[str, VolumeDirectory]:
-        run = self._run(pod, {})
-        artifacts.remove_directory(pod.volumes_folder)
-        run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(self.workflow)]
-        volume_specs = pod.template.get("volumes") or []
-        return volumes.create(
-            volume_specs, pod.volumes_folder, self.cluster, lambda path, name: field_value(run, path, name), run_claims
-        )
-
     def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
         pod.descriptors[name] = os.pidfd_open(process.pid)
         self.selector.register(pod.descriptors[name], selectors.EVENT_READ, (pod.action.id, name))
-        self.files.append({"pods": {self._key(pod, name): [process.pid, start_time(process.pid) or 0]}})
+        self.files.append({"pods": {pod.journal_key(name): [process.pid, start_time(process.pid) or 0]}})
 
     def _unwatch(self, pod: PodRun, name: str) -> None:
         self.selector.unregister(descriptor := pod.descriptors.pop(name))
         os.close(descriptor)
-
-    def _key(self, pod: PodRun, name: str) -> str:
-        return pod.action.id if name == "main" else f"{pod.action.id} {name}"
 
     def _on_exit(self, pod: PodRun, name: str) -> None:
         process = pod.group.running[name] if pod.group else pod.process
@@ -377,14 +371,15 @@ class Executor:
 
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(pod.action.id)
-        keys = [self._key(pod, name) for name in pod.action.containers or ("main",)]
+        keys = [pod.journal_key(name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
+        # before the clean-up, whose failure must not change how the pod ended
+        self.events.append(PodEnded(pod.action.id, phase, message, outputs))
         artifacts.remove_directory(pod.volumes_folder)  # files of Secrets must not stay on disk
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
         elif pod.kill_reason is None:
             self.files.check_space()
-        self.events.append(PodEnded(pod.action.id, phase, message, outputs))
 
 
 def _complete(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from typing import Any
 from argolocal.engine.nodes import Start
 from argolocal.engine.scope import MARK
 from argolocal.errors import ConfigError
-from argolocal.pods import artifacts, filesystem
+from argolocal.interfaces import Cluster
+from argolocal.manifest.volumes import claims
+from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds.container_set import ContainerSet, main_container
 from argolocal.pods.kinds.sidecars import KINDS, Sidecars
-from argolocal.pods.process import Process
+from argolocal.pods.process import ContainerRun, Process, field_value
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
@@ -84,6 +86,10 @@ class PodRun:
         log_paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
         return {name: path for name, path in log_paths.items() if path.exists()}
 
+    def journal_key(self, container: str) -> str:
+        """Return the key of a container's process in the journal."""
+        return self.action.id if container == "main" else f"{self.action.id} {container}"
+
     def _members(self) -> list[dict[str, Any]]:
         return (self.template.get("containerSet") or {}).get("containers") or []
 
@@ -108,6 +114,47 @@ class PodRun:
         view = self.group.view if self.group else self.process.view if self.process else None
         mounts = main_container(self.template).get("volumeMounts") or []
         return view or filesystem.View(self.root, self.private_paths, bind_mounts(self.volumes, mounts, self.expand))
+
+    def container_run(self, container: dict[str, Any], namespace: str) -> ContainerRun:
+        """Return a container of this pod."""
+        return ContainerRun(self.action.pod, container, self.root, self.log, namespace=namespace)
+
+    def create_volumes(self, cluster: Cluster, workflow: dict[str, Any]) -> None:
+        """Create the directories of the pod's volumes. Raises ConfigError, OSError."""
+        run = self.container_run({}, workflow["metadata"]["namespace"])
+        artifacts.remove_directory(self.volumes_folder)
+        run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(workflow)]
+        specs = self.template.get("volumes") or []
+        self.volumes = volumes.create(
+            specs, self.volumes_folder, cluster, lambda path, name: field_value(run, path, name), run_claims
+        )
+
+    def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
+        """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError, ValueError."""
+        # the check before the run does not know images that come from parameters
+        containers.check_images(self.template, self.action.pod, cluster)
+        template = resolve_paths(self.template, self.root if self.private_paths is None else None)
+        container = {"name": "main", **main_container(template)}
+        if source := container.pop("source", ""):
+            script = filesystem.path_in_root(self.root, SCRIPT_PATH)
+            script.parent.mkdir(parents=True, exist_ok=True)
+            script.write_text(source)
+            script.chmod(0o755)
+            path = str(script) if self.private_paths is None else SCRIPT_PATH
+            container["args"] = [*(container.get("args") or []), path]
+        for path in declared_paths(template) if self.private_paths is None else ():
+            self.host(path).parent.mkdir(parents=True, exist_ok=True)
+        run = replace(
+            self.container_run(container, namespace),
+            private_paths=self.private_paths,
+            stdout=self.root / ".stdout" if self.action.capture else None,
+            volumes=self.volumes,
+        )
+        if "containerSet" in template:
+            self.sidecars = ContainerSet(template, run, cluster)
+        elif any(template.get(kind) for kind in KINDS) and not self.sidecars:
+            self.sidecars = Sidecars(template, run, cluster)
+        return run
 
     def host(self, path: str, keep_final_link: bool = False) -> Path:
         """Return the file on this machine at the main container's `path`.

@@ -64,6 +64,7 @@ class ContainerRun:
     origin: Origin | None = None  # default: interpreter and import path of this process
 
 
+MAX_HOSTNAME = 63  # the kubelet cuts the name of a pod to this number of characters
 MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
@@ -246,13 +247,14 @@ def _make_child_setup(
 
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
-    """Return PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, then `extra_env`."""
+    """Return PATH, HOME, LANG and HOSTNAME, then the variables in the kubelet's order: envFrom, env, `extra_env`."""
     container, origin = run.container, run.origin or Origin(path=cluster.path)
     variables = {
         "PATH": f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
+        "HOSTNAME": run.name[:MAX_HOSTNAME].rstrip("-."),
     } | dict(cluster.service_variables())
     variables |= {program.variable("PATH"): origin.path} if origin.path else {}
     variables |= cluster.image(container["image"]).env

@@ -5,20 +5,21 @@ addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argolocal.common import object_names
 from argolocal.errors import ConfigError
+from argolocal.manifest.schema import walk
 from argolocal.manifest.volumes import GC_STRATEGIES, Volume, mounts
+from argolocal.pods import filesystem
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
 READ_ONLY_KINDS = KINDS[1:5]
-NAME_PATTERN = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def create(
     directories: dict[str, VolumeDirectory] = {}
     for volume in volumes:
         name = volume["name"]
+        object_names.LABEL.check(name, "the name of a volume")
         if claim := volume.get("persistentVolumeClaim"):
             path = _claim_path(cluster, claim["claimName"])
             if claim["claimName"] not in run_claims and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
@@ -67,6 +69,13 @@ def create(
     return directories
 
 
+def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) -> None:
+    """Remove the volumes below `folder` that have contents of Secrets and ConfigMaps, which must not stay on disk."""
+    for directory in directories.values():
+        if directory.read_only and directory.path.is_relative_to(folder):
+            shutil.rmtree(directory.path, ignore_errors=True)
+
+
 def bind_mounts(
     volumes: Mapping[str, VolumeDirectory], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
 ) -> list[tuple[Path, str, bool]]:
@@ -87,13 +96,15 @@ def bind_mounts(
             if volume.read_only:
                 raise ConfigError(f"volume {mount['name']}: {sub_path!r} does not exist in the volume.")
             path.mkdir(parents=True)
-        binds.append((path, mount["mountPath"], bool(volume.read_only or mount.get("readOnly"))))
+        mount_path = os.path.join("/", mount["mountPath"])
+        if filesystem.unsupported_path([mount_path]):
+            raise ConfigError(f"volume {mount['name']}: {mount_path} is in a system directory. Use a path below /tmp.")
+        binds.append((path, mount_path, bool(volume.read_only or mount.get("readOnly"))))
     return sorted(binds, key=lambda bind: bind[1].count("/"))
 
 
 def _claim_path(cluster: Any, name: str) -> Path:
-    if not NAME_PATTERN.fullmatch(name):
-        raise ConfigError(f"the name of the claim {name!r} is invalid: it must consist of a-z, 0-9, - and dots.")
+    object_names.check_object("PersistentVolumeClaim", name)
     return cluster.home / "claims" / name
 
 
@@ -134,6 +145,42 @@ def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> It
             raise ConfigError(f"volume {volume}: the {kind} {name!r} does not contain the key {item['key']!r}.")
 
 
+def check_without_mounts(volumes: list[Volume], pod: str) -> None:
+    """Raise ConfigError for a volume whose contents cannot be shown without mount namespaces."""
+    for volume in volumes:
+        if "emptyDir" not in volume:
+            raise ConfigError(
+                f"{pod}: the volume {volume['name']} needs private mount namespaces, which are not available here. "
+                "Remove the volume, or use another machine."
+            )
+
+
+def check_pod(spec: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for a volume or a mount of a PodSpec that is invalid, or that pods here do not support."""
+    _check_volumes(spec, where)
+    names = {volume["name"] for volume in spec.get("volumes") or []}
+    for index, volume in enumerate(spec.get("volumes") or []):
+        list(walk(volume, "Volume", f"{where}.volumes[{index}]"))
+    for container in spec.get("containers") or []:
+        for index, mount in enumerate(container.get("volumeMounts") or []):
+            list(walk(mount, "Mount", f"{where}.{container.get('name')}.volumeMounts[{index}]"))
+            _check_mount(mount, names, f"{where}.{container.get('name')}")
+
+
+def _check_volumes(owner: Mapping[str, Any], where: str) -> None:
+    for index, volume in enumerate(owner.get("volumes") or []):
+        kinds = [key for key in volume if key != "name" and volume[key] is not None]
+        if len(kinds) != 1:
+            raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one kind.")
+        object_names.LABEL.check(volume.get("name"), f"{where}: the name of a volume")
+
+
+def _check_mount(mount: Mapping[str, Any], names: Collection[str], where: str) -> None:
+    if mount["name"] not in names:
+        valid_names = ", ".join(sorted(names)) or "one of spec.volumes"
+        raise ConfigError(f"{where} mounts {mount['name']!r}, which is not a volume: it must be {valid_names}.")
+
+
 def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
     """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
     shared_volumes = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
@@ -141,16 +188,10 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
     if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]) not in GC_STRATEGIES:
         raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC_STRATEGIES)}.")
     for owner, where in [(spec, "spec"), *templates]:
-        for index, volume in enumerate(owner.get("volumes") or []):
-            kinds = [key for key in volume if key != "name" and volume[key] is not None]
-            if len(kinds) != 1:
-                raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one kind.")
-        for volume in [*(owner.get("volumes") or []), *(claims if owner is spec else [])]:
-            if not NAME_PATTERN.fullmatch(volume["name"]):
-                raise ConfigError(f"{where} has a volume {volume['name']!r}: its name must consist of a-z, 0-9 and -.")
+        _check_volumes(owner, where)
+    for claim in claims:
+        object_names.LABEL.check(claim["name"], "spec: the name of a volume")
     for template, where in templates:
         names = {volume["name"] for volume in [*(template.get("volumes") or []), *shared_volumes, *claims]}
         for mount in mounts(template):
-            if mount["name"] not in names:
-                valid_names = ", ".join(sorted(names)) or "one of spec.volumes"
-                raise ConfigError(f"{where} mounts {mount['name']!r}, which is not a volume: it must be {valid_names}.")
+            _check_mount(mount, names, where)

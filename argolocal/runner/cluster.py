@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argolocal.common import homes, program
+from argolocal.common import homes, object_names, program
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from argolocal.controllers.kinds import Kinds
 
 STORABLE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # number of pods that keep their address; the addresses of older pods are assigned again
 
 
@@ -115,9 +113,11 @@ class LocalCluster:
         """Return the object store of an artifact whose location is `s3` ({}: default). Raises ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
+        bucket = (s3 or {}).get("bucket") or self.bucket
+        object_names.BUCKET.check(bucket, "the bucket of an artifact")
         folder = self.home / "store"
         (folder / self.bucket).mkdir(parents=True, exist_ok=True)
-        return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
+        return FolderStore(folder, bucket)
 
     def address(self, pod: str) -> str:
         """Return a pod's loopback address: a pod keeps its address, and two pods never share an address."""
@@ -189,7 +189,9 @@ class LocalCluster:
         return self.deployments.overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return a stored object, or None."""
+        """Return a stored object, or None. An object with an invalid name cannot exist."""
+        if not object_names.rule_of(kind).allows(name):
+            return None
         path = self.home / "objects" / kind / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
@@ -204,11 +206,11 @@ class LocalCluster:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
         for obj in objects:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
-            if kind not in STORABLE_KINDS or not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+            if kind not in STORABLE_KINDS:
                 raise ConfigError(
-                    f"{kind} {name!r} in the Workflow's file is not supported: use one of "
-                    f"{', '.join(STORABLE_KINDS)}, with a valid name."
+                    f"{kind} {name!r} in the Workflow's file is not supported: use one of {', '.join(STORABLE_KINDS)}."
                 )
+            object_names.check_object(kind, name)
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
             homes.make(self.home)

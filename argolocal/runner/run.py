@@ -41,7 +41,16 @@ from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
 from argolocal.runner import preflight
 from argolocal.runner.retry_workflow import reset
-from argolocal.state.journal import DISK_FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
+from argolocal.state.journal import (
+    DISK_FULL,
+    Busy,
+    DiskFull,
+    RunFiles,
+    StateError,
+    Status,
+    reset_interrupted,
+    write_error,
+)
 from argolocal.state.locks import SharedLocks
 
 STOP_GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
@@ -183,7 +192,7 @@ class LocalRun:
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise write_error(error, self.files.root) from error
                     # the cause may be a service that exited because of a full disk
-                    if isinstance(error, ArgolocalError):
+                    if isinstance(error, ArgolocalError) and not isinstance(error, StateError):
                         self.files.check_space()
                     raise
                 finally:

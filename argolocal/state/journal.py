@@ -18,8 +18,10 @@ from typing import Any, Self
 
 from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
+from argolocal.common.names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
 from argolocal.manifest.kinds import FULFILLED
+from argolocal.manifest.volumes import claims
 
 Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -30,7 +32,11 @@ MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's lock
 
 
-class DiskFull(ArgolocalError):
+class StateError(ArgolocalError):
+    """The state of a run cannot be written: the run is interrupted, as no event of any node can be recorded."""
+
+
+class DiskFull(StateError):
     """The disk is too full for the state of a run."""
 
 
@@ -42,7 +48,8 @@ class RunFiles:
     """The directory of one run. Only the process that holds the run's lock writes into the directory."""
 
     def __init__(self, home: Path, name: str) -> None:
-        self.home, self.name = home.resolve(), name
+        """Describe the run `name`; nothing is read or written. Raises InvalidName."""
+        self.home, self.name = home.resolve(), RunName(name)
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
         self.resume_request = self.root / "asked"  # file of the suspended nodes to resume, and their values
@@ -50,9 +57,10 @@ class RunFiles:
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
-        """Yield the runs of a home."""
+        """Yield the runs of a home. A folder that has not the name of a run is passed over."""
         for path in (home / "runs").glob("*/manifest.yaml"):
-            yield cls(home, path.parent.name)
+            if name := RunName.or_none(path.parent.name):
+                yield cls(home, name)
 
     def create(self, workflow: dict[str, Any]) -> None:
         """Create the directory of a run and lock the run. Raises ConfigError if the run exists already."""
@@ -108,6 +116,16 @@ class RunFiles:
             names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
             hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all runs."
             raise ConfigError(f'the run "{self.name[:100]}" does not exist in {runs}.{hint}') from None
+
+    def is_own_folder(self) -> bool:
+        """True if the folder is the run's: a folder of the home, not a link, whose manifest has the run's name."""
+        is_in_home = self.root.resolve() == (self.home / "runs").resolve() / self.name
+        if not is_in_home or not (self.root / "manifest.yaml").is_file():
+            return False
+        try:
+            return self.workflow()["metadata"]["name"] == self.name
+        except ConfigError:
+            return False
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
         """Return the run's status, and the pods that may still run. Raises ConfigError for a corrupt journal."""
@@ -204,6 +222,13 @@ class RunFiles:
         self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
 
 
+def run_claims(run: RunFiles) -> list[str]:
+    """Return the names of the claims that a run creates from its volumeClaimTemplates; [] for an unknown run."""
+    if not (run.root / "manifest.yaml").exists():
+        return []
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
+
+
 def _check_status(status: Status) -> None:
     """Raise ValueError or an exception of WRONG_SHAPE for a status that cannot be resumed."""
     nodes = status["nodes"]
@@ -228,7 +253,7 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def write_error(error: OSError, root: Path) -> ArgolocalError:
+def write_error(error: OSError, root: Path) -> StateError:
     """Return an error that says why the state of a run cannot be written to `root`, and how to fix the cause."""
     if error.errno in DISK_FULL:
         remedy = (
@@ -240,7 +265,7 @@ def write_error(error: OSError, root: Path) -> ArgolocalError:
             f"no space is left for the state of the run in {root} ({error.strerror}): the run is interrupted. "
             f"Free some space, {remedy}."
         )
-    return ArgolocalError(
+    return StateError(
         f"{root} cannot be written ({error.strerror}): a run keeps its state in this directory. Make it writable."
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from argolocal.common import object_names
 from argolocal.common.files import write_atomically
 from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.language import gofmt
@@ -74,7 +75,7 @@ class SharedLocks:
 
     def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
         """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid. Raises NodeError."""
-        if not CACHE_KEY.fullmatch(key):
+        if not CACHE_KEY.fullmatch(key) or not object_names.DATA_KEY.allows(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
             age = gofmt.parse_duration(max_age) if max_age else None
@@ -98,7 +99,11 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield an old or new cache ConfigMap, and store the ConfigMap if its data has changed. Raises NodeError."""
+        """Yield an old or new cache ConfigMap, and store the ConfigMap if its data has changed.
+
+        Raises NodeError, and ConfigError for an invalid name.
+        """
+        object_names.check_object("ConfigMap", name)
         folder = self.home / "objects/ConfigMap"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f".{name}.lock", "a") as lock:

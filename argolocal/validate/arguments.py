@@ -65,8 +65,8 @@ def check_inputs(
         inputs = (template.get("inputs") or {}).get(kind) or []
         passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
         for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
-            # Argo accepts an unknown argument; it is an error only if its name may be a misspelt input
-            suggestion = did_you_mean(name, input_names)
+            # Argo accepts an unknown argument; it is an error only if its name may be a misspelt input that lacks one
+            suggestion = did_you_mean(name, input_names.difference(passed_names))
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
         for name in [] if allow_later else [str(item.get("name")) for item in inputs if _is_required(item, kind)]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from argolocal.common import object_names
+from argolocal.common.object_names import LABEL_VALUE
 from argolocal.errors import ConfigError
 from argolocal.language import selector
 from argolocal.manifest.names import REPLICA_TYPE
@@ -21,9 +23,8 @@ from argolocal.validate.tag_rules import TAG, UNKNOWN, find_tagged_texts
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
 NAME = re.compile(r"\{\{\s*workflow\.name\s*\}\}")
 JSON_TOKEN = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN}')
-DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+DNS_NAME = object_names.SUBDOMAIN.pattern
+DNS_LABEL = object_names.SERVICE.pattern
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
 ON_JOB_FAILURE = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
@@ -265,7 +266,7 @@ def _check_metadata(findings: Findings, prefix: str, kind: str, metadata: Data) 
 
 def check_labels(findings: Findings, path: str, labels: Data) -> None:
     for key, value in labels.items():
-        if not isinstance(value, str) or not LABEL.fullmatch(TAG.sub("x", value.replace(UNKNOWN, "x"))):
+        if not isinstance(value, str) or not LABEL_VALUE.allows(TAG.sub("x", value.replace(UNKNOWN, "x"))):
             rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
             findings.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
 

@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from argolocal.common.object_names import LABEL
 from argolocal.manifest.tag_scope import Data
 from argolocal.validate.findings import Findings
-from argolocal.validate.tag_rules import UNKNOWN
+from argolocal.validate.tag_rules import TAG, UNKNOWN
 
 DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
@@ -25,7 +26,6 @@ VOCABULARY_TOKEN_NAME = re.compile(
 FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
 PLACEHOLDERS = ("{{", UNKNOWN, "$")  # a text that contains one of these is not the secret itself
-LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 ALLOWED_VOLUMES = {
     "configMap",
     "csi",
@@ -61,7 +61,7 @@ def check(findings: Findings, path: str, pod: Data, containers: Containers, is_c
             findings.warn(f"{path}.volumes[{volume.get('name')}]", "security", message)
     for where, container in containers:
         name = container.get("name")
-        if name and UNKNOWN not in name and (not LABEL.fullmatch(name) or len(name) > 63):
+        if name and not LABEL.allows(TAG.sub("x", name.replace(UNKNOWN, "x"))):
             findings.add(where, "name", f'"{name}" must be at most 63 lower-case letters, digits and dashes.')
         for port in container.get("ports") or []:
             if len(str(port.get("name", ""))) > 15:

@@ -1,5 +1,7 @@
 """Check tags: every `{{tag}}` must be closed and have a value."""
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from argolocal.language import expr
@@ -9,21 +11,62 @@ from argolocal.manifest.tag_scope import Scope, texts
 from argolocal.validate.findings import Findings
 
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
-PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # first words of the tags that are substituted
+# first words of the tags that are substituted
+PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
+RETRY_TAG = re.compile(r"retries|lastRetry\..*")
+# A tag that begins with one of these is not checked by Argo, but remains in the text if it does not have a value.
+# Source: validate.go, resolveAllVariables.
+UNCHECKED = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
+METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 
-def check(findings: Findings, path: str, value: Any, scope: Scope, parameters_known: bool) -> None:
-    """Check that every tag in `value` is in `scope`. `parameters_known`: all parameters of the workflow are known."""
+@dataclass(frozen=True)
+class Use:
+    """How the text with a tag is used: these facts decide whether a tag without a value prevents the run.
+
+    `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation reads the text.
+    `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
+    """
+
+    parameters_known: bool = True
+    is_validated: bool = True
+    is_used: bool = True
+    retries: bool = True
+
+    def is_fatal(self, tag: str, name: str) -> bool:
+        """Return True if Argo rejects the tag, or a run would use its text; `name` is a name that `tag` reads."""
+        if name.startswith("workflow.parameters") and not self.parameters_known:
+            return False
+        if tag.startswith("="):
+            # An item fails only at run time, and labels may be added when the workflow is submitted.
+            is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
+            return (self.is_validated or self.is_used) and not is_late
+        if name.startswith(UNCHECKED):
+            return False
+        return self.is_used or (self.is_validated and name != "item")
+
+
+def check(findings: Findings, path: str, value: Any, scope: Scope, use: Use) -> None:
+    """Check that every tag in `value` is in `scope`."""
     for where, text in find_tagged_texts(findings, path, value):
-        for tag in TAG.findall(text):
-            for name in _names_in(findings, where, tag):
-                is_known = name in scope or (tag.startswith("=") and f"={name}" in scope)
-                if name.split(".")[0] in PREFIXES and not is_known:
-                    message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
-                    is_late = tag.startswith("=") and name.split(".")[0] == "item"  # such a tag fails only at run time
-                    findings.add(
-                        where, "tag", message, (parameters_known or not name.startswith("workflow.")) and not is_late
-                    )
+        check_text(findings, where, text, scope, use)
+
+
+def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use) -> None:
+    for tag in TAG.findall(text):
+        for name in _names_in(findings, path, tag):
+            # Argo does not substitute a simple tag that is only a first word, such as {{inputs}}.
+            is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
+            if name.split(".")[0] in PREFIXES and not is_first_word and not _has_value(tag, name, scope):
+                message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
+                findings.add(path, "tag", message, use.is_fatal(tag, name))
+            if RETRY_TAG.fullmatch(name) and not use.retries:
+                message = "the template does not have a retryStrategy: add one, or remove the tag."
+                findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
+
+
+def _has_value(tag: str, name: str, scope: Scope) -> bool:
+    return f"={name}" in scope if tag.startswith("=") else name in scope
 
 
 def find_tagged_texts(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
@@ -40,6 +83,15 @@ def shorten(text: str) -> str:
 
 
 def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
+    if metadata := METADATA_TAG.fullmatch(name):
+        kind, key = metadata.groups()
+        prefix = f"workflow.{kind}s."
+        keys = {tag.removeprefix(prefix) for tag in scope.global_names() if tag.startswith(prefix)}
+        suggestion = findings.suggest(key, keys - {"json"})
+        remedy = suggestion or f" Add it to {kind}s in the metadata, or remove the tag."
+        return f'the workflow does not have the {kind} "{key}".{remedy}'
+    if name == "workflow.scheduledTime":
+        return "only a workflow of a CronWorkflow has a scheduled time: remove the tag, or run it by a CronWorkflow."
     if f"={name}" in scope:
         return f"Argo's validation does not know {name} here: write {{{{={name}}}}}, which is checked only in the run."
     return f"{name} does not have a value here.{findings.hint(*scope.find_alternatives(name))}"

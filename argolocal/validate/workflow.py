@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,13 +13,10 @@ from argolocal.manifest.kinds import TEMPLATE_TYPES
 from argolocal.manifest.loops import LOOPS
 from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
 from argolocal.validate import arguments, graph, metrics, objects, pods, tag_rules
-from argolocal.validate.exported import GlobalOutputs
-from argolocal.validate.findings import Findings
-
-Manifest = Mapping[str, Any]
+from argolocal.validate.tag_rules import Use
+from argolocal.validate.workflow_facts import TEMPLATE_KINDS, Manifest, WorkflowFacts, reads_input
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # kinds that do not require an entrypoint
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
@@ -29,80 +25,15 @@ MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are calle
 OUTPUT_TAG = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
 
-class WorkflowRules:
+POD_TYPES = ("container", "script", "containerSet", "resource", "data")  # types of templates that run a pod
+NODE_TAGS = ("outputs.result", "outputs.exitCode", "tasks.name", "steps.name")
+# fields of a DAG or steps template that have an effect; all other fields are for pods
+USED_FIELDS = ("name", "outputs", "memoize", "synchronization", "metrics", "retryStrategy", "parallelism")
+READ_TEXT = Use()
+
+
+class WorkflowRules(WorkflowFacts):
     """All rules for one manifest; the method `run` adds the problems to `findings`."""
-
-    def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
-        self.manifest, self.findings, self.find = manifest, findings, find
-        self.add, self.warn = findings.add, findings.warn
-        self.other_objects: dict[str, Manifest] = {}  # path of a spec in findings → referenced object
-        self.kind = str(manifest.get("kind"))
-        self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
-        spec = manifest.get("spec") or {}
-        self.spec: dict[str, Any] = (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
-
-    @cached_property
-    def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Templates of each referenced object, by the object's scope; None if the object is missing."""
-        templates: dict[str, dict[str, Manifest] | None] = {}
-        references: list[tuple[str, Manifest, str]] = []
-        resolve.qualify(self.spec, "", self.root, references)
-        while references:
-            scope, reference, _ = references.pop()
-            if scope not in templates:
-                other = resolve.find_template(reference, self.find)
-                spec, templates[scope] = {}, None
-                if other and not any(shape.shape_errors(other)):  # reported for `other`
-                    self.other_objects[self.object_path(scope)] = other
-                    spec = shape.without_nulls(other.get("spec") or {})
-                    templates[scope] = _by_name(spec)
-                resolve.qualify(spec, scope, f"{scope}.spec", references)
-        return templates
-
-    def object_path(self, scope: str) -> str:
-        """Return the path that findings show for the spec of the object with this scope."""
-        return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
-
-    @cached_property
-    def templates(self) -> dict[str, Manifest]:
-        """Templates by the names that callers use."""
-        stored = self.stored_templates.items()  # `stored_templates` also writes full template names into callers
-        return _by_name(self.spec) | {
-            f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
-        }
-
-    @cached_property
-    def workflow_tags(self) -> Names:
-        return Names(tag_scope.workflow_tags(self.spec))
-
-    @cached_property
-    def global_outputs(self) -> GlobalOutputs:
-        first_templates = [str(self.spec.get(field)) for field in ("entrypoint", "onExit")]
-        return GlobalOutputs(self.templates, [*first_templates, *names(self.spec.get("templates"))])
-
-    @cached_property
-    def running_ids(self) -> set[int]:
-        """Ids of templates that run before the workflow completes, and thus cannot read workflow.failures."""
-        return {id(template) for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()}
-
-    def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """Return the templates named in `queue` and all templates that they call; `hooks`: also in their hooks."""
-        templates: dict[str, Manifest] = {}
-        while queue:
-            if (name := queue.pop()) in self.templates and name not in templates:
-                templates[name] = self.templates[name]
-                callers = resolve.callers({"templates": [templates[name]]}, "")
-                queue += [str(caller.get("template")) for caller, path in callers if hooks or ".hooks." not in path]
-        return templates
-
-    @cached_property
-    def tags_while_running(self) -> Names:
-        return Names(self.workflow_tags.names - {"workflow.failures", "=workflow.failures"})
-
-    def global_tags(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
-        """Return the global tags that are known in a template, or at one of its steps."""
-        workflow_tags = self.tags_while_running if id(template) in self.running_ids else self.workflow_tags
-        return workflow_tags, self.global_outputs.tags_at(template if step is None else step)
 
     def run(self) -> None:
         self.check_metadata()
@@ -115,6 +46,7 @@ class WorkflowRules:
             return
         workflow_arguments = self.spec.get("arguments") or {}
         arguments.check(self.findings, f"{self.root}.arguments", workflow_arguments, allow_later=True)
+        self.check_workflow_tags(workflow_arguments)
         for field in ("entrypoint", "onExit"):
             if name := self.spec.get(field):
                 self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True)
@@ -138,6 +70,19 @@ class WorkflowRules:
         for name, template in self.called_templates(names(self.spec.get("templates")), hooks=False).items():
             if scope := name.rpartition("/")[0]:
                 self.check_template(f"{self.object_path(scope)}.templates[{template.get('name')}]", template)
+
+    def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
+        """Check the tags workflow.* outside of templates, which Argo's validation sees only where they are inserted."""
+        known_tags = self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
+        scope = Scope((Names(known_tags),))
+        for parameter in workflow_arguments.get("parameters") or []:
+            where = f"{self.root}.arguments.parameters[{parameter.get('name')}].value"
+            use = Use(is_validated=False, is_used=parameter.get("name") in self.used_parameters)
+            self.check_tags(where, _workflow_tags_in(str(parameter.get("value", ""))), scope, use)
+        for key, value in self.spec.items():
+            if key not in ("templates", "arguments"):
+                for where, text in tag_scope.texts(value, f"{self.root}.{key}"):
+                    self.check_tags(where, _workflow_tags_in(text), scope, Use(is_validated=False, is_used=False))
 
     def merge_template_ref(self) -> bool:
         """Merge the spec over the spec of its WorkflowTemplate. Return False if the WorkflowTemplate is missing."""
@@ -235,14 +180,39 @@ class WorkflowRules:
             if "resource" in template:
                 objects.check_resource(self.findings, f"{path}.resource", template["resource"], self.workflow_name)
             self.check_pod(path, template)
-            paths = {f"{name}.path" for name in inputs | outputs}
-            tags = Names({*inputs, *outputs, *paths, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
-            layers = (tags, *(task_scope.layers if task_scope else self.global_tags(template)))
-            self.check_tags(path, template, replace(task_scope, layers=layers) if task_scope else Scope(layers))
+            tags = {*inputs, *outputs, *NODE_TAGS}
+            if "suspend" not in template:
+                tags |= tag_scope.path_tags(template)
+            if any(kind in template for kind in POD_TYPES):
+                tags.add("pod.name")
+            layers = (Names(tags), *(task_scope.layers if task_scope else self.global_tags(template)))
+            scope = replace(task_scope, layers=layers) if task_scope else Scope(layers)
+            retries = any("retryStrategy" in holder for holder in (template, self.spec, self.template_defaults))
+            body = {key: value for key, value in template.items() if key != "inputs"}
+            self.check_tags(path, body, scope, Use(retries=retries))
+            self.check_inputs(path, template, scope)
+
+    def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
+        """Check the tags in the inputs of a template. An argument replaces the value of an input, and its tags.
+
+        Source: ProcessArgs, validateLeaf.
+        """
+        calls_others = "dag" in template or "steps" in template
+        inputs = dict(template.get("inputs") or {})
+        parameters = inputs.pop("parameters", None) or []
+        self.check_tags(f"{path}.inputs", inputs, scope, Use(is_validated=not calls_others))
+        for parameter in parameters:
+            where = f"{path}.inputs.parameters[{parameter.get('name')}]"
+            name = str(parameter.get("name"))
+            is_used = name in self.inputs_without_argument(template) and reads_input(template, name)
+            for key, value in parameter.items():
+                # Argo's validation replaces the value, but not the default, by the value of an argument.
+                is_validated = not calls_others and key not in ("value", "valueFrom")
+                self.check_tags(f"{where}.{key}", value, scope, Use(is_validated=is_validated, is_used=is_used))
 
     def check_pod(self, path: str, template: Manifest) -> None:
         """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
-        defaults = self.spec.get("templateDefaults") or {}
+        defaults = self.template_defaults
         merged_template = {**defaults, **template}
         for kind in ("container", "script", "containerSet"):
             if kind not in template:
@@ -277,9 +247,10 @@ class WorkflowRules:
                     self.add(f"{dag_path}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", message)
             items = (Items(task),) if _has_loop(task) else ()
             self.check_task(f"{dag_path}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
-        other_fields = {key: value for key, value in template.items() if key != "dag"}
         nodes = Nodes("tasks", tasks, self.templates, [name for name, task in tasks.items() if "hooks" not in task])
-        self.check_tags(path, other_fields, Scope(layers, nodes, lambda name: True))
+        scope = Scope(layers, nodes, lambda name: True)
+        self.check_tags(f"{dag_path}.target", str(template["dag"].get("target") or ""), scope)
+        self.check_other_fields(path, template, "dag", scope)
 
     def check_steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
         step_list = [(number, step) for number, group in enumerate(template["steps"]) for step in group]
@@ -295,8 +266,16 @@ class WorkflowRules:
             layers = (input_tags, *self.global_tags(template, step), *loop_items)
             scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
             self.check_task(f"{path}.steps[{number}][{name}]", name, step, scope)
-        other_fields = {key: value for key, value in template.items() if key != "steps"}
-        self.check_tags(path, other_fields, Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True))
+        scope = Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True)
+        self.check_other_fields(path, template, "steps", scope)
+
+    def check_other_fields(self, path: str, template: Manifest, body: str, scope: Scope) -> None:
+        """Check the tags in the fields of a DAG or steps template besides its `body`; fields of pods have no effect."""
+        self.check_inputs(path, template, scope)
+        for key, value in template.items():
+            if key not in ("inputs", body):
+                is_used = key in USED_FIELDS
+                self.check_tags(f"{path}.{key}", value, scope, Use(is_validated=is_used, is_used=is_used))
 
     def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
         """Report `fields`, which only another type of template may have."""
@@ -332,7 +311,15 @@ class WorkflowRules:
             message = f"the condition compares an output as text, which fails for 5e-05 or NaN: write {remedy}."
             self.warn(f"{path}.when", "when", message)
         other_fields = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
+        other_fields["arguments"] = {**passed_arguments, "parameters": []}
         self.check_tags(path, other_fields, scope)
+        template = task.get("inline") or self.templates.get(str(task.get("template")))
+        input_names = names(((template or {}).get("inputs") or {}).get("parameters"))
+        for parameter in passed_arguments.get("parameters") or []:
+            # Argo validates the tags of an argument even if no input takes it.
+            is_used = template is None or parameter.get("name") in input_names
+            where = f"{path}.arguments.parameters[{parameter.get('name')}]"
+            self.check_tags(where, parameter, scope, Use(is_used=is_used))
         self.check_tags(
             f"{path}.hooks", hooks, replace(scope, is_done=lambda other: other == name or scope.is_done(other))
         )
@@ -384,13 +371,16 @@ class WorkflowRules:
         arguments.check_inputs(self.findings, where, title, template, passed_arguments, allow_extra, allow_later)
         arguments.check_timeout(self.findings, where, template, passed_arguments, self.spec.get("arguments") or {})
 
-    def check_tags(self, path: str, value: Any, scope: Scope) -> None:
-        tag_rules.check(self.findings, path, value, scope, parameters_known=self.kind not in TEMPLATE_KINDS)
-
-
-def _by_name(spec: Manifest) -> dict[str, Manifest]:
-    return {str(template["name"]): template for template in spec.get("templates") or [] if template.get("name")}
+    def check_tags(self, path: str, value: Any, scope: Scope, use: Use = READ_TEXT) -> None:
+        use = replace(use, parameters_known=self.kind not in TEMPLATE_KINDS)
+        tag_rules.check(self.findings, path, value, scope, use)
 
 
 def _has_loop(task: Manifest) -> bool:
     return any(key in task for key in LOOPS)
+
+
+def _workflow_tags_in(text: str) -> str:
+    """Return only the tags workflow.* of a text."""
+    tags = [tag for tag in tag_rules.TAG.findall(text) if tag.strip().startswith("workflow.")]
+    return " ".join(f"{{{{{tag}}}}}" for tag in tags)

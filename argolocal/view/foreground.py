@@ -49,7 +49,7 @@ def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str],
 
     Raises ConfigError, Busy.
     """
-    name = name or runs.newest(cluster.home, ("Interrupted", "Failed", "Error"))
+    name = name or runs.resumable(cluster.home)
     if resume_suspended(name, values, cluster.home):
         print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
         return None

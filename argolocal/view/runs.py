@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from argolocal.common import program
 from argolocal.common.processes import is_alive
 from argolocal.common.wording import duration, visible
+from argolocal.engine.suspend import suspended
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
@@ -24,8 +25,8 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 def names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
-    runs = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
-    return [path.name for path in sorted(runs, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)]
+    files = [run.root / "manifest.yaml" for run in RunFiles.all(home)]
+    return [path.parent.name for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
@@ -37,6 +38,19 @@ def newest(home: Path, phases: Collection[str] = ()) -> str:
     raise ConfigError(
         f"there is no {missing} in {home}: `{program.name} status` lists all runs, `{program.name} run` starts a run."
     )
+
+
+def resumable(home: Path) -> str:
+    """Return the name of the newest run that is suspended, interrupted or failed. Raises ConfigError."""
+    phases = ("Interrupted", "Failed", "Error")
+    for name, status in _runs(home):
+        if status["phase"] in phases or (status["phase"] == "Running" and _is_suspended(home, name, status)):
+            return name
+    return newest(home, (*phases, "Suspended"))
+
+
+def _is_suspended(home: Path, name: str, status: Status) -> bool:
+    return bool(next(iter(suspended(status)), None) or RunFiles(home, name).workflow()["spec"].get("suspend"))
 
 
 def state(home: Path, name: str) -> dict[str, Any]:

@@ -191,8 +191,10 @@ def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def pod_of(name: str, node: Mapping[str, Any]) -> str:
     """Return the name of a node's pod."""
-    root = node.get("name") == name
-    return name if root else f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
+    if node.get("name") == name:
+        return name
+    template = (node.get("templateRef") or {}).get("template") or node.get("templateName", "")
+    return f"{name}-{template}-{node.get('id', '').rpartition('-')[2]}"
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:

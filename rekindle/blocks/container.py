@@ -13,6 +13,7 @@ from hera.workflows import models as m
 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
+from rekindle.blocks.manifest.quoting import in_argument
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse
@@ -60,7 +61,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in
         if default is not None or info.is_required():
             value = Parameter(name=field) if info.is_required() else Parameter(name=field, default=to_text(default))
             inputs.append(value)
-            args.append(f"{flag(field)}={{{{inputs.parameters.{field}}}}}")
+            args.append(in_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
     for field, info in definition.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
@@ -74,7 +75,8 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in
         inputs.append(Parameter(name=TASK))
     env: list[Any] = []
     if hasattr(definition, "REUSE") and not in_loop:
-        args += [f"--entry={{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}", f"--reuse={reuse()}"]
+        entry = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}"
+        args += [in_argument(f"--entry={entry}"), in_argument(f"--reuse={reuse()}")]
         env = [m.EnvVar.model_validate(variable) for variable in pods.image_digest(pod.image)]
     return Container(
         name=name,
@@ -143,4 +145,4 @@ def command(module: str, values: Mapping[str, Any]) -> list[str]:
     for field, info in fields.items():
         if info.is_required() and field not in values:
             raise ConfigError(f"step {module} requires the input {field}: give it a value.")
-    return [f"{flag(field)}={to_text(values[field])}" for field in fields if values.get(field) is not None]
+    return [in_argument(f"{flag(field)}={to_text(values[field])}") for field in fields if values.get(field) is not None]

@@ -13,12 +13,14 @@ from hera.workflows import Parameter, Resource, RetryStrategy
 from hera.workflows import models as m
 
 from rekindle.blocks.container import placement, retries
+from rekindle.blocks.manifest.quoting import as_integer, as_word, in_json
 from rekindle.blocks.pod import Manifest, resources
 from rekindle.blocks.settings import PodConfig
+from rekindle.blocks.wiring import to_expression
 
 # condition of a task after the task `scale`: without capacity for all pods, the requests go to those that are ready
 SCALED = "scale || scale.Failed || scale.Errored"
-NUMBER_TAG = re.compile(r'"\{\{!(.+?)\}\}"')
+NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
 
 def text(name: str) -> str:
@@ -27,17 +29,23 @@ def text(name: str) -> str:
 
 
 def number(name: str) -> str:
-    """Return a tag for the input `name` as a number, for `render`."""
-    return f"{{{{!inputs.parameters.{name}}}}}"
+    """Return a tag for the input `name` as an integer, for `render`."""
+    return integer(to_expression(f"inputs.parameters.{name}"))
+
+
+def integer(expression: str) -> str:
+    """Return a mark for the value of an expression as an integer, for `render`."""
+    return f"{{!{expression}!}}"
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
-    """Return an object, or the operations of a patch, as JSON; `{{!tag}}` marks a number, and loses its quotes.
+    """Return an object, or the operations of a patch, as JSON; the mark of an integer becomes a tag without quotes.
 
-    The JSON is indented so that its braces do not merge with the braces of tags. Argo replaces tags before it parses
-    the text: values of tags must not need escaping.
+    Argo replaces tags before it parses the text, so texts with tags are quoted (`quoting.in_json`). The JSON is
+    indented so that its braces do not merge with the braces of tags.
     """
-    return NUMBER_TAG.sub(r"{{\1}}", json.dumps(manifest, indent=1))
+    text = json.dumps(in_json(manifest), indent=1)
+    return NUMBER_TAG.sub(lambda match: as_integer(match[1]), text)
 
 
 def apply(
@@ -74,7 +82,7 @@ def read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: tuple[st
     return Resource(
         name=name,
         action="get",
-        flags=[kind, obj, "--ignore-not-found"],
+        flags=[kind, as_word(obj), "--ignore-not-found"],
         inputs=[Parameter(name=field) for field in inputs],
         outputs=[Parameter(name=field, value_from=m.ValueFrom(json_path=path)) for field, path in paths.items()],
         retry_strategy=retries(2),
@@ -87,9 +95,9 @@ def scale(name: str, seconds: int) -> Resource:
         name=name,
         action="patch",
         merge_strategy="merge",
-        flags=["deployment", text("server")],
+        flags=["deployment", as_word(text("server"))],
         manifest=render({"spec": {"replicas": number("replicas")}}),
-        success_condition=f"status.readyReplicas == {text('replicas')}",
+        success_condition=f"status.readyReplicas == {as_integer('inputs.parameters.replicas')}",
         inputs=[Parameter(name="server"), Parameter(name="replicas")],
         retry_strategy=RetryStrategy(limit=1, retry_policy="OnError"),
         active_deadline_seconds=seconds,

@@ -23,6 +23,7 @@ from rekindle.blocks.binding import (
 from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.manifest.quoting import as_word, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
@@ -234,13 +235,8 @@ class Pipeline(References):
         """Add a task, by default named `task`, that deletes the object `name` if it exists."""
         if "delete" not in self.templates:
             self.templates["delete"] = delete(self.template_name("delete"), retries(self.config.cluster.retries))
-        objects = {"kind": kind, "object": name}
+        objects = {"kind": kind, "object": as_word(name)}
         return self.add(self.name("", task), self.templates["delete"], objects, options, after)
-
-
-def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its outputs, is not empty."""
-    return {"when": f"'{{{{={origin}}}}}' == ''"}  # Argo shows this condition in the message of a skipped task
 
 
 CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)

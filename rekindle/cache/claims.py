@@ -72,4 +72,17 @@ def _read(store: "Store", run: str) -> tuple[dict[str, float], str | None]:
         data, etag = store.get_with_etag(f"{FOLDER}{run}")
     except NotFound:
         return {}, None
-    return json.loads(data), etag
+    try:
+        times = json.loads(data)
+    except ValueError:
+        times = None
+    if not isinstance(times, dict):  # written by somebody else
+        return {}, etag
+    # a time that is not a number counts as now, so that the artifacts stay
+    return {task: _time(value) for task, value in times.items()}, etag
+
+
+def _time(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return time.time()

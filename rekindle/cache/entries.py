@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.language.quantity import quantity
 from rekindle.cache import claims
 from rekindle.errors import Conflict, NotFound, StorageError
+from rekindle.names import Digest, InvalidName, TaskName, TaskReference
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -105,9 +106,34 @@ def _object_key(key: str) -> str:
 def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
-        return Entry(**json.loads(store.get(_object_key(key))))
-    except (NotFound, ValueError, TypeError):  # the entry is missing, or another version of Rekindle wrote it
+        value = json.loads(store.get(_object_key(key)))
+    except (NotFound, ValueError, RecursionError):
         return None
+    return _parse(key, value)
+
+
+def _parse(key: str, value: Any) -> Entry | None:
+    """Return the entry of `key` with these fields, or None if another program or version of Rekindle wrote it.
+
+    The outputs of an entry become parameters of a workflow, where Argo would replace template tags.
+    """
+    try:
+        entry = Entry(**value)
+        TaskReference(entry.at)
+        float(entry.seconds)
+        float(entry.made)
+        for name, text in entry.outputs.items():
+            if not isinstance(name, str) or not isinstance(text, str) or "{{" in text:
+                return None
+        for name, artifact in entry.artifacts.items():
+            TaskName(name)
+            if artifact["sha256"]:  # the sha256 of a training's model is unknown
+                Digest(artifact["sha256"])
+            if type(artifact["files"]) is not int or type(artifact["bytes"]) is not int:
+                return None
+    except (InvalidName, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return entry if entry.key == key and isinstance(entry.facts, dict) else None
 
 
 def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:
@@ -198,9 +224,9 @@ class Index:
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
         try:
             copies = json.loads(self.store.get(INDEX_KEY))
-            return {key: (etag, Entry(**entry) if entry else None) for key, (etag, entry) in copies.items()}
+            return {key: (etag, entry and _parse(key, entry)) for key, (etag, entry) in copies.items()}
         # the copies are missing, or another version of Rekindle wrote them
-        except (Conflict, StorageError, ValueError, TypeError, AttributeError):
+        except (Conflict, StorageError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
 

@@ -1,5 +1,6 @@
 """The cache key of a step: a hash of its inputs, its code and the data that it reads."""
 
+import errno
 import hashlib
 import json
 import os
@@ -135,6 +136,9 @@ def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
 
 def describe_files(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
+    if path.exists() and not path.is_dir() and not path.is_file():
+        # a device may have no end, and a FIFO would block
+        raise OSError(errno.EINVAL, "it is neither a regular file nor a folder", str(path))
     names = glob("**", root_dir=path, recursive=True, include_hidden=True)  # follows links, unlike Path.rglob
     files = sorted(file for file in map(path.joinpath, names) if file.is_file()) if path.is_dir() else [path]
     file_digests = []

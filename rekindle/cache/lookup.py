@@ -156,7 +156,7 @@ def step_call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Ma
     body = substitute({name: template[name] for name in ("container", "resource") if name in template}, template_scope)
     containers = [body["container"]] if "container" in body else _containers(documents(body["resource"]["manifest"]))
     for container in containers:
-        args = container.get("args") or []
+        args = [arg.replace("$$", "$") for arg in container.get("args") or []]  # as the kubelet does
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first_flag, module = COMMANDS[args[1]]
             flags = (flag[2:].partition("=") for flag in args[first_flag:] if flag.startswith("--") and "=" in flag)

@@ -15,7 +15,7 @@ from rekindle.cache.key import Facts, UnknownKey, data_digests, describe_files, 
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
 from rekindle.errors import StorageError, say
 from rekindle.keys import REUSED_MODELS
-from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, write_outputs
+from rekindle.step import StepInputs, StepOutputs, is_artifact, load, output_text, write_outputs
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -49,7 +49,9 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         step_facts = None
     artifacts = {name: describe_files(path) for name, path in _artifacts(outputs).items()}
     texts = {
-        name: to_text(value) for name, value in outputs if name not in artifacts and name not in (RUN_ID, REUSED_MODELS)
+        name: output_text(name, value)
+        for name, value in outputs
+        if name not in artifacts and name not in (RUN_ID, REUSED_MODELS)
     }
     write_outputs(outputs, targets)
     _copy_models(store, inputs, texts, targets, options)
@@ -86,7 +88,7 @@ def _copy_models(
     """Copy the models of the run's trainings that are known with the `outputs` of this step, unless nothing trains."""
     if REUSED_MODELS in targets and options.reuse == "yes" and inputs.manifest and not outputs.get("unchanged"):
         reused_models = copy_reused_models(store, inputs.manifest, inputs.cached, options.entry, outputs)
-        targets[REUSED_MODELS].write_text(to_text(reused_models))
+        targets[REUSED_MODELS].write_text(output_text(REUSED_MODELS, reused_models))
 
 
 def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str) -> None:
@@ -99,7 +101,7 @@ def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str,
         if name == RUN_ID:
             target.write_text(f"{inputs.experiment}/{inputs.workflow}")
         elif name == REUSED_MODELS:
-            target.write_text(to_text(inputs.cached))
+            target.write_text(output_text(name, inputs.cached))
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])
     store.put(f"{task}/{REUSED_FROM}", entry.at.encode())

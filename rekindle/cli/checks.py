@@ -97,22 +97,23 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
       rekindle lint configs/demo.yaml
       rekindle lint --manifest workflow.yaml --manifest templates/ -o json
     """
-    from argolocal import validate
     from argolocal.cli import print_findings
-    from argolocal.manifest.read import files_of, objects_of
+    from argolocal.manifest.read import Documents
     from rekindle.blocks.settings import DEFAULT_IMAGE
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs]
-    files = [file for path in manifests for file in files_of(path)]
-    objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
-    findings = validate.lint_all(objects)
+    documents = Documents([(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs])
+    for path in manifests:
+        documents.add(path)
     # nobody chose the default image: `submit` warns of it, where it matters
-    is_default = f'"{DEFAULT_IMAGE}" can change'
-    rendered = {str(file) for file in configs}
-    findings = [f for f in findings if f.file not in rendered or not f.message.startswith(is_default)]
-    return print_findings(findings, as_json)
+    default_warning = f'"{DEFAULT_IMAGE}" can change'
+    rendered_files = {str(file) for file in configs}
+    return print_findings(
+        documents,
+        as_json,
+        lambda finding: finding.file not in rendered_files or not finding.message.startswith(default_warning),
+    )
 
 
 @command

@@ -30,11 +30,14 @@ class Source:
         return load_config(self.config, self.sets)
 
     def manifests(
-        self, on_valid_config: Callable[[Any], None] = lambda config: None
+        self,
+        on_valid_config: Callable[[Any], None] = lambda config: None,
+        complete: Callable[[Any], Any] = lambda loaded: loaded.config,
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps, Secrets.
 
         The manifest is read from --manifest, or rendered from CONFIG; then `on_valid_config` is called with the config.
+        `complete` returns the config to render, for example with a port that is free.
         """
         if self.manifest and (self.config or self.sets):
             raise click.UsageError(
@@ -50,7 +53,7 @@ class Source:
             return manifest, other_objects
         from rekindle.blocks.manifest.render import render_manifest
 
-        config = self.load().config
+        config = complete(self.load())
         manifest = render_manifest(config)
         self.scheduled_time()
         on_valid_config(config)

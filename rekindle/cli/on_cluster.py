@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import Name, output_option, pairs_of
+from argolocal.cli.options import Name, Run, output_option, pairs_of
 from argolocal.cli.output import errors_as_json, print_result
 from argolocal.manifest.kinds import COMPLETED
 from rekindle.cli.group import command
@@ -197,7 +197,7 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=Run())
 @cluster_options
 @click.option("--cluster", is_flag=True, hidden=True, expose_value=False,
               help="Accepted for symmetry: this command always acts on a cluster.")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from argolocal import cli as local
-from argolocal.cli.options import Name, ask_option, output_option, pairs_of, parameters_option
+from argolocal.cli.options import Run, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
@@ -15,6 +15,7 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
 
 NO_LOGS = "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f` during a run."
 
@@ -45,7 +46,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         check_training(valid_config, source.scheduled_time())
 
     with run_output(as_json):
-        workflow, other_objects = source.manifests(begin)
+        workflow, other_objects = source.manifests(begin, lambda loaded: with_free_port(loaded, LocalCluster(home())))
         values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
         full_status = bool(source.manifest)
         return foreground.run(
@@ -53,8 +54,20 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         )
 
 
+def with_free_port(loaded: Any, cluster: Any) -> Any:
+    """Return the config, with a free port of this machine for the model server unless the user has chosen a port."""
+    config = loaded.config
+    if "serve.port" in loaded.origins:
+        return config
+    port = cluster.port_for(config.name, config.serve.port)
+    if port == config.serve.port:
+        return config
+    say(f"note: the model is served at port {port}, because port {config.serve.port} is taken (setting serve.port).")
+    return config.model_copy(update={"serve": config.serve.model_copy(update={"port": port})})
+
+
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @parameters_option("Value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
@@ -87,7 +100,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster.")
 @click.option("--all", "show_all", is_flag=True, help="Show the internal steps of NAME, too.")
 @cluster_flag
@@ -122,7 +135,7 @@ def status(name: str | None, watch: bool, show_all: bool, cluster: Cluster | Non
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
@@ -160,7 +173,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @cluster_flag
 @output_option("text", "json")
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -183,7 +196,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @cluster_flag
 @output_option("text", "json")
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -205,7 +218,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=Run())
 @click.argument("workers", type=click.IntRange(min=1))
 @click.option("--task", default="train", show_default=True, help="Training to scale, if the run has several trainings.")
 @cluster_flag

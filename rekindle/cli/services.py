@@ -8,7 +8,7 @@ import click
 
 from argolocal import cli as local
 from argolocal.cli.group import for_program
-from argolocal.cli.options import File, Name, Number, output_option
+from argolocal.cli.options import File, Name, Number, Run, output_option
 from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
@@ -16,6 +16,7 @@ from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
 from rekindle.cluster.api import Cluster
+from rekindle.names import ModelName
 
 commands.add_command(for_program(local.trust, "rekindle"))
 
@@ -143,11 +144,12 @@ def rollback(name: str, version: int | None, seconds: float, cluster: Cluster | 
         previous = f" (before: version {result['before']})" if result["before"] else ""
         print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
 
+    name = ModelName(name, "NAME")
     rollback(homes.path() if cluster else home(), cluster, name, str(version or ""), seconds, report)
 
 
 @command
-@click.argument("name", required=False, type=Name())
+@click.argument("name", required=False, type=Run())
 @click.option("--open/--no-open", "open_browser", default=False, help="Open the address in a browser.")
 def ui(name: str | None, open_browser: bool) -> None:
     """Print the address of the MLflow UI, and start MLflow if necessary.
@@ -215,7 +217,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=Run())
 @click.argument("artifact", required=False, type=Name())
 @click.option("--to", "target", type=File(), metavar="PATH", help="Path of the copy (default: the artifact's name).")
 @output_option("text", "json")

@@ -17,6 +17,7 @@ from typing import Any
 
 from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
+from rekindle.names import PathName
 
 Object = dict[str, Any]
 TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
@@ -36,9 +37,11 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        scope = f"namespaces/{namespace}" if self.namespaced else ""
+        """Return the path of an object, or of all objects. Raises InvalidName for a name that is not one part of it."""
+        scope = f"namespaces/{PathName(namespace, 'the namespace').quoted}" if self.namespaced else ""
         root = "apis" if "/" in self.api else "api"
-        return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, name, subresource)))
+        last = PathName(name, self.plural).quoted if name else ""
+        return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, last, subresource)))
 
 
 WORKFLOWS = Resource("argoproj.io/v1alpha1", "workflows")

@@ -13,6 +13,7 @@ from argolocal.manifest.names import COMPLETED
 from rekindle.cluster.api import Object
 from rekindle.cluster.workflows import arguments, same_manifest
 from rekindle.errors import ConfigError, RekindleError, without_user
+from rekindle.names import PathName
 
 
 class ArgoServer:
@@ -62,7 +63,11 @@ class ArgoServer:
 
         try:
             # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the session
-            url = f"{self.address}/api/v1/workflows/{self.namespace}" + (f"/{name}" if name else "")
+            parts = [
+                PathName(self.namespace, "the namespace"),
+                *([PathName(name, "the name of a run")] if name else []),
+            ]
+            url = "/".join([f"{self.address}/api/v1/workflows", *(part.quoted for part in parts)])
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()

@@ -11,6 +11,7 @@ these files, so the same release always has the same prefix.
 import gzip
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +26,8 @@ from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
 EXAMPLE, CODE = "example.json", "workload.json"
+RECORD = "release.json"
+RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
 
@@ -75,7 +78,21 @@ def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str
 
 def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
     """Write release.json, which makes the release servable."""
-    store.put(f"{prefix}release.json", json.dumps(record, indent=1).encode())
+    store.put(f"{prefix}{RECORD}", json.dumps(record, indent=1).encode())
+
+
+def read_record(store: Store, prefix: str) -> dict[str, Any]:
+    """Return release.json; {} if it is missing, or if it is not a JSON object. Raises StorageError."""
+    try:
+        record = json.loads(store.get(f"{prefix}{RECORD}"))
+    except (NotFound, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def is_release(key: str) -> bool:
+    """True if a key is releases/NAME/HASH, as `upload` writes it."""
+    return RELEASE_KEY.fullmatch(key) is not None
 
 
 def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from rekindle import tracking
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
+from rekindle.names import ArtifactKey
 from rekindle.storage import NotFound, Store
 
 FILE = "origin.json"
@@ -57,7 +58,7 @@ def read(store: Store, name: str, version: str = "") -> Origin:
             f'the model "{name}" does not have a champion: `rekindle ui` shows all models and versions. A pipeline '
             "that releases no trained model, such as batch scoring or a check for drift, has nothing to reproduce."
         )
-    prefix = f"{release.uri.rstrip('/')}/"
+    prefix = ArtifactKey(release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}").prefix
     try:
         record, model = (json.loads(store.get(prefix + file)) for file in ("release.json", "model.json"))
         run = json.loads(store.get(prefix + FILE))

@@ -8,12 +8,14 @@ from before its first change until its end, so that the next command finishes an
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from rekindle import tracking
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
+from rekindle.names import ModelName
 from rekindle.release.config import ServeConfig
 from rekindle.storage import NotFound, Store
 
@@ -229,7 +231,15 @@ def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str 
 
 
 def _parse_rollback(state: dict[str, Any]) -> Rollback | None:
-    return Rollback(**state["rollback"]) if state.get("rollback") else None
+    record = state.get("rollback")
+    if not record:
+        return None
+    try:
+        return Rollback(**record)
+    except TypeError as error:
+        raise StorageError(
+            f"the record of a rollback was changed ({error}): remove promotion.json of the model."
+        ) from error
 
 
 def _format_version(version: str) -> str:
@@ -237,7 +247,7 @@ def _format_version(version: str) -> str:
 
 
 def _key(name: str) -> str:
-    return f"releases/{name}/promotion.json"
+    return f"releases/{ModelName(name)}/promotion.json"
 
 
 def _read(store: Store, key: str) -> State:
@@ -245,7 +255,11 @@ def _read(store: Store, key: str) -> State:
         content, etag = store.get_with_etag(key)
     except NotFound:
         return {}, None
-    return json.loads(content), etag
+    with suppress(ValueError):
+        state = json.loads(content)
+        if isinstance(state, dict) and all(isinstance(state.get(name, ""), str) for name in ("version", "deployment")):
+            return state, etag
+    raise StorageError(f"{store.uri(key)} was changed: it is not the record of a promotion. Remove or restore it.")
 
 
 def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:

@@ -17,7 +17,7 @@ from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.computation import Computation, build_model, make_state, open_samples
 from rekindle.training.data import LoaderState, local_dataset
 from rekindle.training.group import elastic
-from rekindle.training.group.static import StaticGroup
+from rekindle.training.group.membership import Membership
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.membership.completion import completed_model
@@ -39,16 +39,17 @@ def train(spec: TrainingSpec, leaving: threading.Event) -> None:
 
 
 def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
-    members = None
+    membership = None
     try:
         device = pick_device(spec)
-        members = elastic.discover(spec, fingerprint(spec, device), device)
-        Training(spec, device, members, leaving).run()
+        membership = elastic.discover(spec, fingerprint(spec, device), device)
+        Training(spec, device, membership, leaving).run()
     except Exception as error:
         text = str(error) if isinstance(error, RekindleError) else project.describe(error)
+        exit_code = getattr(error, "exit_code", 1)
         temporary = isinstance(error, (StorageError, TrackingError))
-        report = members.report_error if members else elastic.report_early_error
-        report(text, getattr(error, "exit_code", 1), temporary=temporary)
+        report = membership.report_error if membership else elastic.report_early_error
+        report(text, exit_code, temporary=temporary)
         raise
 
 
@@ -56,37 +57,51 @@ class Training:
     """One worker process of a run."""
 
     def __init__(
-        self, spec: TrainingSpec, device: torch.device, members: StaticGroup, leaving: threading.Event
+        self, spec: TrainingSpec, device: torch.device, membership: Membership, leaving: threading.Event
     ) -> None:
         self.spec = spec
+        self.store = Store.from_env()
+        self.membership = membership
+        self.fingerprint = fingerprint(spec, device)
+
+        # the computation
         workload = load(spec.workload)
         check_training(spec, workload)
-        self.store = Store.from_env()
         path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
         samples, held_out = open_samples(spec, workload, path)
         model = build_model(spec, workload, dataset_facts(path))
         if spec.start:
             retry_until(lambda: load_weights(model, self.store, spec.start), leaving, "for the initial weights")
         self.state = make_state(spec, workload, model, device)
-        self.computation = Computation(spec, workload, self.state, samples, held_out, members.aborted)
-        self.total, self.pause = spec.total_steps(len(samples)), spec.pause(len(samples))
-        self.fingerprint = fingerprint(spec, device)
+        self.computation = Computation(spec, workload, self.state, samples, held_out, membership.aborted)
+        self.total = spec.total_steps(len(samples))
+        self.pause = spec.pause(len(samples))
+
+        # what makes it survive
+        loader = LoaderState(samples.data)
         self.checkpoints = Checkpoints(
             self.store.short_retries(),
             spec.checkpoints,
             spec.identity_hash(),
             self.fingerprint,
             self.state,
-            LoaderState(samples.data),
-            members.note,
+            loader,
+            membership.note,
             leaving,
         )
-        plan = {"device": self.fingerprint["device"], "workers": spec.workers, "steps": self.total}
-        plan |= {"virtual_workers": spec.virtual_workers, "samples": len(samples)}
+        self.group = TrainingGroup(membership, self.state, loader, self.checkpoints, leaving)
+
+        # what it records
+        plan = {
+            "device": self.fingerprint["device"],
+            "workers": spec.workers,
+            "steps": self.total,
+            "virtual_workers": spec.virtual_workers,
+            "samples": len(samples),
+        }
         samples_per_step = spec.batch_size * spec.virtual_workers
-        self.metrics = Metrics(spec.run_id, self.total, samples_per_step, spec.part, members.note, plan)
+        self.metrics = Metrics(spec.run_id, self.total, samples_per_step, spec.part, membership.note, plan)
         self.curve = Curve(self.total)
-        self.group = TrainingGroup(members, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:
         """Train, write the model, wait until the run is complete."""
@@ -99,7 +114,8 @@ class Training:
                 is_complete = not self.group.stopped and self.group.finish(self.export)
             except SystemExit:  # SIGTERM while the object store was unavailable
                 self.group.abandon()
-        if self.group.stopped and not self.group.members.is_complete:
+
+        if self.group.stopped and not self.membership.is_complete:
             self.leave()
         self.checkpoints.close(remove=True)
         self.metrics.close()
@@ -111,24 +127,33 @@ class Training:
 
     def save(self) -> None:
         """Wait until the state is in the object store; only rank 0 waits without a time limit."""
-        members = self.group.members
-        deadline = time.monotonic() + (PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf)
-        members.busy(True)
-        self.checkpoints.flush(
-            self.group.rank_size, lambda: min(signals.seconds_left() - 1, deadline - time.monotonic())
-        )
-        members.busy(False)
+        timeout_s = PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf
+        deadline = time.monotonic() + timeout_s
+
+        def seconds_left() -> float:
+            return min(signals.seconds_left() - 1, deadline - time.monotonic())
+
+        self.membership.report_busy(True)
+        self.checkpoints.flush(self.group.last_place, seconds_left)
+        self.membership.report_busy(False)
 
     def steps(self) -> None:
         """Run the training steps. `group` handles all failures."""
         group, state, computation = self.group, self.state, self.computation
         validation = computation.validation
-        for step in group.steps(self.total):
-            for virtual_worker in group.virtual_workers():  # the virtual workers of this process in this step
+
+        while group.start_step(self.total):
+            step = state.step
+            for virtual_worker in group.virtual_workers:
+                if group.is_broken:
+                    break
                 group.add(virtual_worker, *computation.compute(step, virtual_worker))
-            total = group.reduced()  # the same bits for any number of workers: one fixed tree over all virtual workers
+
+            # the same bits for any number of workers: one fixed tree over all virtual workers
+            total = group.reduce()
             if total is None:
                 continue  # a member was lost: the survivors repeat the step
+
             result = validation.result(total) if validation.due(step) else None
             if result and group.rank == 0:
                 self.metrics.validated(step, result)
@@ -136,23 +161,28 @@ class Training:
                     self.put("validation.json", json.dumps({"step": step, **result}).encode())
             if result and self.paused:
                 return group.undo()
-            if not result or not state.judge(result["loss"], last=step == self.total):
+
+            stops_early = result and state.judge(result["loss"], last=step == self.total)
+            if not stops_early:
                 norm, rate = computation.update(step, total)
                 self.curve.record(state.step, group.loss)
                 if group.rank == 0:
                     self.metrics.record(state.step, group.loss, norm, rate)
             signals.newest_step[0] = state.step
-            self.checkpoints.keep(group.rank_size, durable=group.saving)
+            self.checkpoints.keep(group.last_place, durable=group.saving)
 
     def export(self) -> str:
         """Write the weights and the curve, then `model.json`, which marks the run as complete; return the sha256."""
-        spec, tensors = self.spec, self.state.trained()
+        spec = self.spec
+        tensors = self.state.trained()
         sha256 = weights_sha256(tensors)
         if not self.paused:
             self.put("model.safetensors", save(tensors))
             self.put(CURVE, self.curve.dump())
         self.metrics.close()  # closed before model.json exists: afterwards the processes may be killed at any moment
-        description = spec.identity() | {
+
+        description = {
+            **spec.identity(),
             "sha256": sha256,
             "step": self.state.updates,
             "fingerprint": self.fingerprint,
@@ -160,13 +190,16 @@ class Training:
         }
         if self.paused:
             description["paused"] = True
-        if best := self.state.best:
-            description["best"] = {"step": best[0], "validation_loss": best[1], "released": spec.keep_best}
-            released = "released" if spec.keep_best else "the last weights are released"
+        if self.state.best:
+            best_step, best_loss = self.state.best
+            description["best"] = {"step": best_step, "validation_loss": best_loss, "released": spec.keep_best}
             if not self.paused:
-                say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
+                released = "released" if spec.keep_best else "the last weights are released"
+                say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
         self.put("model.json", json.dumps(description, indent=1).encode())
-        say(f"{'paused after' if self.paused else 'trained'} {self.state.updates} steps: model {sha256}")
+
+        action = "paused after" if self.paused else "trained"
+        say(f"{action} {self.state.updates} steps: model {sha256}")
         return sha256
 
     def put(self, name: str, data: bytes) -> None:
@@ -180,14 +213,16 @@ class Training:
         Other members do not wait until the state is written. But if all members have agreed that we leave, report the
         departure only after the write: a worker that replaces us must find the state in the object store.
         """
-        safe, others_may_wait = True, self.group.others_may_wait
-        if others_may_wait:
-            self.group.members.leave()
+        if self.group.others_may_wait:
+            self.membership.leave()
+
+        is_safe = True
         if self.group.last_copy and self.state.step > 0:
-            safe = self.checkpoints.flush(self.group.rank_size, lambda: signals.seconds_left() - 1)
-        if not others_may_wait:
-            self.group.members.leave()
-        self.checkpoints.close(remove=safe)
+            is_safe = self.checkpoints.flush(self.group.last_place, lambda: signals.seconds_left() - 1)
+        if not self.group.others_may_wait:
+            self.membership.leave()
+
+        self.checkpoints.close(remove=is_safe)
         self.metrics.close()
         say(f"left after step {self.state.step}, after SIGTERM")
         raise SystemExit(143)

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
+from rekindle.names import RunName
+from rekindle.release.retention.ownership import key_of
 
 
 def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
@@ -14,6 +16,8 @@ def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
     prefix = f"{run}/"
     files, sizes = Counter[str](), Counter[str]()
     for entry in LocalCluster(home).store().list(prefix):
+        if entry.key == key_of(RunName(run)):
+            continue
         name = "/".join(entry.key.removeprefix(prefix).split("/")[:2])  # TASK/ARTIFACT, see rekindle/keys.py
         files[name] += 1
         sizes[name] += entry.size

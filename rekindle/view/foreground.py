@@ -12,6 +12,8 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.volume import volume_claim
+from rekindle.errors import RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.view import outcome, overview
 from rekindle.view.progress import LogProgress
@@ -33,9 +35,18 @@ def run(
 
     `full_status`: print notes of `lint`, and add the status to the JSON output.
     """
+    other_objects = [*other_objects, *_claims(manifest)]
     # notes on manifests that Rekindle rendered would only be noise
     local = foreground.create_run(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
     return Pipeline(local).run(as_json=as_json, ask=ask, full_status=full_status)
+
+
+def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the run creates."""
+    config = json.loads(overview.parameter(manifest, "config") or "{}") if manifest.get("spec") else {}
+    cluster = config.get("cluster") if isinstance(config, dict) else None
+    claim = cluster.get("cache") if isinstance(cluster, dict) else None
+    return [volume_claim(claim, "1Gi")] if isinstance(claim, str) and claim else []
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
@@ -65,10 +76,37 @@ class Pipeline(foreground.Foreground):
         return code
 
     def begin(self) -> None:
-        """Restart the deployments that `rekindle down` stopped: the run may end without a new release."""
+        """Mark the run's folder in the object store, and restart the deployments that `rekindle down` stopped.
+
+        The run may end without a new release.
+        """
+        if self._writes_artifacts():
+            self._mark()
         name, cluster = overview.label(self.local.workflow, "name"), self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
+
+    def _writes_artifacts(self) -> bool:
+        """True if the run writes into the object store."""
+        spec = self.local.workflow["spec"]
+        templates = spec.get("templates") or []
+        has_artifacts = any((template.get("outputs") or {}).get("artifacts") for template in templates)
+        has_logs = any((owner.get("archiveLocation") or owner).get("archiveLogs") for owner in (spec, *templates))
+        return self.is_rekindle or has_artifacts or has_logs
+
+    def _mark(self) -> None:
+        # imported in this function: it needs the client of the object store
+        from rekindle.release.retention import ownership
+        from rekindle.storage import Store
+
+        workflow = self.local.workflow
+        store = self.local.cluster.store()
+        if not isinstance(store, Store):
+            return
+        try:
+            ownership.begin(store.short_retries(), workflow, overview.pipeline(workflow))
+        except RekindleError as error:
+            say(f"note: retention will keep the artifacts of {self.name}: {error}")
 
     def progress(self, row: Step) -> str:
         return LogProgress(self.name, self.local.files.logs, self.deployments).of(row)

@@ -76,6 +76,12 @@ def label(manifest: Mapping[str, Any], name: str) -> str | None:
     return ((manifest.get("metadata") or {}).get("labels") or {}).get(f"app.kubernetes.io/{name}")
 
 
+def pipeline(workflow: Mapping[str, Any]) -> str:
+    """Return the pipeline of a run; without a label, the name of the run without its last part."""
+    name = workflow["metadata"]["name"]
+    return label(workflow, "name") or name.rpartition("-")[0] or name
+
+
 def parameter(manifest: Mapping[str, Any], name: str) -> str:
     """Return the value of a workflow parameter; "" if it is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []

@@ -28,7 +28,7 @@ from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.release import promotion
 from rekindle.release.config import VERSION_ANNOTATION, RetentionConfig
-from rekindle.release.retention import listing, removal
+from rekindle.release.retention import listing, ownership, removal
 from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
 from rekindle.release.retention.pod import resumable_s
 from rekindle.sections import parse_section
@@ -96,8 +96,9 @@ class Machine:
 
     def remove(self, run: str) -> None:
         """Move the folder of the run away at once, then remove it: a part of the folder would look like another run."""
-        root, target = RunFiles(self.home, run).root, self.home / REMOVED_FOLDER / run
-        if root.exists():
+        files = RunFiles(self.home, run)
+        root, target = files.root, self.home / REMOVED_FOLDER / run
+        if files.is_own_folder():
             target.parent.mkdir(exist_ok=True)
             shutil.rmtree(target, ignore_errors=True)
             root.replace(target)
@@ -211,10 +212,14 @@ def _machine(home: Path) -> Place:
     place.removes_releases = own_store or not own_mlflow
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
     for name in runs.names(home):
+        files = RunFiles(home, name)
         try:
-            workflow, status = RunFiles(home, name).workflow(), runs.state(home, name)
+            workflow, status = files.workflow(), runs.state(home, name)
         except ConfigError as error:
             say(f"{name} is kept: {error}")
+            continue
+        if not files.is_own_folder():
+            say(f"{name} is kept: {files.root} is a link, or its manifest has another name")
             continue
         ended = None if status["phase"] == "Running" else _last_change(home, name, status)
         place.runs[name] = _run(name, workflow, ended, status["phase"])
@@ -237,7 +242,7 @@ def _namespace(cluster: Cluster) -> Place:
         place.runs[name] = _run(name, workflow, ended, phase)
         pipeline = place.runs[name].pipeline
         if pipeline not in place.limits:
-            place.limits[pipeline] = parse_section(RetentionConfig, listing.limits_of(pipeline), "retention")
+            place.limits[pipeline] = _limits(workflow)
     return place
 
 
@@ -250,11 +255,18 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
-    pipeline = overview.label(workflow, "name") or name.rpartition("-")[0] or name
+    pipeline = overview.pipeline(workflow)
     counted = not overview.parameter(workflow, BACKFILL)
-    return Run(name, pipeline, ended, phase == "Succeeded", counted, frozenset(reused_tasks(workflow).values()))
+    uses = frozenset(reused_tasks(workflow).values())
+    is_generated = ownership.is_generated(workflow["metadata"])
+    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, is_generated=is_generated)
 
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
-    config = json.loads(overview.parameter(workflow, "config") or "{}")
+    """Return the section `retention` of a run's config, also of a workflow that refers to a WorkflowTemplate."""
+    text = overview.parameter(workflow, "config")
+    stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
+    if not text and stored_spec:
+        text = overview.parameter({"spec": stored_spec}, "config")
+    config = json.loads(text or "{}")
     return parse_section(RetentionConfig, config.get("retention") or {}, "retention")

@@ -24,6 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs, Store
+from rekindle.step import DATASET_DIGEST
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import weights_sha256
 
@@ -38,7 +39,7 @@ class Inputs(StepInputs):
     model: dict[str, Any] = Field(description="section `model` of the config; `rounds`: stumps per digit")
     train: dict[str, Any] = Field(default_factory=dict, description="section `train` of the config, with `validation`")
     workload: str = Field("steps.boosting", description="module that scores the model")
-    digest: str = Field("", description="sha256 that identifies the dataset")
+    digest: str = Field("", pattern=DATASET_DIGEST, description="sha256 that identifies the dataset")
 
 
 class Outputs(StepOutputs):

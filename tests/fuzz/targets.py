@@ -35,6 +35,7 @@ from rekindle.local.services.s3.signatures import Signature, signing_key
 from rekindle.release.validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
 from tests.fuzz.mutation import change, mutate
+from tests.fuzz.names import names_from_outside
 from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
 from tests.fuzz.web import web_answers
@@ -355,6 +356,7 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
     "yaml texts": yaml_texts,
     "expressions": expressions,
     "web answers": web_answers,
+    "names": names_from_outside,
 }
 
 

@@ -19,6 +19,7 @@ CASES |= {
     "yaml texts": 150,
     "expressions": 20,
     "web answers": 150,
+    "names": 2000,
 }
 
 

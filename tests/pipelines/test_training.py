@@ -206,7 +206,7 @@ def test_every_input_and_output_of_a_step_is_in_its_template(name: str, template
     for field, info in module.Inputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         assert field in {each["name"] for each in template["inputs"][kind]}
-        assert sum(arg.startswith(f"{flag(field)}={{{{inputs.{kind}.{field}") for arg in args) == 1
+        assert sum(arg.startswith(f"{flag(field)}={{{{") and f"inputs.{kind}.{field}" in arg for arg in args) == 1
     for field, info in module.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         assert f"{field}={{{{outputs.{kind}.{field}.path}}}}" in args

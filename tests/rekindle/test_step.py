@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from rekindle.errors import ConfigError
-from rekindle.step import Artifact, StepInputs, StepOutputs, load, main, parse, to_text, write_outputs
+from rekindle.errors import ConfigError, DataError
+from rekindle.step import Artifact, StepInputs, StepOutputs, load, main, output_text, parse, to_text, write_outputs
 from rekindle.workload import load as load_workload
 
 STEPS = [f"steps.{name}" for name in ("prepare", "train", "evaluate", "release", "serve", "verify", "report")]
@@ -68,6 +68,17 @@ def test_outputs_are_written_to_their_target_files(tmp_path: Path) -> None:
     write_outputs(Outputs(report=tmp_path / "created", rows=3), targets)
     assert (targets["report"] / "a").read_text() == "1"
     assert targets["rows"].read_text() == "3"
+
+
+@pytest.mark.parametrize("value", [{"a": "{{workflow.uid}}"}, ["{{{=1}}}", {"b": {}}], {"{{x}}": [[]]}])
+def test_an_output_of_json_has_no_template_tags(value: object) -> None:
+    text = output_text("report", value)
+    assert "{{" not in text and json.loads(text) == value
+
+
+def test_an_output_of_text_with_a_template_tag_is_refused() -> None:
+    with pytest.raises(DataError, match=r'the output note is .*workflow.uid.* must not contain "{{"'):
+        output_text("note", "id {{workflow.uid}}")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

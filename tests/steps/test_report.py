@@ -63,7 +63,7 @@ def test_the_end_of_a_run_trims_the_cache(s3: Store, mlflow_server: str, monkeyp
     for number in range(3):
         at = f"w-trim/t{number}"
         s3.put(f"{at}/dataset/part", b"123")
-        artifacts = {"dataset": {"sha256": "abc", "files": 1, "bytes": 3}}
+        artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
         entries.record(s3, entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number))
     s3.put("cache-code/unused", b"{}")  # the files of code that no entry refers to
     limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}

@@ -11,6 +11,7 @@ from hera.workflows import models as m
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
+from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.pod import Manifest, token
 from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving import canary as canaries
@@ -112,8 +113,8 @@ def deployment_of(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
     """Return the Deployment of a release, whose name, version and files are inputs of the template."""
     limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
     server = text("server")
-    address = {"host": "$(POD_IP)", "port": PORT, "deployment": server}
-    flags = command("steps.serve", limits | {"model": text("model_uri")} | address)
+    flags = command("steps.serve", limits | {"model": text("model_uri"), "port": PORT, "deployment": server})
+    flags.append("--host=$(POD_IP)")
     return serving.deployment(model, server, serve, cluster, flags, text("version"))
 
 
@@ -256,10 +257,10 @@ def _switch(pipeline: Pipeline, model: str, serve: Any, server: str, deployed: B
     if serve.canary:
         _unshare(pipeline, model, serve, server, [switch_task.name])
     champion_server = f"'{{{{tasks.{switch_task.name}.outputs.parameters.deployment}}}}'"
-    expired_servers, is_champion = promotion.outputs.expired, f"{champion_server} == '{server}'"
+    expired_servers, is_champion = promotion.outputs.expired, as_word(f"{champion_server} == '{server}'")
     pipeline.delete("expire", OBJECTS, "{{item}}", [switch_task.name], with_param=expired_servers, when=is_champion)
     # the candidate may be an earlier release that a rollback has just made the champion
-    is_refused = f"{champion_server} != '{server}' && '{promotion.outputs.promoted}' == 'false'"
+    is_refused = as_word(f"{champion_server} != '{server}' && '{promotion.outputs.promoted}' == 'false'")
     pipeline.delete("take-back", OBJECTS, server, [switch_task.name], when=is_refused)
     withdraw = pipeline.delete("withdraw", OBJECTS, server)
     tasks = (deployed.name, promotion.name)

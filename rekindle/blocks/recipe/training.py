@@ -15,11 +15,12 @@ from rekindle.blocks.jobs.harvest import KIND as HARVEST
 from rekindle.blocks.jobs.harvest import harvest, limit_to_minimum
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED, parameter
+from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.notify import PHASES
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render, text
 from rekindle.blocks.wiring import Block, Outputs, Stored, describe, refuse, resolve, resolve_missing
-from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, skip_if, step
+from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, CHECKPOINTS, MODEL, REUSED_MODELS, cached_key, cached_name, key, reuse
 from rekindle.project import NAME

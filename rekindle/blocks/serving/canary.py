@@ -11,6 +11,7 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
+from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
 from rekindle.blocks.serving.deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
@@ -61,7 +62,7 @@ def rollout(
             name="next", template=dag.name, arguments=candidate | {"percent": watch_outputs["percent"]}, depends="share"
         )
     for task in dag.tasks[2:]:
-        task.when = f"'{watch_outputs['percent']}' != '0'"  # pyright: ignore[reportAttributeAccessIssue]
+        task.when = as_word(f"'{watch_outputs['percent']}' != '0'")  # pyright: ignore[reportAttributeAccessIssue]
         if task.name == "scale":
             task.when += f" && {{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
     return dag

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.resource import number
+from rekindle.blocks.resource import integer, number
 from rekindle.blocks.serving.deployment import labels
 from rekindle.release.config import PORT, ServeConfig
 
@@ -31,7 +31,7 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
     if server and serve.canary and serve.canary.shadow:
         rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
     elif server:
-        weights = "{{!=100 - asInt(inputs.parameters.percent)}}", number("percent")
+        weights = integer("100 - asInt(inputs.parameters.percent)"), number("percent")
         rule["backendRefs"] = [champion | {"weight": weights[0]}, candidate | {"weight": weights[1]}]
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",

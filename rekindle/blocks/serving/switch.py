@@ -11,6 +11,7 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
+from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.resource import SCALED, apply, number, read, render, scale, text
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import STARTUP_SECONDS, disruption_budget
@@ -19,8 +20,9 @@ from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
 
 SERVER, VERSION = text("server"), text("version")
-SERVES_CHAMPION = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
-HAS_PODS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # the earlier Deployment exists and has pods
+SERVES_CHAMPION = as_word(f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'")
+# the earlier Deployment exists and has pods
+HAS_PODS = as_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
 
 
@@ -72,7 +74,7 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
             template=_retire_template(unique_name("retire")),
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
             with_param="{{tasks.earlier.outputs.parameters}}",
-            when=f"{SERVES_CHAMPION} && {HAS_PODS} && '{{{{item.server}}}}' != '{SERVER}'",
+            when=" && ".join([SERVES_CHAMPION, HAS_PODS, as_word(f"'{{{{item.server}}}}' != '{SERVER}'")]),
             depends="autoscaler",
         )
     return dag
@@ -103,7 +105,7 @@ def _retire_template(name: str) -> Resource:
         name=name,
         action="patch",
         merge_strategy="json",
-        flags=["deployment", SERVER],
+        flags=["deployment", as_word(SERVER)],
         manifest=render([test_operation, replace_operation]),
         inputs=[Parameter(name="server"), Parameter(name="generation")],
         retry_strategy=retries(1),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import Name, ask_option, output_option
+from argolocal.cli.options import Run, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
@@ -31,7 +31,7 @@ def check_sweep(config: Any) -> None:
 
 @command
 @configured
-@click.option("--of", "name", type=Name(), metavar="RUN", help="Show the trials of this run; start no sweep.")
+@click.option("--of", "name", type=Run(), metavar="RUN", help="Show the trials of this run; start no sweep.")
 @cluster_flag
 @output_option("text", "json")
 @ask_option

@@ -77,6 +77,9 @@ class JobSets(TrainingJobs):
         if is_finished(status):
             self._remove(job, list(job.pods))
 
+    def _set_failed(self, status: Object, message: str) -> None:
+        _end(status, "Failed", "Error", message)
+
     def _run(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Start missing pods, handle pods that ended, and apply the failure and success policies."""
         pods, terminating_names = pods_of(obj), {pod.name for pod in job.terminating}
@@ -137,7 +140,8 @@ class JobSets(TrainingJobs):
             host, dot, suffix = str(variable.get("value", "")).partition(".")
             if dot and suffix == domain and host in pods_of(obj):
                 environment[variable["name"]] = self.cluster.address(host)
-        return Pod(self.cluster, name, spec, self.run, environment | self._memory(obj, spec))
+        environment |= self._memory(obj, spec)
+        return Pod(self.cluster, name, spec, self.run, environment, claims=self._claims())
 
 
 def _job_spec(entry: Object) -> Object:

@@ -17,10 +17,12 @@ from shutil import rmtree
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.controllers.memory import memory_volume, shared_memory
 from argolocal.controllers.pod import Pod, terminate_all
+from argolocal.errors import describe
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOBS
+from argolocal.state.journal import RunFiles, run_claims
 from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
@@ -84,13 +86,15 @@ class TrainingJobs(Controller):
         return super().delete(name)
 
     def poll(self) -> None:
-        self.cluster.poll()  # restarts dead services, which pods need
         for name, job in list(self.jobs.items()):
             obj = self.read(name)
             if obj is None:  # another command has deleted the job
                 self.delete(name)
-            else:
+                continue
+            try:
                 self._reconcile(obj, job)
+            except Exception as error:  # such as a pod whose Secret is missing: only this job fails
+                self._fail(obj, job, error)
 
     def stop(self, grace: float) -> None:
         jobs = list(self.jobs.values())
@@ -110,8 +114,8 @@ class TrainingJobs(Controller):
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
         rmtree(self._files(obj), ignore_errors=True)
         if not condition(status, "Failed"):  # a failed job's directories stay for diagnosis
-            for pod in self.pods_of(obj):
-                rmtree(self.run / "pods" / pod, ignore_errors=True)
+            for folder in (self.run / kind / pod for kind in ("pods", "volumes") for pod in self.pods_of(obj)):
+                rmtree(folder, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
         """Take over an unfinished job that no process runs; its pods are lost, as if a node were lost."""
@@ -142,6 +146,18 @@ class TrainingJobs(Controller):
         if is_finished(status) and not job.pods and not job.terminating:
             os.close(self.jobs.pop(name).lock)
             self._clean(obj, status)
+
+    def _fail(self, obj: Object, job: Job, error: Exception) -> None:
+        """Fail a job that cannot be reconciled."""
+        name = obj["metadata"]["name"]
+        status = (self.read(name) or obj).get("status") or {}
+        self._set_failed(status, f"{self.kind} {name} is failed because of an error: {describe(error)}")
+        self._remove(job, list(job.pods))
+        self._save(name, status)
+
+    def _set_failed(self, status: Object, message: str) -> None:
+        set_condition(status, self.kind, "Created", f"{self.kind} is created.")
+        set_condition(status, self.kind, "Failed", message)
 
     def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have succeeded."""
@@ -184,7 +200,11 @@ class TrainingJobs(Controller):
         if role == "Launcher":
             mpi.write_files(obj, self._files(obj))
             spec, environment, directories = mpi.mount_files(spec, environment, self._files(obj))
-        return Pod(self.cluster, name, spec, self.run, environment, directories)
+        return Pod(self.cluster, name, spec, self.run, environment, directories, claims=self._claims())
+
+    def _claims(self) -> list[str]:
+        """Return the names of the claims that the workflow of this run creates."""
+        return run_claims(RunFiles(self.cluster.home, self.run.name))
 
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
         return memory_volume(self.run, obj["metadata"]["name"], spec)

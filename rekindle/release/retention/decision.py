@@ -18,7 +18,10 @@ NO_LIMITS = RetentionConfig.model_validate({})
 
 @dataclass(frozen=True)
 class Run:
-    """A run. `ended`: Unix time of its end; None if it is active, or may be active."""
+    """A run. `ended`: Unix time of its end; None if it is active, or may be active.
+
+    `number`: orders the runs by their last change, independently of clocks; 0 if it was not recorded.
+    """
 
     name: str
     pipeline: str
@@ -26,8 +29,10 @@ class Run:
     succeeded: bool = True
     counted: bool = True  # False: `keep_runs` does not apply, as for the runs of `rekindle backfill`
     uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
-    compared: bool = False  # True: later runs are compared with the record in MLflow
+    compared: bool = False  # True: later runs are compared with the record in MLflow, or a version refers to it
     emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
+    number: int = 0
+    is_generated: bool = False  # True: the name ends with random characters
 
 
 @dataclass(frozen=True)
@@ -108,16 +113,35 @@ def decide(
 
 def _surplus_runs(runs: Iterable[Run], limits: Mapping[str, RetentionConfig], now: float) -> list[Run]:
     surplus, counts = [], Counter[str]()
-    for run in sorted(runs, key=lambda run: (-(run.ended or 0), run.name)):
+    # a clock that is set back must not make the newest run the oldest
+    newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
+    ends = _increasing_ends(newest_first)
+    has_newer: set[str] = set()
+    for run in newest_first:
         limit = limits.get(run.pipeline, NO_LIMITS)
         if run.ended is None:
             continue
         is_counted = run.counted and not run.emptied
-        counts[run.pipeline] += is_counted
+        if is_counted:
+            counts[run.pipeline] += 1
         exceeds_number = is_counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
-        if run.emptied or exceeds_number or (limit.keep_days is not None and now - run.ended > limit.keep_days * DAY_S):
+        is_old = limit.keep_days is not None and now - ends[run.name] > limit.keep_days * DAY_S
+        if run.emptied or exceeds_number or (is_old and run.pipeline in has_newer):
             surplus.append(run)
+        if not run.emptied:
+            has_newer.add(run.pipeline)
     return surplus
+
+
+def _increasing_ends(newest_first: Iterable[Run]) -> dict[str, float]:
+    """Return the ends of the runs, each at least as late as the ends of all earlier runs."""
+    ends: dict[str, float] = {}
+    latest = 0.0
+    for run in reversed([*newest_first]):
+        if run.ended is not None:
+            latest = max(latest, run.ended)
+            ends[run.name] = latest
+    return ends
 
 
 def _surplus_releases(

@@ -1,33 +1,39 @@
 """Reads the runs, releases and cache entries that exist, from MLflow and the object store.
 
-MLflow may be shared by several object stores: a run belongs to this store if the caller knows it, or if its tag has the
-id of this store, which the step `report` sets.
+MLflow may be shared by several object stores, and written by others: a run belongs to this store if the caller knows
+it, or if its mark is in the store (ownership.py). A version belongs to this store if the store has its release.json.
+All other runs and versions only protect what they refer to.
 """
 
 import json
+import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rekindle import tracking
 from rekindle.cache import claims, entries
-from rekindle.errors import Conflict
-from rekindle.mlflow_api import RequestRefused, request
+from rekindle.errors import say
+from rekindle.mlflow_api import RequestRefused, condition, request
+from rekindle.names import ArtifactKey, ModelName, ObjectId, RunName, TaskReference, Version, show
 from rekindle.release import origin, promotion
+from rekindle.release.files import is_release, read_record
+from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
+from rekindle.release.retention.ownership import Mark, store_id
 from rekindle.storage import NotFound, Store
 
 STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
-STORE_ID_KEY = "store-id"  # object with a random id of the object store
 PAGE = 1000
+RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
 # later runs are compared with the newest successful run with each of these tags (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, "rekindle.code", "data.window_until")
-SETTINGS = ("keep_runs", "keep_days", "keep_releases")
 
 
 @dataclass(frozen=True)
@@ -45,46 +51,43 @@ class Context:
     targets: Callable[[str], set[str]] | None
 
 
-def store_id(store: Store) -> str:
-    """Return the id of the object store; create it if it is missing. Raises StorageError."""
-    with suppress(NotFound):
-        return store.get(STORE_ID_KEY).decode()
-    with suppress(Conflict):
-        store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
-    return store.get(STORE_ID_KEY).decode()
-
-
 def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     """List the runs and releases of `pipelines`, all runs that the caller knows, and the entries of the cache.
 
     Raises StorageError, TrackingError.
     """
-    own_id, runs, by_id = store_id(store), dict(context.runs), dict[str, Run]()
+    own_id, by_id = store_id(store), dict[str, Run]()
+    marks = _marks(store, context.runs)
+    runs = {name: _with_mark(run, marks[name]) for name, run in context.runs.items()}
+    versions = Versions()
+    read_tasks: set[str] = set()
     for pipeline in (pipelines := set(pipelines)):
-        records = list(_records(pipeline))
+        records = [record for record in _records(pipeline) if record["tags"].get(STORE_TAG, own_id) == own_id]
         compared = _compared(records)
+        own_names = {record["name"] for record in records if STORE_TAG in record["tags"]}
+        marks |= _marks(store, own_names - marks.keys())
         for record in records:
-            name, tags = record["name"], record["tags"]
-            known = runs.get(name)
-            if known or tags.get(STORE_TAG) == own_id:
-                run = known or _run(record, pipeline, context.resumable_s)
-                uses = run.uses | _data_task(store, record["params"].get("data.source", ""))
-                emptied = not known and tags.get(EMPTIED_TAG) == "removed"
-                runs[name] = replace(run, uses=uses, compared=record["id"] in compared, emptied=emptied)
-                by_id[record["id"]] = runs[name]
-    releases = list(_releases(store, by_id, context)) if context.targets else []
-    claimed = frozenset(claims.claimed_tasks(store, context.claim_s)) | _data_tasks(store, pipelines)
-    return Listing([*runs.values()], releases, entries.entries(store), claimed)
-
-
-def limits_of(pipeline: str) -> dict[str, Any]:
-    """Return the section `retention` of the newest run of a pipeline in MLflow; {} if it is not recorded."""
-    records = _search([pipeline], f"tags.`{tracking.WORKFLOW}` != ''", 1)
-    for record in records:
-        params = record["params"]
-        values = {name: params.get(f"retention.{name}", "null") for name in SETTINGS}
-        return {name: json.loads(value) for name, value in values.items() if value not in ("null", "None", "")}
-    return {}
+            name = record["name"]
+            known = context.runs.get(name)
+            uses = _uses(record) | _data_task(store, record["params"].get("data.source", ""))
+            run = runs.get(name)
+            if not known:
+                mark = marks.get(name)
+                run = _run(record, pipeline, mark, context.resumable_s) if mark else None
+            if not run:  # it may be active, or belong to somebody else
+                read_tasks |= uses
+                continue
+            is_emptied = not known and record["tags"].get(EMPTIED_TAG) == "removed"
+            is_compared = record["id"] in compared
+            runs[name] = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
+            by_id[record["id"]] = runs[name]
+    releases = list(_releases(store, own_id, by_id, context, versions))
+    for run_id in versions.run_ids(releases) & by_id.keys():
+        name = by_id[run_id].name
+        runs[name] = replace(runs[name], compared=True)
+    claimed = frozenset(claims.claimed_tasks(store, context.claim_s)) | _data_tasks(store, pipelines) | read_tasks
+    removable = releases if context.targets else []
+    return Listing([*runs.values()], removable, entries.entries(store), claimed)
 
 
 def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], Iterator[str]]:
@@ -96,8 +99,9 @@ def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], 
 
     def inputs(release: Release) -> Iterator[str]:
         with suppress(NotFound):
-            yield f"{json.loads(store.get(f'{release.prefix}model.json')).get('start', '').rstrip('/')}/"
-            champion = json.loads(store.get(f"{release.prefix}{origin.FILE}")).get("champion", "")
+            start = _object(store.get(f"{release.prefix}model.json")).get("start", "")
+            yield f"{str(start).rstrip('/')}/"
+            champion = str(_object(store.get(f"{release.prefix}{origin.FILE}")).get("champion", ""))
             previous = versions.get((release.model, champion))
             if previous and previous.sha256 == release.sha256:
                 yield previous.prefix
@@ -111,28 +115,96 @@ def has_alias(model: str, version: str) -> bool:
     return any(alias["version"] == version for alias in registered.get("aliases") or [])
 
 
-def has_other_version(release: Release) -> bool:
-    """True if another version, which is not being removed, has the same files now, such as a copy in another model."""
-    prefix, own = release.prefix.rstrip("/"), (release.model, str(release.version))
-    filters = (f"tags.`{tracking.URI}` LIKE '{prefix}%'", f"source_path LIKE '%/{prefix}%'")
-    versions = (found for each in filters for found in _all("model-versions", "model_versions", {"filter": each}))
-    return any(
-        (found["name"], found["version"]) != own and tracking.REMOVED not in tracking.mapping(found.get("tags"))
-        for found in versions
-    )
+def has_other_version(store: Store, release: Release) -> bool:
+    """True if another version of any model has the same files now, such as a copy in another model."""
+    return Versions().refer_to(store, release.prefix, (release.model, str(release.version)))
+
+
+class Versions:
+    """All versions of all models in MLflow, and the addresses that their files have."""
+
+    def __init__(self) -> None:
+        self.rows = list(_all("model-versions", "model_versions", {}))
+
+    def by_model(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the versions by the name of their model."""
+        models: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            models.setdefault(row["name"], []).append(row)
+        return models
+
+    def refer_to(self, store: Store, prefix: str, except_version: tuple[str, str]) -> bool:
+        """True if a version has files below `prefix`, or in a folder of the store that contains it."""
+        return any(
+            _contains(address, prefix) or _is_above(address, store.uri(prefix))
+            for row in self.rows
+            if (row["name"], row["version"]) != except_version
+            for address in addresses(row)
+        )
+
+    def run_ids(self, releases: Iterable[Release]) -> set[str]:
+        """Return the runs of MLflow that the versions other than `releases` refer to."""
+        own = {(release.model, str(release.version)) for release in releases}
+        rows = [row for row in self.rows if (row["name"], row["version"]) not in own]
+        ids = {row.get("run_id", "") for row in rows}
+        return ids.union(*(RUN_ID.findall(address) for row in rows for address in addresses(row)))
+
+
+def addresses(row: Mapping[str, Any]) -> set[str]:
+    """Return the addresses of the files of a version: recorded, and where MLflow finds the files of its source."""
+    source = str(row.get("source") or "")
+    found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
+    if urlsplit(source).scheme in ("models", "runs"):
+        found.add(_download_address(row["name"], row["version"]))
+    return {text for address in found - {""} for text in (address, unquote(address))}
+
+
+@cache
+def _download_address(model: str, version: str) -> str:
+    """Return where MLflow has the files of a version, which does not change; "" if the version was deleted."""
+    try:
+        answer = request("GET", "mlflow/model-versions/get-download-uri", params={"name": model, "version": version})
+    except RequestRefused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return ""
+    return str(answer.get("artifact_uri") or "")
+
+
+def _contains(address: str, prefix: str) -> bool:
+    """True if an address is a key prefix, or an address of files below `prefix`.
+
+    Servers and buckets are not compared: several addresses can refer to one object store.
+    """
+    return f"/{prefix.strip('/')}/" in f"/{address}/"
+
+
+def _is_above(address: str, uri: str) -> bool:
+    """True if an address is a folder of the bucket that contains `uri`."""
+    return urlsplit(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
 
 
 def children(run_id: str) -> list[str]:
     """Return the ids of the child runs of an MLflow run, such as the trials of a sweep."""
     experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["experiment_id"]
-    return [record["id"] for record in _pages([experiment], f"tags.`{tracking.PARENT}` = '{run_id}'")]
+    return [record["id"] for record in _pages([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))]
 
 
 def _records(experiment: str) -> Iterator[dict[str, Any]]:
-    """Yield the runs of an experiment, newest first, without the trials of sweeps."""
-    for record in _search([experiment], f"tags.`{tracking.WORKFLOW}` != ''"):
-        if tracking.PARENT not in record["tags"]:
-            yield record
+    """Yield the runs of an experiment, newest first, without the trials of sweeps and without invalid names."""
+    try:
+        answer = request("GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment})
+    except RequestRefused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return
+    for record in _pages([answer["experiment"]["experiment_id"]], f"tags.`{tracking.WORKFLOW}` != ''"):
+        if tracking.PARENT in record["tags"]:
+            continue
+        if name := RunName.or_none(record["name"]):
+            yield record | {"name": name}
+        else:
+            say(f"a run of {show(experiment)} in MLflow is skipped: {show(record['name'])} is not the name of a run")
 
 
 def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
@@ -143,41 +215,58 @@ def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
     return frozenset().union(*(_data_task(store, record["params"]["data.source"]) for record in records))
 
 
-def _search(names: Iterable[str], run_filter: str, limit: int = PAGE) -> Iterator[dict[str, Any]]:
-    for name in names:
-        try:
-            answer = request("GET", "mlflow/experiments/get-by-name", params={"experiment_name": name})
-        except RequestRefused as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            continue
-        yield from _pages([answer["experiment"]["experiment_id"]], run_filter, limit)
-
-
-def _pages(experiments: list[str], run_filter: str, limit: int = PAGE) -> Iterator[dict[str, Any]]:
-    search: dict[str, Any] = {"experiment_ids": experiments, "filter": run_filter, "max_results": limit}
+def _pages(experiments: list[str], run_filter: str) -> Iterator[dict[str, Any]]:
+    search: dict[str, Any] = {"experiment_ids": experiments, "filter": run_filter, "max_results": PAGE}
     search["order_by"] = ["attributes.start_time DESC"]
     while True:
         answer = request("POST", "mlflow/runs/search", json=search)
         for run in answer.get("runs", []):
             fields = {name: tracking.mapping(run["data"].get(name)) for name in ("tags", "params")}
-            yield {"id": run["info"]["run_id"], "info": run["info"], "name": fields["tags"][tracking.WORKFLOW]} | fields
+            name = fields["tags"].get(tracking.WORKFLOW, "")
+            yield {"id": ObjectId(run["info"]["run_id"], "MLflow"), "info": run["info"], "name": name} | fields
         if not (token := answer.get("next_page_token")):
             return
         search["page_token"] = token
 
 
-def _run(record: dict[str, Any], pipeline: str, resumable_s: float) -> Run:
-    """Return a run that only MLflow knows: a run that failed counts as active while it may be resumed."""
+def _marks(store: Store, names: Iterable[str]) -> dict[str, Mark | None]:
+    """Read the marks of runs."""
+    run_names = [RunName(name) for name in names]
+    with ThreadPoolExecutor(claims.THREADS) as pool:
+        marks = pool.map(partial(ownership.read, store), run_names)
+        return dict(zip(run_names, marks, strict=True))
+
+
+def _with_mark(run: Run, mark: Mark | None) -> Run:
+    return replace(run, number=mark.number if mark else 0)
+
+
+def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
+    """Return a run that only MLflow and the store know: a run that failed counts as active while it may be resumed.
+
+    It has ended only if both say so. A run of another pipeline is None.
+    """
+    if mark.pipeline != pipeline:
+        return None
     info = record["info"]
-    ended = info.get("end_time", 0) / 1000 if info["status"] != "RUNNING" else None
-    succeeded = info["status"] == "FINISHED"
+    ended = mark.ended
+    if info["status"] == "RUNNING":
+        ended = None
+    if ended is not None:
+        ended = max(ended, info.get("end_time", 0) / 1000)
+    succeeded = mark.succeeded and info["status"] == "FINISHED"
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
     counted = tracking.BACKFILL not in record["tags"]
-    refers = tracking.REFERS in record["tags"]
-    uses = frozenset(task for tag, task in record["tags"].items() if refers and tag.startswith(tracking.CACHED))
-    return Run(record["name"], pipeline, ended, succeeded, counted, uses)
+    return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
+
+
+def _uses(record: dict[str, Any]) -> frozenset[str]:
+    """Return the RUN/TASK of other runs that a run reads at their place."""
+    if tracking.REFERS not in record["tags"]:
+        return frozenset()
+    values = (value for tag, value in record["tags"].items() if tag.startswith(tracking.CACHED))
+    return frozenset(task for value in values if (task := TaskReference.or_none(value)))
 
 
 def _compared(records: list[dict[str, Any]]) -> set[str]:
@@ -193,30 +282,60 @@ def _compared(records: list[dict[str, Any]]) -> set[str]:
 def _data_task(store: Store, uri: str) -> frozenset[str]:
     """Return RUN/TASK of data.source, if the data may be an artifact of an earlier run."""
     parts = urlsplit(uri)
-    names = parts.path.strip("/").split("/")
-    is_artifact = parts.scheme == "s3" and parts.netloc == store.bucket and len(names) > 1
-    return frozenset({"/".join(names[:2])}) if is_artifact else frozenset()
+    if parts.scheme != "s3" or parts.netloc != store.bucket:
+        return frozenset()
+    task = TaskReference.or_none("/".join(parts.path.strip("/").split("/")[:2]))
+    return frozenset({task}) if task else frozenset()
 
 
-def _releases(store: Store, records: Mapping[str, Run], context: Context) -> Iterator[Release]:
-    """Yield all versions of all models.
+def _releases(
+    store: Store, own_id: str, records: Mapping[str, Run], context: Context, versions: Versions
+) -> Iterator[Release]:
+    """Yield the versions whose files are in this store.
 
     `records`: runs by the id of their record in MLflow; a version belongs to the pipeline of its run.
     """
     claimed = claims.claimed_tasks(store, context.resumable_s, claims.RELEASES)
-    for model in _all("registered-models", "registered_models", {}):
-        name, needed = model["name"], {alias["version"] for alias in model.get("aliases") or []}
-        versions = list(_all("model-versions", "model_versions", {"filter": f"name = '{name}'"}))
-        if context.targets and any(version.get("run_id") in records for version in versions):
+    models = {model["name"]: model.get("aliases") or [] for model in _all("registered-models", "registered_models", {})}
+    for model, rows in versions.by_model().items():
+        name = ModelName.or_none(model)
+        if not name or not any(tracking.URI in tracking.mapping(row.get("tags")) for row in rows):
+            continue
+        needed = {alias["version"] for alias in models.get(name, [])}
+        if context.targets and any(row.get("run_id") in records for row in rows):
             needed |= context.targets(name) | promotion.versions_in_use(store, name)
-        for version in versions:
-            if tracking.URI in (tags := tracking.mapping(version.get("tags"))):
-                run, number = records.get(version.get("run_id", "")), version["version"]
-                prefix, created = tags[tracking.URI].rstrip("/"), int(version.get("creation_timestamp", 0)) / 1000
-                yield Release(
-                    name, int(number), f"{prefix}/", run.pipeline if run else "", tags.get(tracking.SHA256, ""),
-                    run.name if run else "", created, number in needed or prefix in claimed, tracking.REMOVED in tags,
-                )  # fmt: skip
+        for row in rows:
+            if release := _release(store, own_id, row, records.get(row.get("run_id", ""))):
+                is_needed = row["version"] in needed or release.prefix.rstrip("/") in claimed
+                yield replace(release, needed=is_needed)
+
+
+def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None) -> Release | None:
+    """Return the release of a version, or None if this store does not have it as the release of this version.
+
+    A version that this store has begun to remove is also returned if its files are removed, or belong to a new version.
+    """
+    tags = tracking.mapping(row.get("tags"))
+    key = ArtifactKey.or_none(str(tags.get(tracking.URI, "")).rstrip("/"))
+    number = Version.or_none(row["version"])
+    if not key or not number or not is_release(key):
+        return None
+    record = read_record(store, key.prefix)
+    has_files = (record.get("name"), record.get("version")) == (row["name"], number)
+    is_marked = tags.get(tracking.REMOVED) == own_id
+    if not has_files and not is_marked:
+        return None
+    return Release(
+        model=row["name"],
+        version=number.number,
+        prefix=key.prefix,
+        pipeline=run.pipeline if run else "",
+        sha256=str(tags.get(tracking.SHA256, "")),
+        run=run.name if run else "",
+        created=int(row.get("creation_timestamp", 0)) / 1000,
+        # the tag alone proves nothing while the store has the files
+        marked=is_marked and (record.get("removed") is True or not has_files),
+    )
 
 
 def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -227,3 +346,11 @@ def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[
         if not (token := answer.get("next_page_token")):
             return
         parameters["page_token"] = token
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object of a file of a release; {} for anything else."""
+    with suppress(ValueError):
+        value = json.loads(data)
+        return value if isinstance(value, dict) else {}
+    return {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from rekindle import tracking
 from rekindle.cache.entries import DAY_S
+from rekindle.names import RunName
 from rekindle.release import promotion
 from rekindle.release.config import RetentionConfig
 from rekindle.release.retention import listing, removal
@@ -38,7 +39,7 @@ def apply(store: Store, workflow: str, config: Mapping[str, Any], promoted: str)
         return {release.version for release in tracking.promoted_releases(model)}
 
     now = time.time()
-    current = Run(workflow, pipeline, ended=now)
+    current = Run(RunName(workflow, "the input workflow"), pipeline, ended=now)
     context = listing.Context({workflow: current}, seconds, seconds, targets if promoted else None)
     found = listing.read(store, [pipeline], context)
     plan = decide(found, {pipeline: limits}, now, listing.inputs_of(store, found.releases))

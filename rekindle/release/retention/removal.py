@@ -1,5 +1,10 @@
-"""Removes what `decision.py` has chosen. Each part can be repeated, by an interrupted or a concurrent removal too."""
+"""Removes what `decision.py` has chosen. Each part can be repeated, by an interrupted or a concurrent removal too.
 
+Objects are deleted only if a record in the store says that they belong to the run (ownership.py) or the release
+(release.json). The record is deleted last.
+"""
+
+import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,13 +14,13 @@ from urllib.parse import quote, urlsplit
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.mlflow_api import RequestRefused, request
-from rekindle.release.retention import listing
-from rekindle.release.retention.decision import Release, Removal, RunRemoval
+from rekindle.names import ObjectId, RunName
+from rekindle.release.files import RECORD, read_record
+from rekindle.release.retention import listing, ownership
+from rekindle.release.retention.decision import Release, Removal, Run, RunRemoval
 from rekindle.storage import Store
 
 MAX_AT_END = 50  # number of runs and releases that the end of one run removes at most: the run must end soon
-# folders of the object store that a run of the same name does not own
-SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 COMMIT_S = 300  # time from the creation of a version to the last write of its files
 
 
@@ -70,28 +75,43 @@ def remove(store: Store, removal: Removal, host: Host, context: listing.Context)
 
 
 def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> list[tuple[str, int]]:
-    """Return the keys and sizes of the objects of a run, except the artifacts of `kept_tasks`."""
-    if item.run.name in SHARED_FOLDERS:
+    """Return the keys and sizes of the objects that a run owns, except its mark and the artifacts of `kept_tasks`."""
+    run = RunName(item.run.name)
+    mark = ownership.read(store, run) or _unrecorded_mark(item.run)
+    if not mark:
         return []
     kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
-    return [(obj.key, obj.size) for obj in store.list(f"{item.run.name}/") if not obj.key.startswith(kept_prefixes)]
+    objects = (obj for obj in store.list(f"{run}/") if obj.key != ownership.key_of(run))
+    return [(obj.key, obj.size) for obj in objects if mark.owns(run, obj.key) and not obj.key.startswith(kept_prefixes)]
+
+
+def _unrecorded_mark(run: Run) -> ownership.Mark | None:
+    """Return the mark of a run that an earlier version of Rekindle recorded, without a mark: of its generated name."""
+    if not run.is_generated:
+        return None
+    return ownership.Mark(store="", pipeline=run.pipeline, number=0, whole=True)
 
 
 def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
     """Remove a run, or its artifacts except those of `kept_tasks`; return False if nothing was left to remove."""
+    run = RunName(item.run.name)
     keys = [key for key, _ in artifacts(store, item, kept_tasks)]
     store.delete(keys)
     if kept_tasks:
         return bool(keys)
-    claims.remove(store, item.run.name)
-    if run_id := tracking.find_run(item.run.pipeline, item.run.name):
-        if item.keep_mlflow:
-            tags = {listing.EMPTIED_TAG: "removed", listing.STORE_TAG: listing.store_id(store)}
-            tracking.log(run_id, tags=tags)
-        else:
-            for each in (*listing.children(run_id), run_id):
-                delete_record(each)
-    host.remove(item.run.name)
+    claims.remove(store, run)
+    own_id = listing.store_id(store)
+    run_id = tracking.find_run(item.run.pipeline, run)
+    # runs of other stores may have the same name
+    is_own = run_id is not None and tracking.tags_of(run_id).get(listing.STORE_TAG, own_id) == own_id
+    if run_id and is_own and item.keep_mlflow:
+        tracking.log(run_id, tags={listing.EMPTIED_TAG: "removed", listing.STORE_TAG: own_id})
+    elif run_id and is_own:
+        for each in (*listing.children(run_id), run_id):
+            delete_record(each)
+    host.remove(run)
+    if not item.keep_mlflow:
+        store.delete([ownership.key_of(run)] if ownership.read(store, run) else [])
     return True
 
 
@@ -103,7 +123,9 @@ def delete_record(run_id: str) -> None:
     """
     with suppress_missing():
         root = urlsplit(request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["artifact_uri"])
-        if root.scheme == "mlflow-artifacts":  # otherwise only the server's administrator has access
+        # otherwise only the server's administrator has access; the folder of an experiment may be chosen freely
+        has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
+        if root.scheme == "mlflow-artifacts" and has_own_folder:
             request("DELETE", f"mlflow-artifacts/artifacts/{quote(root.path.strip('/'))}")
         tracking.log(run_id, tags={tracking.REMOVED: "yes"})
         request("POST", "mlflow/runs/delete", json={"run_id": run_id})
@@ -116,15 +138,27 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
     if newest > release.created + COMMIT_S and time.time() - newest < resumable_s and not release.marked:
         return
     version = {"name": release.model, "version": str(release.version)}
+    mark = {**version, "key": tracking.REMOVED}
     with suppress_missing():
-        request("POST", "mlflow/model-versions/set-tag", json={**version, "key": tracking.REMOVED, "value": "yes"})
+        request("POST", "mlflow/model-versions/set-tag", json={**mark, "value": listing.store_id(store)})
         if listing.has_alias(release.model, str(release.version)):  # set since the decision
-            request("DELETE", "mlflow/model-versions/delete-tag", json={**version, "key": tracking.REMOVED})
+            request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
             return
-    if not listing.has_other_version(release):  # registered since the decision, for the same files
-        store.delete([obj.key for obj in objects])
+    if not listing.has_other_version(store, release):  # registered since the decision, for the same files
+        _remove_files(store, release, [obj.key for obj in objects])
     with suppress_missing():
         request("DELETE", "mlflow/model-versions/delete", json=version)
+
+
+def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
+    """Remove the files of a release, release.json last: it says that the others belong to the release."""
+    record_key = f"{release.prefix}{RECORD}"
+    record = read_record(store, release.prefix)
+    if (record.get("name"), record.get("version")) != (release.model, str(release.version)):
+        return
+    store.put(record_key, json.dumps(record | {"removed": True}).encode())
+    store.delete([key for key in keys if key != record_key])
+    store.delete([record_key])
 
 
 @contextmanager

@@ -53,17 +53,25 @@ class Checkpoints:
         note: Callable[..., None],
         leaving: threading.Event,
     ) -> None:
-        self.state, self.config, self.loader, self.note, self.leaving = state, state.config, loader, note, leaving
-        config, layout_hash = state.config, _hash(state.layout)
+        self.state = state
+        self.config = config = state.config
+        self.loader = loader
+        self.note = note
+        self.leaving = leaving
+
+        layout_hash = _hash(state.layout)
         retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
         self.remote = RemoteCheckpoints(store, prefix, identity, layout_hash, fingerprint, retention)
         self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
+        # checksum of the state if it is from shared memory, else 0: equal states are not broadcast
+        self.snapshot_crc = 0
         # events that `report` sends once a group has formed: earlier, no coordinator may be connected
         self._early_events: list[dict[str, Any]] = []
-        self.crc = 0  # checksum of the state if it is from shared memory: equal states are not broadcast
+
         run_name = snapshot_file.run_name(identity, prefix)
         self.snapshots = Snapshots(state, self._load_snapshot(run_name, identity, layout_hash, _hash(fingerprint)))
         self._snapshot_due = 0.0
+
         self._was_follower = False  # True if another worker was rank 0 at the last durable checkpoint
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
@@ -95,9 +103,14 @@ class Checkpoints:
 
     def report(self) -> None:
         """Send the events about this worker's previous process to the ledger. Call when a group has formed."""
-        events, self._early_events = self._early_events, []
+        events = self._early_events
+        self._early_events = []
         for event in events:
             self.note(**event)
+
+    def record_loss(self) -> None:
+        """Record the loss of a worker that interrupted the training: the more losses, the more checkpoints."""
+        self.interval.record_loss()
 
     def flush(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
         """Upload the current state, which no survivor holds; wait until this is done or `seconds_left()` is 0."""
@@ -110,7 +123,7 @@ class Checkpoints:
         self._join(seconds_left)
         upload, step = self._upload, self.state.step
         is_written = upload and upload.step == step and not upload.problem
-        if is_written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds_left)):
+        if is_written and (rank_size.rank == 0 or self._wait_for_rank_0(step, seconds_left)):
             return True
         problem = upload.problem if upload and upload.problem else "rank 0 did not complete the checkpoint"
         remaining_copy = f" A copy remains in {self.snapshots.file.path}." if self.snapshots.file else ""
@@ -142,7 +155,7 @@ class Checkpoints:
 
     def _save(self, rank_size: RankSize, *, commit: bool) -> None:
         self.interval.record_start(self.state.step)
-        self._was_follower = rank_size[0] > 0
+        self._was_follower = rank_size.rank > 0
         if self._busy and self._upload:  # a slow object store must not delay training
             self._upload.stop.set()
             return
@@ -166,7 +179,7 @@ class Checkpoints:
             say(f"cannot write the checkpoint of step {upload.step}: {error}")
         finally:
             self.snapshots.unpin(slot)
-        if rank_size[0] == 0 and not upload.problem:
+        if rank_size.rank == 0 and not upload.problem:
             self._warn_of_full_disk(len(upload.state))
             seconds = time.monotonic() - start_time
             self.interval.cost, self.interval.duration = self.interval.cost + upload.cpu_seconds, seconds
@@ -242,7 +255,8 @@ class Checkpoints:
         if manifest:
             self.state.memory.copy_(target)
             self.loader.load(base64.b64decode(manifest["loader"]))
-            self.state.step, self.crc = manifest["step"], 0
+            self.state.step = manifest["step"]
+            self.snapshot_crc = 0
             self.interval.resume(self.state.step, manifest["facts"])
         return manifest is not None
 
@@ -273,7 +287,8 @@ class Checkpoints:
             if target is not memory:
                 memory.copy_(target)
             self.loader.load(loader_state)
-            self.state.step, self.crc = snapshot.step, snapshot.crc
+            self.state.step = snapshot.step
+            self.snapshot_crc = snapshot.crc
             say(f"step {snapshot.step} was found in shared memory ({path})")
             if file.is_foreign:
                 say("the snapshot is from a worker with another torch build, thread count, ...: the bits may differ.")

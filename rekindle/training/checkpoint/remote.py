@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, say
 from rekindle.storage import NotFound, Store
@@ -33,7 +33,12 @@ CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
 PARALLEL_REQUESTS = 4  # number of parallel requests of one worker
 STALL_TIMEOUT_S = 5.0  # after this time without a new chunk from other members, rank 0 uploads the missing chunks
 
-RankSize = tuple[int, int]  # rank in a group, and size of the group
+
+class RankSize(NamedTuple):
+    """The rank of a process in a group, and the size of the group."""
+
+    rank: int
+    size: int
 
 
 @dataclass
@@ -219,17 +224,17 @@ class RemoteCheckpoints:
         ):
             return True  # a checkpoint of this or a later step exists
         upload.existing_chunks = set(stored_chunks) if upload.existing_chunks is None else upload.existing_chunks
-        own_numbers = share(upload.chunk_count, rank_size[1], rank_size[0])
+        own_numbers = share(upload.chunk_count, rank_size.size, rank_size.rank)
 
         def call(number: int) -> None:
             if not upload.stop.is_set() and upload.chunk_name(number) not in stored_chunks and number in own_numbers:
                 self._put(upload, stored_chunks, number)
 
-        other_numbers = (
-            [] if rank_size[0] else [number for number in range(upload.chunk_count) if number not in own_numbers]
-        )
+        other_numbers = []
+        if rank_size.rank == 0:
+            other_numbers = [number for number in range(upload.chunk_count) if number not in own_numbers]
         upload.cpu_seconds += run_parallel(call, [*own_numbers, *other_numbers])
-        if rank_size[0]:
+        if rank_size.rank > 0:
             return not upload.stop.is_set()
         self._gather(upload, other_numbers, stored_chunks)
         return not upload.stop.is_set() and self._commit(upload)

@@ -2,6 +2,7 @@
 
 import hmac
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -37,7 +38,8 @@ def create(store: Any, rank: int, size: int, device: torch.device, address: str)
         return dist.ProcessGroupNCCL(store, rank, size, options)
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout, options._threads = CONNECT_TIMEOUT, 1
+    options._timeout = CONNECT_TIMEOUT
+    options._threads = 1
     pg = dist.ProcessGroupGloo(store, rank, size, options)
     pg._set_default_timeout(TIMEOUT)
     return pg
@@ -48,14 +50,24 @@ def authenticate(pg: Any, rank: int, ids: list[str], generation: int) -> None:
 
     Raises RuntimeError.
     """
-    secret, own_id, sender = run_secret(), ids[rank], f"member {generation}"
+    secret = run_secret()
+    own_id = ids[rank]
+    sender = f"member {generation}"
+
     own_proofs = [proof(secret, sender, own_id, peer).encode() for peer in ids]
     expected_proofs = b"".join(proof(secret, sender, peer, own_id).encode() for peer in ids)
+
     proof_bytes = torch.frombuffer(bytearray(b"".join(own_proofs)), dtype=torch.uint8)
     received_proofs = torch.empty_like(proof_bytes)
     pg.alltoall_base(received_proofs, proof_bytes, [], []).wait(CONNECT_TIMEOUT)
     if not hmac.compare_digest(received_proofs.numpy().tobytes(), expected_proofs):
         raise RuntimeError("peer authentication failed: an unknown process has connected in place of a member")
+
+
+def wait_for_works(works: Iterable[Any]) -> None:
+    """Wait for collectives. Raises RuntimeError if one fails."""
+    for work in works:
+        work.wait(TIMEOUT)
 
 
 def from_torchrun(device: torch.device) -> GroupView:

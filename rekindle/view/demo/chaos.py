@@ -27,11 +27,12 @@ import yaml
 
 from argolocal.common import homes
 from argolocal.common.interrupts import StopSignals
+from argolocal.language.substitute import substitute
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import NotFound
-from rekindle.keys import DATASET, cached_key, reuse
+from rekindle.keys import CACHED, DATASET, REUSE
 from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, live_view
 from rekindle.workload import load, prepare
@@ -132,12 +133,14 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
-    inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    # an empty value: no results are reused, so both trainings train
-    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}
-    for tag, value in (replacements | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
-        text = text.replace(tag, value)
-    return yaml.safe_load(text)
+    cached = {"prepare": {"at": dataset.removesuffix(f"/{DATASET}")}, REUSE: ""}  # no models are reused
+    scope = {
+        "workflow.name": name,
+        f"workflow.parameters.{CACHED}": json.dumps(cached),
+        "inputs.parameters.digest": digest,
+        "inputs.parameters.run_id": "",
+    }
+    return yaml.safe_load(substitute(text, scope))
 
 
 # -- the attacks -----------------------------------------------------------------------------------------------

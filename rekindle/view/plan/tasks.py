@@ -22,8 +22,9 @@ RUNS, CACHED_RESULT, CONDITIONAL, SKIPPED = "runs", "cached", "conditional", "sk
 OUTPUT = re.compile(r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
 STEP_OUTPUT = re.compile(r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
 CACHE_CONDITION = re.compile(
-    rf"'\{{\{{=jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
-    r"'\$\.(\w+)\.at'\)\}\}' == ''"
+    r"'\{\{=sprig\.regexFind\('[^']*', "
+    rf"jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
+    r"'\$\.(\w+)\.at'\)\)\}\}' == ''"
 )
 FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler

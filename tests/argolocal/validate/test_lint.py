@@ -135,12 +135,15 @@ def arguments(**values: str) -> Any:
 
 def cron(name: str) -> Any:
     spec = {"schedules": ["0 3 * * *"], "workflowSpec": copy.deepcopy(RIGHT["spec"])}
+    spec["workflowMetadata"] = {"annotations": {"team": "fraud"}}
     return {"kind": "CronWorkflow", "metadata": {"name": name}, "spec": spec}
 
 
 def test_a_correct_manifest_passes() -> None:
     assert lint(RIGHT) == []
-    assert lint(RIGHT | {"kind": "WorkflowTemplate", "metadata": {"name": "sample"}}) == []
+    assert (
+        lint(RIGHT | {"kind": "WorkflowTemplate", "metadata": {"name": "sample", "annotations": {"team": "x"}}}) == []
+    )
     assert lint(cron("sample")) == []
 
 
@@ -168,6 +171,23 @@ def pass_output(manifest: Any, by: str, to: str) -> None:
     step(manifest, by)["template"] = "gives"
     step(manifest, to)["arguments"] = arguments(note="{{workflow.outputs.parameters.late}}")
 
+
+def replace_parameter(manifest: Any, value: str) -> None:
+    """Set a parameter of the workflow that a container reads."""
+    manifest["spec"]["arguments"]["parameters"][1]["value"] = value
+    container(manifest).update(args=["{{workflow.parameters.unused}}"])
+
+
+# places of a tag
+PLACES: dict[str, Callable[[Any, str], Any]] = {
+    "container": lambda w, tag: container(w).update(args=[f"[{tag}]"]),
+    "argument": lambda w, tag: step(w, "three").update(arguments=arguments(note=tag)),
+    "untaken argument": lambda w, tag: step(w, "three").update(arguments=arguments(superfluous=tag)),
+    "when": lambda w, tag: step(w, "two").update(when=f"{tag} == x"),
+    "pod's label": lambda w, tag: template(w, "score").update(metadata={"labels": {"request": tag}}),
+    "workflow's argument": replace_parameter,
+    "target": lambda w, tag: template(w, "main")["dag"].update(target=tag),
+}
 
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "output from nowhere": (lambda w: set_output(w), "output", r"outputs\.parameters\[auc\].*no source.*with path"),
@@ -289,6 +309,28 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         lambda w: w["spec"]["templates"].append({"name": "hooked", **only_late(w)}) or
         step(w, "one").update(hooks={"exit": {"template": "hooked"}}) or
         template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.late}}"]), "tag", r"finish\].*late"),
+    **{
+        f"{kind} {place}": (
+            lambda w, kind=kind, place=place: PLACES[place](w, f"{{{{workflow.{kind}s.request}}}}"),
+            "tag", rf'does not have the {kind} "request"\. Add it to {kind}s')
+        for kind in ("label", "annotation") for place in (
+            "container", "argument", "untaken argument", "when", "pod's label", "workflow's argument", "target")
+    },
+    "misspelt annotation": (
+        lambda w: container(w).update(args=["{{workflow.annotations.taem}}"]), "tag", 'Did you mean "team"'),
+    "parent of an input": (lambda w: container(w).update(args=["{{inputs.artifacts}}"]), "tag", "inputs.artifacts"),
+    "path of a parameter": (
+        lambda w: container(w).update(args=["{{inputs.parameters.of.path}}"]), "tag", r"of\.path"),
+    "parameters of no workflow": (lambda w: w["spec"].pop("arguments") and container(w).update(
+        args=["{{workflow.parameters}}"]), "tag", r"score\].*workflow\.parameters does not"),
+    "misspelt pod": (lambda w: container(w).update(args=["{{pod.nmae}}"]), "tag", 'mean "pod.name"'),
+    "pod of a suspend": (
+        lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {"duration": "{{pod.name}}"}}), "tag", r"pod\.name"),
+    "default that is used": (
+        lambda w: template(w, "finish")["inputs"]["parameters"][0].update(default="{{workflow.parameters.nope}}"),
+        "tag", r"inputs\.parameters\[note\]\.default.*parameters\.nope"),
+    "misspelt argument beside another": (
+        lambda w: step(w, "three").update(arguments=arguments(noet="1", other="2")), "argument", 'mean "note"'),
     "unclosed": (lambda w: template(w, "make")["script"].update(source="f'{{x'"), "tag", "without }}"),
     "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "succeeds immediately"),
     "condition": (
@@ -356,6 +398,22 @@ WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*forever"),
     "retry of all": (lambda w: w["spec"].update(retryStrategy={}), "retry", "spec.retryStrategy"),
     "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Remove it"),
+    "argument beside a passed one with a similar name": (
+        lambda w: step(w, "three").update(arguments=arguments(note="1", notes="2")), "argument", 'input "notes". Remove it'),
+    "label in an expression": (
+        lambda w: container(w).update(args=["{{=workflow.labels.request}}"]), "tag", 'the label "request"'),
+    "label of a workflow's hook": (
+        lambda w: w["spec"].update(hooks={"h": {"template": "finish", "expression": "true",
+        "arguments": arguments(note="{{workflow.labels.request}}")}}), "tag", r"spec\.hooks\.h\..*label"),
+    "unused parameter with a tag": (
+        lambda w: w["spec"]["arguments"]["parameters"][1].update(value="{{workflow.labels.request}}"), "tag", "label"),
+    "label of a DAG": (
+        lambda w: template(w, "main").update(metadata={"labels": {"a": "{{workflow.labels.request}}"}}), "tag", "label"),
+    "scheduled time": (
+        lambda w: container(w).update(args=["{{workflow.scheduledTime}}"]), "tag", "only a workflow of a CronWorkflow"),
+    "part of the creation time": (
+        lambda w: container(w).update(args=["{{workflow.creationTimestamp.yy}}"]), "tag", r"creationTimestamp\.yy does not"),
+    "retries": (lambda w: container(w).update(args=["{{retries}}"]), "tag", "retryStrategy: add one"),
     "unreadable": (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag", "cannot be parsed"),
     "deadline": (lambda w: w["spec"].pop("activeDeadlineSeconds"), "deadline", "a workflow that hangs"),
     "no tag": (lambda w: container(w).update(image="python"), "image", "without a tag.*pin it by digest"),
@@ -402,6 +460,82 @@ def test_a_mistake_that_argo_accepts_is_a_warning(mistake: str) -> None:
     check(manifest)
 
 
+@pytest.mark.parametrize("source", ["labels", "labelsFrom", "metadata"])
+def test_a_label_of_the_workflow_is_known(source: str) -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest)["args"] = ["{{workflow.labels.request}} {{workflow.labels.json}} {{workflow.labels}}"]
+    if source == "metadata":
+        manifest["metadata"]["labels"] = {"request": "a"}
+    else:
+        manifest["spec"]["workflowMetadata"] = {source: {"request": {"expression": "'a'"}}}
+    assert lint(manifest) == []
+
+
+def test_a_first_word_of_tags_is_text() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest)["args"] = ["{{ inputs }} {{outputs}} {{workflow}} {{pod}} {{steps}}"]
+    assert lint(manifest) == []
+
+
+def test_a_guarded_label_in_an_expression_passes() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest)["args"] = ["{{=workflow.labels?.request ?? 'none'}}"]
+    assert lint(manifest) == []
+
+
+@pytest.mark.parametrize("tag", ["workflow.parameters.nope", "steps.one.outputs.parameters.x", "workflow.labels.nope"])
+@pytest.mark.parametrize(("called", "field"), [("make", "value"), ("stages", "value"), ("stages", "default")])
+def test_a_tag_in_an_input_that_an_argument_replaces_is_a_warning(tag: str, called: str, field: str) -> None:
+    manifest = copy.deepcopy(RIGHT)
+    caller = task(manifest, "make" if called == "make" else "ship")
+    caller["arguments"] = arguments(rows="5")
+    template(manifest, called)["inputs"] = {"parameters": [{"name": "rows", field: f"{{{{{tag}}}}}"}]}
+    if called == "stages":
+        step(manifest, "three")["arguments"] = arguments(note="{{inputs.parameters.rows}}")
+    (found,) = lint(manifest)
+    assert (found.rule, found.fatal) == ("tag", False) and found.path.endswith(f"inputs.parameters[rows].{field}")
+    caller["arguments"] = arguments()
+    assert [each.fatal for each in lint(manifest)] == [True]
+
+
+def test_argo_rejects_a_tag_in_the_default_of_a_pod_even_if_an_argument_replaces_it() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "make")["inputs"] = {"parameters": [{"name": "rows", "default": "{{workflow.labels.nope}}"}]}
+    assert [each.fatal for each in lint(manifest)] == [True]
+
+
+@pytest.mark.parametrize("kind", ["Workflow", "WorkflowTemplate"])
+def test_a_referenced_template_may_have_a_value_that_an_argument_replaces(kind: str) -> None:
+    value = {"name": "note", "value": "{{workflow.parameters.nope}} {{steps.x.outputs.result}}"}
+    library = copy.deepcopy(RIGHT) | {"kind": "WorkflowTemplate"}
+    library["metadata"] = {"name": "other", "annotations": {"team": "fraud"}}
+    template(library, "finish")["inputs"]["parameters"] = [value]
+    user = copy.deepcopy(RIGHT) | {"kind": kind}
+    for holder in (library, user):
+        for name in ("one", "three"):
+            step(holder, name)["arguments"] = arguments(note="1")
+    for each in [*task_arguments(library), *task_arguments(user)]:
+        each["arguments"] = arguments(note="1")
+    library["spec"].pop("onExit")
+    step(user, "one").pop("template")
+    step(user, "one")["templateRef"] = {"name": "other", "template": "finish"}
+    user["metadata"] = {"name": "user", "annotations": {"team": "fraud"}}
+    found = lint_all([("library", library), ("user", user)])
+    assert [each for each in found if each.fatal and "finish" in each.path] == []
+
+
+def task_arguments(manifest: Any) -> list[Any]:
+    """Return the tasks and hooks of the DAG that call `finish`."""
+    tasks = template(manifest, "main")["dag"]["tasks"]
+    return [*(each for each in tasks if each.get("template") == "finish"), task(manifest, "score")["hooks"]["exit"]]
+
+
+def test_an_item_in_an_argument_that_no_input_takes_is_a_warning() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    step(manifest, "three")["arguments"] = arguments(unknown="{{ item }}")
+    assert [(each.rule, each.fatal) for each in lint(manifest)] == [("argument", False), ("tag", False)]
+
+
 def test_a_generated_name_that_kubernetes_shortens_is_a_warning() -> None:
     manifest = copy.deepcopy(RIGHT)
     manifest["metadata"]["generateName"] = "a" * 59
@@ -412,7 +546,7 @@ def test_a_generated_name_that_kubernetes_shortens_is_a_warning() -> None:
 def test_a_workflow_template_may_get_inputs_and_global_names_from_its_workflow() -> None:
     manifest = RIGHT | {
         "kind": "WorkflowTemplate",
-        "metadata": {"name": "sample"},
+        "metadata": {"name": "sample", "annotations": {"team": "fraud"}},
         "spec": copy.deepcopy(RIGHT["spec"]),
     }
     manifest["spec"]["arguments"]["parameters"].pop(0)
@@ -913,6 +1047,7 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
         "spec": copy.deepcopy(RIGHT["spec"]),
     }
     shared["spec"].pop("arguments")
+    shared["spec"]["workflowMetadata"] = {"annotations": {"team": "fraud"}}
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates/shared.json").write_text(json.dumps(api | {"kind": "List", "items": [shared]}))
     whole = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
@@ -938,6 +1073,46 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
         ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: {tag} does not have a value here."),
     ]
     assert {f for f, _, _ in found} == {here} and done.returncode == 1
+
+
+def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "flows"
+    folder.mkdir()
+    others = {
+        "values.yaml": "image: {tag: 1}",
+        "chart.yaml": "apiVersion: v2\nname: x",
+        "ci.yml": "on: push\njobs: {}",
+        "kustomization.yaml": "resources: [a.yaml]",
+        "helm.yaml": "apiVersion: argoproj.io/v1alpha1\nmetadata:\n  {{- if .Values.x }}\n  a: b\n  {{ end }}",
+        "list.json": "[1, 2]",
+        "empty.yaml": "# nothing\n---\n",
+    }
+    for name, text in others.items():
+        (folder / name).write_text(text)
+    (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    (folder / "loop.yaml").symlink_to("loop.yaml")
+    assert command(tmp_path, "--manifest", "flows").returncode == 2
+    wrong = copy.deepcopy(RIGHT)
+    wrong["spec"]["entrypoint"] = "mian"
+    (folder / "both.yaml").write_text("a: b\n---\n" + yaml.safe_dump(wrong))
+    done = command(tmp_path, "--manifest", "flows")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    note, *errors = done.stderr.splitlines()
+    assert len(errors) == 1 and "spec.entrypoint" in errors[0]
+    assert note.startswith("note: ") and "values.yaml" in note
+    assert command(tmp_path, "--manifest", "flows/values.yaml").returncode == 1
+
+
+def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings_of_others(tmp_path: Path) -> None:
+    wrong = copy.deepcopy(RIGHT)
+    wrong["spec"]["entrypoint"] = "mian"
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows/a.yaml").write_text("apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: [\n")
+    (tmp_path / "flows/b.yaml").write_text(yaml.safe_dump(wrong))
+    done = command(tmp_path, "--manifest", "flows", "-o", "json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and [each["rule"] for each in found] == ["yaml", "template"]
+    assert found[0]["file"].endswith("a.yaml") and "line 4" in found[0]["message"]
 
 
 def test_a_mistake_in_a_shared_template_is_reported_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from argolocal.language.substitute import substitute
 from rekindle.blocks.container import command
-from rekindle.blocks.resource import render
+from rekindle.blocks.resource import number, render
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.step import load, parse
@@ -16,7 +16,7 @@ def test_a_process_parses_the_values_that_the_pipeline_got() -> None:
     values = {
         "workload": "shop",
         "dataset": "w/dataset",
-        "digest": "d",
+        "digest": "d" * 64,
         "out": "w/model",
         "checkpoints": "w/checkpoints",
         "learning_rate": 3e-05,
@@ -37,7 +37,7 @@ def test_missing_and_unknown_inputs_of_a_step_are_rejected(values: dict[str, str
 
 
 def test_template_tags_for_numbers_are_rendered_without_quotes() -> None:
-    text = render({"spec": {"replicas": "{{!inputs.parameters.n}}", "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
+    text = render({"spec": {"replicas": number("n"), "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "spec": {"replicas": 3, "args": ["--n=3", '"{}"}}']}
     }

@@ -1,10 +1,12 @@
 """Of concurrent writers one records its entry; an entry that is old, or whose artifacts are incomplete, is invalid."""
 
+import json
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from rekindle.storage import Store
 
 
 def entry(at: str, size: int = 3) -> Entry:
-    artifacts = {"dataset": {"sha256": "abc", "files": 1, "bytes": size}}
+    artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": size}}
     return Entry(uuid.uuid4().hex, at, {"digest": "abc"}, artifacts, {"step": "steps.prepare"}, 1.0)
 
 
@@ -51,7 +53,7 @@ def test_one_of_several_concurrent_entries_is_recorded_and_an_invalid_entry_is_r
 def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
     entries.remove(s3, entries.entries(s3))
     now = datetime.now(UTC).timestamp()
-    old, missing, kept, more = (replace(entry(f"w-3/{n}"), made=now - n) for n in (9e6, 30, 10, 20))
+    old, missing, kept, more = (replace(entry(f"w-3/{n}"), made=now - n) for n in (9_000_000, 30, 10, 20))
     for item in (old, kept, more):
         s3.put(f"{item.at}/dataset/part", b"123")
     for item in (old, missing, kept, more):
@@ -135,6 +137,33 @@ def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) ->
     entries.record(s3, recorded)
     assert recorded.key in {item.key for item in entries.entries(s3)}
     s3.delete([f"cache/other-{number}" for number in range(3)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": "another"},
+        {"at": "../w/prepare"},
+        {"at": "w-9/prepare' == ''"},
+        {"outputs": {"digest": "{{workflow.uid}}"}},
+        {"outputs": {"digest": 5}},
+        {"outputs": ["digest"]},
+        {"artifacts": 5},
+        {"artifacts": {"dataset": {"sha256": "abc", "files": 1, "bytes": 3}}},
+        {"artifacts": {"../dataset": {"sha256": "", "files": 1, "bytes": 3}}},
+        {"artifacts": {"dataset": {"sha256": "", "files": "1", "bytes": 3}}},
+        {"facts": None},
+        {"seconds": None},
+    ],
+)
+def test_an_entry_with_an_invalid_field_is_ignored(change: dict[str, Any], s3: Store) -> None:
+    valid = asdict(entry("w-12/prepare"))
+    key = valid["key"]
+    s3.put(f"cache/{key}", json.dumps(valid).encode())
+    assert entries.read(s3, key)
+    s3.put(f"cache/{key}", json.dumps(valid | change).encode())
+    assert entries.read(s3, key) is None and key not in {item.key for item in entries.entries(s3)}
+    s3.delete([f"cache/{key}"])
 
 
 def test_prune_keeps_the_newest_valid_entries(s3: Store) -> None:

@@ -24,7 +24,7 @@ def rendered(*sets: str) -> dict[str, Any]:
 def record_run(s3: Store, found: lookup.CacheResult, outputs: dict[str, str], artifact: str, workflow: str) -> None:
     """Record the task's outputs as of `workflow`."""
     s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
-    artifacts = {artifact: {"sha256": "abc", "files": 1, "bytes": 3}}
+    artifacts = {artifact: {"sha256": "a" * 64, "files": 1, "bytes": 3}}
     entries.record(s3, Entry(found.key, f"{workflow}/{found.task}", outputs, artifacts, {"step": "steps.x"}, 1.0))
 
 

@@ -8,6 +8,7 @@ import torch
 
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.remote import RankSize
 from tests.chaos.faults import Proxy
 
 numbers = count()
@@ -55,7 +56,7 @@ def update(checkpoints: Checkpoints, step: int) -> None:
 
 def train(checkpoints: Checkpoints, step: int) -> None:
     update(checkpoints, step)
-    assert checkpoints.flush((0, 1), soon)
+    assert checkpoints.flush(RankSize(0, 1), soon)
 
 
 def finish_upload(checkpoints: Checkpoints) -> bool:

@@ -19,25 +19,17 @@ from rekindle.training.state import State
 CPU = torch.device("cpu")
 
 
-class Members(StaticGroup):
-    """Members without rendezvous and ledger."""
-
-    def __init__(self) -> None:
-        self.device = CPU
-
-
 def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch) -> TrainingGroup:
     """Return the group of a process after `step` steps; its state is filled with that number."""
     patch.setenv("POD_NAME", name)
     state = State(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
     leaving = threading.Event()
-    checkpoints = Checkpoints(
-        s3, "agreement", "0" * 64, {}, state, LoaderState(object()), lambda event, **fields: None, leaving
-    )
+    loader = LoaderState(object())
+    checkpoints = Checkpoints(s3, "agreement", "0" * 64, {}, state, loader, lambda event, **fields: None, leaving)
     state.memory.fill_(step)
     state.step = step
-    group = TrainingGroup(Members(), state, checkpoints, leaving)
-    group._has_group_state = live
+    group = TrainingGroup(StaticGroup(CPU, ledger=None), state, loader, checkpoints, leaving)
+    group._is_from_group = live
     return group
 
 

@@ -19,8 +19,9 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.mlflow_api import request
+from rekindle.names import RunName
 from rekindle.release.config import VERSION_ANNOTATION
-from rekindle.release.retention import listing, removal
+from rekindle.release.retention import listing, ownership, removal
 from rekindle.release.retention.decision import Removal, Run, RunRemoval
 from rekindle.storage import Store
 from rekindle.view import retention
@@ -33,6 +34,9 @@ pytestmark = pytest.mark.usefixtures("mlflow_server")
 @pytest.fixture
 def name() -> str:
     return f"cards-{uuid.uuid4().hex[:6]}"
+
+
+TASKS = [{"name": "prepare"}, {"name": "train"}]
 
 
 class Runs:
@@ -49,11 +53,13 @@ class Runs:
         files = RunFiles(self.home, name)
         cached = {"prepare": {"task": "prepare", "at": uses}} if uses else {}
         values = {"cached": json.dumps(cached), "config": json.dumps({"retention": limits}), "backfill": backfill}
-        files.create({
+        workflow = {
             "kind": "Workflow", "metadata": {"name": name, "labels": {"app.kubernetes.io/name": pipeline}},
-            "spec": {"entrypoint": "main", "templates": [{"name": "main"}],
+            "spec": {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": TASKS}}],
                      "arguments": {"parameters": [{"name": n, "value": v} for n, v in values.items()]}},
-        })  # fmt: skip
+        }  # fmt: skip
+        files.create(workflow)
+        ownership.begin(self.store, workflow, pipeline)
         ended = (
             {} if phase == "Running" else {"finishedAt": f"2026-01-01T00:{self.number // 60:02}:{self.number % 60:02}Z"}
         )
@@ -62,9 +68,10 @@ class Runs:
         tracking.log_artifact(run_id, "config.yaml", b"name: cards")
         if ended:
             tracking.finish(run_id, "FINISHED" if phase == "Succeeded" else "FAILED")
+            ownership.end(self.store, workflow, pipeline, phase == "Succeeded")
         for task in ("prepare", "train"):
             self.store.put(f"{name}/{task}/out/part", b"123")
-            artifacts = {"out": {"sha256": "abc", "files": 1, "bytes": 3}}
+            artifacts = {"out": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
             entry = entries.Entry(f"{name}-{task}", f"{name}/{task}", {}, artifacts, {"step": "steps.x"}, 1.0)
             entries.record(self.store, entry)
         files.close()
@@ -248,7 +255,8 @@ def release(runs: Runs, run: str, pipeline: str = "", start: str = "", champion:
     run_id = tracking.find_run(pipeline or runs.pipeline, run) or ""
     source = runs.store.uri(prefix)
     registered = tracking.register(runs.pipeline, prefix, source, sha256 or uuid.uuid4().hex, run_id, {})
-    runs.store.put(f"{prefix}release.json", b"{}")
+    record = {"name": runs.pipeline, "version": registered.version}
+    runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
     return registered.version
 
 
@@ -397,6 +405,7 @@ def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> Non
         tags |= {f"{tracking.CACHED}train": f"{task}/train", listing.STORE_TAG: listing.store_id(runs.store)}
         tracking.log(run_id, tags=tags)
         tracking.finish(run_id, "FINISHED")
+        ownership.end(runs.store, {"metadata": {"name": f"{runs.pipeline}-{reader}"}}, runs.pipeline, succeeded=True)
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
     assert (runs.places(source), runs.places(copied)) == ({"folder", "mlflow", "train", "cache"}, set())
 
@@ -441,10 +450,11 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     number = release(runs, run)
     found = tracking.find_version(runs.pipeline, number)
     assert found
-    key = {"name": runs.pipeline, "version": number, "key": tracking.REMOVED, "value": "yes"}
-    request("POST", "mlflow/model-versions/set-tag", json=key)
+    tracking.tag_version(runs.pipeline, number, tracking.REMOVED, listing.store_id(runs.store))
     again = tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, found.run_id, {})
     assert int(again.version) > int(number)
+    record = {"name": runs.pipeline, "version": again.version}
+    runs.store.put(f"{found.uri}release.json", json.dumps(record).encode())
     runs.make(keep_runs=9)
     assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
     assert versions(runs) == {again.version: True}, "the files belong to the new version"
@@ -509,7 +519,10 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
         ended = {"finishedAt": f"2026-01-01T01:00:{number:02}Z"} if phase != "Running" else {}
         server.put(collection, workflow | {"status": {"phase": phase, **ended}})
     assert retention.prune(tmp_path, cluster, {}, delete=True) == {"runs": [], "releases": []}, "no config has a limit"
-    tracking.log(tracking.find_run(runs.pipeline, names[-1]) or "", params={"retention": {"keep_runs": 2}})
+    config = {"name": "config", "value": json.dumps({"retention": {"keep_runs": 2}})}
+    newest = server.objects[collection][names[-1]]
+    newest["status"]["storedWorkflowTemplateSpec"] = {"arguments": {"parameters": [config]}}
+    newest["spec"] = {"workflowTemplateRef": {"name": runs.pipeline}}
     listed = retention.prune(tmp_path, cluster, {}, delete=False)
     assert {row["run"] for row in listed["runs"]} == {*names[:2]} and set(server.objects[collection]) == {*names}
     assert len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, delete=False)["runs"]) == 1
@@ -549,4 +562,150 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
     assert runs.places(old) == EVERYWHERE, "the config of this run has no limits"
     retention.end_of_run(runs.home, runs.workflow(last))
     assert (runs.places(old), runs.places(recent)) == (set(), EVERYWHERE)
-    assert os.listdir(runs.home / "runs") == [recent], "the run itself has ended long ago"
+    assert {*os.listdir(runs.home / "runs")} == {recent, last}, "the newest run stays"
+
+
+def record_in_mlflow(runs: Runs, name: str, **tags: str) -> None:
+    """Record a run as a client of MLflow alone can, with the copied id of the store."""
+    copied = {tracking.WORKFLOW: name, listing.STORE_TAG: listing.store_id(runs.store), **tags}
+    tracking.finish(tracking.start_run(runs.pipeline, name, copied), "FINISHED")
+
+
+@pytest.mark.parametrize("kind", ["path", "parent", "folder", "prefix", "name"])
+def test_a_run_that_only_mlflow_knows_removes_nothing(runs: Runs, tmp_path: Path, kind: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "manifest.yaml").write_text("{}")
+    customers = f"customers-{runs.pipeline}"
+    for key in (f"{customers}/2024.csv", f"raw/{customers}/2024.csv"):
+        runs.store.put(key, b"1")
+    names = {"path": str(precious), "parent": "../../precious", "folder": f"{customers}/", "prefix": f"raw/{customers}"}
+    name = names.get(kind, customers)
+    record_in_mlflow(runs, name)
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
+    assert (precious / "manifest.yaml").exists()
+    assert runs.store.get(f"{customers}/2024.csv") == runs.store.get(f"raw/{customers}/2024.csv") == b"1"
+    assert tracking.find_run(runs.pipeline, name), "the record in MLflow stays, too"
+
+
+def test_runs_that_only_mlflow_knows_do_not_count(runs: Runs) -> None:
+    names = [runs.make() for _ in range(2)]
+    for number in range(9):
+        record_in_mlflow(runs, f"{runs.pipeline}-x{number}")
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 2
+
+
+def test_a_run_with_a_fixed_name_does_not_own_the_files_that_it_found_or_that_are_of_no_task(runs: Runs) -> None:
+    name = f"{runs.pipeline}-001"
+    for key in ("2024.csv", "2024/january.csv", "train/earlier.csv"):
+        runs.store.put(f"{name}/{key}", b"mine")
+    assert runs.make() == name
+    runs.store.put(f"{name}/2025.csv", b"mine")
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    left = {item.key.removeprefix(f"{name}/") for item in runs.store.list(f"{name}/")}
+    assert left == {"2024.csv", "2024/january.csv", "2025.csv", "train/earlier.csv", "train/out/part"}
+
+
+def test_a_run_with_a_generated_name_owns_its_folder(runs: Runs) -> None:
+    workflow = {"metadata": {"name": f"{runs.pipeline}-x7k2p", "generateName": f"{runs.pipeline}-"}, "spec": {}}
+    ownership.begin(runs.store, workflow, runs.pipeline)
+    mark = ownership.read(runs.store, RunName(workflow["metadata"]["name"]))
+    assert mark and mark.whole and mark.ended is None
+    for given in ("payments", f"{runs.pipeline}-2024a", f"{runs.pipeline}-x7k2"):
+        assert not ownership.is_generated({"name": given, "generateName": f"{runs.pipeline}-"})
+
+
+def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(runs: Runs, tmp_path: Path) -> None:
+    linked, renamed = runs.make(), runs.make()
+    project = tmp_path / "project"
+    (runs.home / "runs" / linked).rename(project)
+    (runs.home / "runs" / linked).symlink_to(project)
+    (runs.home / "runs" / renamed).rename(runs.home / "runs" / "project")
+    retention.prune(runs.home, None, {"keep_runs": 0}, delete=True)
+    assert (project / "manifest.yaml").exists() and (runs.home / "runs/project/manifest.yaml").exists()
+
+
+def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(runs: Runs) -> None:
+    names = [runs.make() for _ in range(3)]
+    last = runs.make(keep_runs=2)
+    files = RunFiles(runs.home, last)
+    status, _ = files.load()
+    files.snapshot(status | {"finishedAt": "2025-12-31T00:00:00Z"})
+    files.close()
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE, EVERYWHERE]
+
+
+def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_store(runs: Runs) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(3)]
+    tracking.tag_version(runs.pipeline, numbers[0], tracking.REMOVED, "another store")
+    tracking.tag_version(runs.pipeline, numbers[1], tracking.REMOVED, listing.store_id(runs.store))
+    runs.make(keep_runs=9)
+    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert versions(runs) == dict.fromkeys(numbers, True)
+
+
+def test_an_interrupted_removal_of_a_release_is_finished(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    first, second = (release(runs, runs.make()) for _ in range(2))
+    last = runs.make(keep_releases=1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Store, "delete", kill)
+        retention.end_of_run(runs.home, runs.workflow(last))
+    assert versions(runs) == {first: True, second: True}
+    retention.prune(runs.home, None, {"keep_releases": 9}, delete=True)
+    assert versions(runs) == {second: True}
+
+
+def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> None:
+    runs.store.put(f"raw/{runs.pipeline}/0123456789ab/file", b"1")
+    run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
+    for uri in (f"raw/{runs.pipeline}", f"raw/{runs.pipeline}/0123456789ab", "", "/", "releases/", "../x"):
+        version = {"name": runs.pipeline, "source": "s3://x/y", "run_id": run_id}
+        tags = [{"key": tracking.URI, "value": uri}, {"key": tracking.REMOVED, "value": listing.store_id(runs.store)}]
+        request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-{uuid.uuid4().hex}"})
+        if uri == f"raw/{runs.pipeline}":
+            request("POST", "mlflow/registered-models/create", json={"name": runs.pipeline})
+        request("POST", "mlflow/model-versions/create", json=version | {"tags": tags})
+    runs.make(keep_releases=1)
+    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert runs.store.get(f"raw/{runs.pipeline}/0123456789ab/file") == b"1"
+
+
+@pytest.mark.parametrize("source", ["models:/{model}/{version}", "s3://{bucket}/releases/{model}"])
+def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(2)]
+    found = tracking.find_version(runs.pipeline, numbers[0])
+    assert found
+    text = source.format(model=runs.pipeline, version=numbers[0], bucket=runs.store.bucket)
+    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-ref"})
+    request("POST", "mlflow/model-versions/create", json={"name": f"{runs.pipeline}-ref", "source": text})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_releases=1)))
+    assert list(runs.store.list(found.uri))
+
+
+def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> None:
+    name, other = runs.make(), runs.make()
+    run_id = tracking.find_run(runs.pipeline, name) or ""
+    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-mine"})
+    version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{run_id}/model", "run_id": run_id}
+    request("POST", "mlflow/model-versions/create", json=version)
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert (runs.places(name), runs.places(other)) == ({"mlflow"}, set())
+
+
+@pytest.mark.parametrize("text", ["o'brien", 'say "hi"', "50%_off", "a\\", "a'b\"c", "modèle"])
+def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text: str) -> None:
+    model = f"{runs.pipeline} {text}"
+    registered = tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {})
+    assert tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {}).version == registered.version
+    tracking.promote(model, registered.version, "d")
+    assert [found.version for found in tracking.promoted_releases(model)] == [registered.version]
+    old = runs.make()
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1)))
+    assert runs.places(old) == set()

@@ -17,6 +17,7 @@ from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.training.checkpoint import manager, snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.remote import RankSize
 from rekindle.training.group.interruptible import GroupBroken
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import (
@@ -41,7 +42,7 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.keep((0, 1), durable=False)
+        first.keep(RankSize(0, 1), durable=False)
     first.close(remove=False)
     second = open_(node="n", data=Stream())
     assert 1 <= second.state.step <= 8 and second.loader.data.position == sum(range(second.state.step + 1))
@@ -65,12 +66,12 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(open_: Open, s3: S
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)
-        first.keep((0, 1), durable=False)
+        first.keep(RankSize(0, 1), durable=False)
         first.close(remove=False)
         update(other := open_(), newer)
         if newer == 2:
             s3.delete(keys(first))
-        assert other.flush((0, 1), soon)
+        assert other.flush(RankSize(0, 1), soon)
         second = open_(node=f"n{newer}")
         assert second.state.step == 3
         assert begin(second) == step
@@ -119,7 +120,7 @@ def test_training_continues_without_shared_memory(
     monkeypatch.setenv("REKINDLE_SHM", "/sys" if sys.platform == "linux" else "/nowhere")
     first = open_()
     assert "no snapshots in shared memory" in capsys.readouterr().err
-    first.keep((0, 1), durable=False)
+    first.keep(RankSize(0, 1), durable=False)
     train(first, 2)
     assert begin(open_()) == 2
 
@@ -136,7 +137,7 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
         first = open_()
     update(first, 2)
     with pytest.raises(RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"):
-        first.keep((0, 1), durable=True)
+        first.keep(RankSize(0, 1), durable=True)
 
 
 def test_the_last_worker_reports_an_unsaved_state_and_its_location(
@@ -146,7 +147,7 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     proxy.fault("refuse", 60.0)
     update(last, 6)
     seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
-    assert not last.flush((0, 1), lambda: next(seconds))
+    assert not last.flush(RankSize(0, 1), lambda: next(seconds))
     log = capsys.readouterr().err
     assert "the state of step 6 is not in the object store: " in log and "A copy remains in" in log
     last.close(remove=False)
@@ -179,7 +180,7 @@ def snapshot(checkpoints: Checkpoints, step: int, durable: bool = False, lasts: 
 
     until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
     checkpoints.snapshots.take = slow  # type: ignore[method-assign]
-    checkpoints.keep((0, 1), durable=durable)
+    checkpoints.keep(RankSize(0, 1), durable=durable)
     checkpoints.snapshots.take = take  # type: ignore[method-assign]
     return bool(slots)
 
@@ -231,7 +232,7 @@ def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -
     assert not first.due(), "its memory is not reserved yet"
     first.snapshots.ready.set()
     update(first, 10)
-    first.keep((0, 1), durable=True)
+    first.keep(RankSize(0, 1), durable=True)
     assert finish_upload(first)
     update(first, 18)
     assert not first.due()
@@ -243,14 +244,14 @@ def test_the_ledger_has_the_first_step_of_a_process(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = open_(node="n")
-    assert begin(first) == 0 and first.crc == 0
+    assert begin(first) == 0 and first.snapshot_crc == 0
     train(first, 4)
-    first.keep((0, 1), durable=False)
+    first.keep(RankSize(0, 1), durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove=False)
     hot, durable = open_(node="n"), open_(node="m")
-    assert hot.crc != 0, "it identifies equal states"
-    assert begin(hot) == begin(durable) == 4 and equal(hot, durable) and durable.crc == 0
+    assert hot.snapshot_crc != 0, "it identifies equal states"
+    assert begin(hot) == begin(durable) == 4 and equal(hot, durable) and durable.snapshot_crc == 0
     tiers = [(fields["tier"], fields["step"], fields["name"]) for name, fields in events if name == "restored"]
     assert tiers == [("none", 0, "n"), ("hot", 4, "m"), ("durable", 4, "m")]
     log = capsys.readouterr().err
@@ -284,11 +285,11 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
     for member in members:
         update(member, 7)
     end = clock[0] + 1.0
-    assert not members[1].flush((1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0]))
+    assert not members[1].flush(RankSize(1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0]))
     problem = "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
     assert problem in capsys.readouterr().err
     assert clock[0] >= end
-    members[0].keep((0, 2), durable=True)
+    members[0].keep(RankSize(0, 2), durable=True)
     assert finish_upload(members[0])
     assert members[1]._wait_for_rank_0(7, lambda: 1.0)
     assert not members[1]._wait_for_rank_0(8, lambda: end + 1.0 - clock[0])
@@ -298,12 +299,12 @@ def test_an_older_upload_is_cancelled_for_the_last_state(open_: Open, s3: Store,
     last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
-    last.keep((0, 1), durable=True)
+    last.keep(RankSize(0, 1), durable=True)
     assert not last.due(), "one upload at a time"
     first = last._upload
     assert last._thread and last._thread.daemon, "the upload does not delay the exit of the process"
     update(last, 2)
-    assert last.flush((0, 1), soon)
+    assert last.flush(RankSize(0, 1), soon)
     assert first and first.stop.is_set() and first.step == 1
     assert begin(open_()) == 2
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State
@@ -28,8 +29,8 @@ def tree(values: list[Tensor]) -> Tensor:
 def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves: int) -> None:
     torch.manual_seed(leaves)
     state = State(nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU)
-    unused: Any = None  # no other process, no checkpoints
-    group = TrainingGroup(unused, state, unused, threading.Event())
+    unused: Any = None  # no data, no checkpoints
+    group = TrainingGroup(StaticGroup(CPU, ledger=None), state, unused, unused, threading.Event())
     for _ in range(2):  # the second time with reused buffers
         scales = torch.logspace(-6, 6, leaves)
         gradients = [[torch.randn_like(p) * scale for p in state.parameters] for scale in scales]
@@ -37,7 +38,7 @@ def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves:
         copies = [[gradient.clone() for gradient in leaf_gradients] for leaf_gradients in gradients]
         for leaf in range(leaves):
             group.add(leaf, losses[leaf], gradients[leaf])
-        total = group.reduced()
+        total = group.reduce()
         assert total is not None
         for number, view in enumerate(state.views(total)):
             assert torch.equal(view, tree([leaf_copies[number] for leaf_copies in copies]))

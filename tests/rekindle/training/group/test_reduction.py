@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rekindle.training.group import static
+from rekindle.training.group import process_group
 from rekindle.training.group.process_group import GroupView, create, dist
-from rekindle.training.group.reduction import CONTROLS, Reduction
+from rekindle.training.group.reduction import CONTROLS, Flags, Reduction
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.tree import share
 from rekindle.training.spec import TrainConfig
@@ -38,8 +38,7 @@ class RecordingGroup:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")  # only rank 0 opens a ledger
-    monkeypatch.setattr(static, "TIMEOUT", timedelta(seconds=30))
+    monkeypatch.setattr(process_group, "TIMEOUT", timedelta(seconds=30))
 
 
 def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
@@ -59,13 +58,13 @@ def reduce_in_threads(
     def member(rank: int) -> tuple[list[Tensor], RecordingGroup, Reduction]:
         torch.manual_seed(0)
         settings = TrainConfig.model_validate({"virtual_workers": leaves, "workers": size, **config})
-        state, unused = State(nn.Linear(7, 3), settings, CPU), None
-        reduction = Reduction(state, StaticGroup(unused, CPU))  # type: ignore[arg-type]
+        state = State(nn.Linear(7, 3), settings, CPU)
+        reduction = Reduction(state, StaticGroup(CPU, ledger=None).wait)
         pg = RecordingGroup(create(store, rank, size, CPU, "127.0.0.1") if size > 1 else None)
         reduction.view = GroupView(rank, size, pg if size > 1 else None)
         totals = []
         for turn in range(turns):
-            reduction.set_flags(FLAGS[(rank + turn) % len(FLAGS)])
+            reduction.set_flags(Flags(*FLAGS[(rank + turn) % len(FLAGS)]))
             for leaf in share(leaves, size, rank):
                 reduction.add(leaf, *leaf_values(state, leaf, turn))
             totals.append(reduction.total()[: state.width + CONTROLS].clone())

@@ -1,6 +1,7 @@
 """Differences between a release and this machine are reported before anything is trained."""
 
 import json
+import os
 import platform
 import subprocess
 import uuid
@@ -253,3 +254,11 @@ def test_only_the_released_trial_of_a_sweep_is_trained(make_origin: Callable[...
     changed = training_config(make_origin(run=run, model=model))
     assert changed["sweep"] == {"trials": 1, "rungs": 1, "budget": {}, "seed": 3, "space": trial}
     assert training_config(make_origin(run=run | {"modules": []}, model=model)) == config
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "fifo"])
+def test_data_without_an_end_cannot_be_verified(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place
+    if place == "fifo":
+        os.mkfifo(path)
+    assert key.data_digest_or_empty(str(path)) == ""

@@ -1,0 +1,111 @@
+"""Names of Kubernetes objects and of their parts, and the rules of the API server for them.
+
+    object_names.check_object("ConfigMap", "cache-feature/login")     # raises ConfigError
+
+A name that tags compute is known only at run time, so each name is checked where it becomes an object or a file.
+Source: Kubernetes' apimachinery/pkg/util/validation (validation.go) and apis/core/validation.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from argolocal.errors import ConfigError
+
+MAX_SHOWN_CHARACTERS = 300  # of an invalid name in a message
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for names: the pattern of a whole name, its maximum length, and the rule in words."""
+
+    pattern: re.Pattern[str]
+    max_length: int
+    words: str
+
+    def allows(self, name: object) -> bool:
+        """Return True if `name` is a text that follows the rule."""
+        return isinstance(name, str) and len(name) <= self.max_length and bool(self.pattern.fullmatch(name))
+
+    def check(self, name: object, where: str) -> None:
+        """Raise ConfigError, with `where` as the start of its message, for a name that breaks the rule."""
+        if not self.allows(name):
+            shown_name = f"{name!r:.{MAX_SHOWN_CHARACTERS}}"
+            raise ConfigError(f"{where}: Invalid value: {shown_name}: {self.words}. Choose another name.")
+
+
+SUBDOMAIN = Rule(
+    re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
+    253,
+    "a lowercase RFC 1123 subdomain must consist of at most 253 lower case alphanumeric characters, '-' or '.', and "
+    "must start and end with an alphanumeric character",
+)
+LABEL = Rule(
+    re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"),
+    63,
+    "a lowercase RFC 1123 label must consist of at most 63 lower case alphanumeric characters or '-', and must start "
+    "and end with an alphanumeric character",
+)
+SERVICE = Rule(
+    re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
+    63,
+    "a DNS-1035 label must consist of at most 63 lower case alphanumeric characters or '-', start with an alphabetic "
+    "character, and end with an alphanumeric character",
+)
+PATH_SEGMENT = Rule(re.compile(r"(?!\.\.?$)[^/%\0]+"), 253, "a name must not be '.' or '..', or contain '/' or '%'")
+DATA_KEY = Rule(
+    re.compile(r"(?!\.\.)(?!\.$)[-._a-zA-Z0-9]+"),
+    253,
+    "a valid config key must consist of at most 253 alphanumeric characters, '-', '_' or '.', and must not start "
+    "with '..'",
+)
+LABEL_VALUE = Rule(
+    re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"),
+    63,
+    "a valid label must be an empty string or consist of at most 63 alphanumeric characters, '-', '_' or '.', and "
+    "must start and end with an alphanumeric character",
+)
+QUALIFIED_NAME = Rule(
+    re.compile(
+        rf"(?:(?=[^/]{{1,253}}/){SUBDOMAIN.pattern.pattern}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
+    ),
+    317,
+    "a qualified name must consist of at most 63 alphanumeric characters, '-', '_' or '.', must start and end with an "
+    "alphanumeric character, and may have a DNS subdomain and '/' in front",
+)
+# Source: Amazon S3 and MinIO, whose older buckets may have upper case letters and underscores
+BUCKET = Rule(
+    re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*"),
+    255,
+    "a bucket's name must consist of letters, digits, '-', '.' or '_', and must start with a letter or digit",
+)
+RULES: Mapping[str, Rule] = {
+    "Service": SERVICE,
+    **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), PATH_SEGMENT),
+}
+
+
+def rule_of(kind: str) -> Rule:
+    """Return the rule for `metadata.name` of objects of this kind."""
+    return RULES.get(kind, SUBDOMAIN)
+
+
+def check_object(kind: str, name: object) -> None:
+    """Raise ConfigError for a `metadata.name` that the API server rejects."""
+    rule_of(kind).check(name, f'{kind} "{name!s:.{MAX_SHOWN_CHARACTERS}}" is invalid: metadata.name')
+
+
+def check_labels(labels: Mapping[Any, Any] | None, where: str) -> None:
+    """Raise ConfigError for a label that the API server rejects."""
+    for key, value in (labels or {}).items():
+        QUALIFIED_NAME.check(key, where)
+        LABEL_VALUE.check(value, f"{where}.{key}")
+
+
+def check_annotations(annotations: Mapping[Any, Any] | None, where: str) -> None:
+    """Raise ConfigError for an annotation that the API server rejects; case does not matter in their keys."""
+    for key, value in (annotations or {}).items():
+        QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, where)
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}.{key} is {value!r}: it must be a string. Quote it.")

@@ -1,0 +1,121 @@
+"""Names from outside as types: runs, models, versions, tasks, keys of objects, digests (argolocal/common/names.py).
+
+    ModelName(tags["model"], "the tag model of MLflow")
+    TaskReference("fraud-x7k2p/prepare").run
+
+An instance of a type is always valid: a value that is not valid raises InvalidName, or is None with `or_none`.
+"""
+
+import re
+
+from argolocal.common.names import INVISIBLE, InvalidName, Name, ObjectName, PathName, RunName, show
+
+__all__ = [
+    "ArtifactKey",
+    "Digest",
+    "InvalidName",
+    "ModelName",
+    "ObjectId",
+    "ObjectName",
+    "PathName",
+    "RunName",
+    "TaskName",
+    "TaskReference",
+    "Version",
+    "show",
+]
+
+SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; neither "." nor ".."
+TASK = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
+MAX_KEY_BYTES = 1024  # of S3
+
+
+class ModelName(Name):
+    """The name of a registered model in MLflow."""
+
+    KIND = "the name of a model"
+    RULE = 'it must have 1 to 256 characters, without "/", ":" and control characters'
+    PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/:{INVISIBLE}]+")
+    MAX_BYTES = 256
+
+
+class Version(Name):
+    """The version of a registered model: a positive number."""
+
+    KIND = "the version of a model"
+    RULE = "it must be a whole number from 1, as in MLflow"
+    PATTERN = re.compile("[1-9][0-9]*")
+    MAX_BYTES = 18
+
+    @property
+    def number(self) -> int:
+        return int(self)
+
+
+class TaskName(Name):
+    """The name of a task of a pipeline."""
+
+    KIND = "the name of a task"
+    RULE = 'it must consist of 1 to 128 letters, digits, "-" and "_"'
+    PATTERN = re.compile(TASK)
+    MAX_BYTES = 128
+
+
+class ArtifactKey(Name):
+    """The key of an object, or of all objects below it, in the object store."""
+
+    KIND = "the key of an object"
+    RULE = (
+        "it must be a relative path of at most 1,024 bytes, without empty parts, without the parts . and .., and "
+        "without control characters"
+    )
+    PATTERN = re.compile(rf"{SEGMENT}(/{SEGMENT})*")
+    MAX_BYTES = MAX_KEY_BYTES
+
+    @property
+    def prefix(self) -> str:
+        """The common beginning of the keys of all objects below this key."""
+        return f"{self}/"
+
+
+class TaskReference(ArtifactKey):
+    """RUN/TASK: the task of a run, and the key of its artifacts."""
+
+    KIND = "a reference to a task"
+    RULE = "it must be RUN/TASK"
+    PATTERN = re.compile(rf"{RunName.PATTERN.pattern}/{TASK}")
+    MAX_BYTES = RunName.MAX_BYTES + 1 + TaskName.MAX_BYTES
+
+    @classmethod
+    def matches(cls, value: object) -> bool:
+        """True if the value is RUN/TASK."""
+        if not isinstance(value, str):
+            return False
+        run, slash, task = value.partition("/")
+        return bool(slash) and RunName.matches(run) and TaskName.matches(task)
+
+    @property
+    def run(self) -> RunName:
+        return RunName(self.partition("/")[0])
+
+    @property
+    def task(self) -> TaskName:
+        return TaskName(self.partition("/")[2])
+
+
+class ObjectId(Name):
+    """An id that a server assigns, such as of a run or an experiment of MLflow."""
+
+    KIND = "an id"
+    RULE = 'it must consist of 1 to 64 letters, digits, "-" and "_"'
+    PATTERN = re.compile("[a-zA-Z0-9][-a-zA-Z0-9_]*")
+    MAX_BYTES = 64
+
+
+class Digest(Name):
+    """A sha256, in hex."""
+
+    KIND = "a sha256"
+    RULE = "it must consist of 64 digits and letters from a to f"
+    PATTERN = re.compile("[0-9a-f]{64}")
+    MAX_BYTES = 64

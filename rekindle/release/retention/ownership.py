@@ -1,0 +1,177 @@
+"""Marks of runs in the object store: which objects below RUN/ the run owns, and when it ended.
+
+    RUN/.rekindle.json
+
+A run writes its mark before its first artifact. Retention deletes nothing of a run without a mark in this store, and of
+a run with a mark only what the mark names: everything below RUN/ if the name of the run was generated, since nothing
+else can have had this name; otherwise RUN/TASK/ of the tasks whose folders were empty when the run began.
+
+The marks are numbered in the order of their last change, so that this order does not depend on clocks.
+"""
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rekindle.errors import Conflict
+from rekindle.names import RunName, TaskName
+from rekindle.storage import NotFound, Store
+
+FILE = ".rekindle.json"
+STORE_ID_KEY = "store-id"  # object with a random id of the object store
+NUMBER_KEY = "run-number"  # object with the number of the last mark
+SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")  # characters that the API server appends to generateName
+MAX_PREFIX_LENGTH = 58
+# folders of the object store that a run of the same name does not own
+SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
+
+
+class Mark(BaseModel):
+    """The mark of a run. `number`: orders the marks. `ended`: Unix time; None while the run is active."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    store: str
+    pipeline: str
+    number: int = Field(ge=0)
+    whole: bool = False
+    tasks: list[str] = Field(default_factory=list)
+    ended: float | None = None
+    succeeded: bool = False
+
+    def owns(self, run: RunName, key: str) -> bool:
+        """True if the object with this key belongs to the run."""
+        folder, _, rest = key.partition("/")
+        task, slash, _ = rest.partition("/")
+        if folder != run or not slash:
+            return folder == run and self.whole
+        is_pod = run in self.tasks and task.startswith(f"{run}-")
+        return self.whole or task in self.tasks or is_pod
+
+
+def store_id(store: Store) -> str:
+    """Return the id of the object store; create it if it is missing. Raises StorageError."""
+    with suppress(NotFound):
+        return store.get(STORE_ID_KEY).decode(errors="replace")
+    with suppress(Conflict):
+        store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
+    return store.get(STORE_ID_KEY).decode(errors="replace")
+
+
+def begin(store: Store, workflow: Mapping[str, Any], pipeline: str) -> None:
+    """Mark the folder of a run that begins or is resumed. Raises StorageError.
+
+    `workflow`: the workflow with its name, and its tasks.
+    """
+    run = RunName(workflow["metadata"]["name"], "metadata.name")
+    if run in SHARED_FOLDERS:
+        return
+    own_id = store_id(store)
+    has_new_name = is_generated(workflow["metadata"])
+    while True:
+        mark, etag = _read(store, run)
+        is_own = mark is not None and mark.store == own_id
+        known_tasks = mark.tasks if mark and is_own else []
+        tasks = known_tasks
+        if not has_new_name:
+            folders = [task for task in _folders(run, workflow) if task not in known_tasks]
+            tasks = [*known_tasks, *(task for task in folders if _is_empty(store, run, task))]
+        whole = has_new_name or bool(mark and is_own and mark.whole)
+        number = _next_number(store)
+        if _write(store, run, Mark(store=own_id, pipeline=pipeline, number=number, whole=whole, tasks=tasks), etag):
+            return
+
+
+def end(store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool) -> None:
+    """Record the end of a run. Raises StorageError.
+
+    A run that has not marked its folder owns it only if its name was generated.
+    """
+    run = RunName(workflow["metadata"]["name"], "metadata.name")
+    if run in SHARED_FOLDERS:
+        return
+    own_id = store_id(store)
+    while True:
+        mark, etag = _read(store, run)
+        if not mark or mark.store != own_id:
+            whole = is_generated(workflow["metadata"])
+            mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
+        change = {"number": _next_number(store), "ended": time.time(), "succeeded": succeeded}
+        if _write(store, run, mark.model_copy(update=change), etag):
+            return
+
+
+def read(store: Store, run: RunName) -> Mark | None:
+    """Return the mark of a run in this store, or None. Raises StorageError."""
+    mark, _ = _read(store, run)
+    return mark if mark and mark.store == store_id(store) else None
+
+
+def key_of(run: RunName) -> str:
+    return f"{run}/{FILE}"
+
+
+def is_generated(metadata: Mapping[str, Any]) -> bool:
+    """True if the API server has appended random characters to the name."""
+    name, prefix = metadata.get("name"), metadata.get("generateName")
+    if not isinstance(name, str) or not isinstance(prefix, str) or not prefix:
+        return False
+    stem = prefix[:MAX_PREFIX_LENGTH]
+    return name.startswith(stem) and SUFFIX.fullmatch(name.removeprefix(stem)) is not None
+
+
+def _folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
+    """Return the folders below RUN/ that a run writes: of its tasks, and of its pods (the name of the run)."""
+    folders: dict[str, None] = {}
+    for template in (workflow.get("spec") or {}).get("templates") or []:
+        tasks = list((template.get("dag") or {}).get("tasks") or [])
+        for group in template.get("steps") or []:
+            tasks += group if isinstance(group, list) else group.get("parallel") or []
+        for task in tasks:
+            if name := TaskName.or_none(task.get("name")):
+                folders[name] = None
+    return [*folders, str(run)]
+
+
+def _is_empty(store: Store, run: RunName, folder: str) -> bool:
+    """True if the folder of a task is empty; for the name of the run, if the folders of all its pods are."""
+    prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
+    return next(iter(store.list(prefix)), None) is None
+
+
+def _next_number(store: Store) -> int:
+    while True:
+        try:
+            data, etag = store.get_with_etag(NUMBER_KEY)
+        except NotFound:
+            data, etag = b"0", None
+        number = int(data) + 1 if data.isdigit() else 1
+        with suppress(Conflict):
+            store.put(NUMBER_KEY, str(number).encode(), if_match=etag, if_absent=etag is None)
+            return number
+
+
+def _read(store: Store, run: RunName) -> tuple[Mark | None, str | None]:
+    try:
+        data, etag = store.get_with_etag(key_of(run))
+    except NotFound:
+        return None, None
+    try:
+        return Mark.model_validate_json(data), etag
+    except ValidationError:  # written by somebody else
+        return None, etag
+
+
+def _write(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
+    """Write a mark unless it has changed since `etag`."""
+    try:
+        store.put(key_of(run), json.dumps(mark.model_dump()).encode(), if_match=etag, if_absent=etag is None)
+    except Conflict:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""Fuzzing of names from outside: each parser accepts a value, or raises InvalidName, and accepts no dangerous value."""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from rekindle import names
+from rekindle.mlflow_api import condition
+from rekindle.release.retention.ownership import Mark
+
+SEEDS = ["demo-x7k2p", "releases/fraud/0123456789ab", "fraud-1/prepare", "o'brien", 'a"b', "0" * 64, "1", "..", "a\\"]
+PIECES = [
+    "../",
+    "..",
+    ".",
+    "/",
+    "//",
+    "\x00",
+    "\n",
+    "\x1b[31m",
+    "\u202e",
+    "%2e",
+    "'",
+    '"',
+    "\\",
+    "ä",
+    "-",
+    " ",
+    "A",
+    "9",
+]
+KINDS = [
+    names.RunName, names.ObjectName, names.PathName, names.ModelName, names.Version, names.TaskName, names.ArtifactKey,
+    names.TaskReference, names.ObjectId, names.Digest,
+]  # fmt: skip
+
+
+def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
+    """Return a case that parses a random text as each kind of name, and as the mark of a run."""
+
+    def case(chance: random.Random) -> None:
+        text = chance.choice(SEEDS)
+        for _ in range(chance.randrange(4)):
+            place = chance.randrange(len(text) + 1)
+            text = text[:place] + chance.choice(PIECES) + text[place:]
+        for kind in KINDS:
+            if (name := kind.or_none(text)) is not None:
+                assert kind(text) == name == text
+                assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", text), (kind, text)
+                assert ".." not in text.split("/") and not text.startswith("/"), (kind, text)
+                assert Path("/home/runs", text).resolve().is_relative_to("/home/runs"), (kind, text)
+        assert "\x1b" not in names.show(text) and "\n" not in names.show(text)
+        value = condition("name", text).partition(" ")[2].partition(" ")[2]
+        assert value[0] == value[-1] and value[0] not in value[1:-1], value
+        run = names.RunName("payments")
+        mark = Mark(store="s", pipeline="p", number=1, tasks=["train"])
+        assert not mark.owns(run, text) and not mark.owns(run, f"payments/{text}")
+
+    return case
