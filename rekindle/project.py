@@ -145,6 +145,15 @@ def module_of(path: Path) -> str:
     raise ConfigError(f"{path} is not in the project: it must lie in {' or '.join(map(str, folders))}.")
 
 
+def check_visible(key: str, path: Path, private: Path) -> None:
+    """Raise ConfigError if `path` is in the folder `private`, of which each pod has its own, outside the project."""
+    if path.is_relative_to(private) and not any(map(path.is_relative_to, search_path())):
+        raise ConfigError(
+            f"{key} is {str(path)!r}: each pod has its own {private} and cannot access it. Move it below {root()}, "
+            f"or make it an object: rekindle put {path}"
+        )
+
+
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     """Import the module `name` of the project or of an installed package. Raises ConfigError if the module lacks a
     required name.

@@ -1,6 +1,7 @@
 """Base class of the config file's sections, the description of their keys, and the first rows of a data file."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ from rekindle.errors import ConfigError, did_you_mean, rule
 
 LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")  # of data files whose first rows are copied as lines
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Path("s3://a") is s3:/a
 TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
 
@@ -126,6 +128,46 @@ def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
         return f"list of {_values(node.get('items', {}), definitions)}"
     bounds = [f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node]
     return f"{node.get('format') or TYPES.get(kind, kind)} {', '.join(bounds)}".rstrip()
+
+
+def leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield each value in a section, its models, mappings and lists, with its dotted key."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from leaves(getattr(value, name), f"{key}.{name}")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from leaves(item, f"{key}.{name}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        for number, item in enumerate(value):
+            yield from leaves(item, f"{key}.{number}")
+    else:
+        yield key, value
+
+
+def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> Any:
+    """Return the section `value` with each relative `Path` in it resolved against the folder of its key.
+
+    Raises ValueError for a URI in a `Path`, which removes a slash of it.
+    """
+    if isinstance(value, Path):
+        if COLLAPSED_URI.match(str(value)):
+            raise ValueError(f"{key} holds a URI, and a Path cannot: declare the field as `str`.")
+        return folder_of(key) / value.expanduser()
+    if isinstance(value, BaseModel):
+        old_values = {name: getattr(value, name) for name in type(value).model_fields}
+        new_values = {n: absolute_paths(old, f"{key}.{n}", folder_of) for n, old in old_values.items()}
+        changed = {name: new for name, new in new_values.items() if new is not old_values[name]}
+        return value.model_copy(update=changed) if changed else value
+    if type(value) is dict:
+        entries = {n: absolute_paths(item, f"{key}.{n}", folder_of) for n, item in value.items()}
+        return entries if any(entries[name] is not item for name, item in value.items()) else value
+    if type(value) in (list, tuple, set, frozenset):
+        old_items = list(value)
+        new_items = [absolute_paths(item, f"{key}.{n}", folder_of) for n, item in enumerate(old_items)]
+        is_changed = any(new is not old for new, old in zip(new_items, old_items, strict=True))
+        return type(value)(new_items) if is_changed else value
+    return value
 
 
 S = TypeVar("S", bound=Section)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, NoReturn, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -188,9 +188,16 @@ def _is_scalar(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, SCALARS)
 
 
+class Flags(argparse.ArgumentParser):
+    """A parser whose errors have one line, like all errors of a step."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See `{self.prog} --help`.")
+
+
 def parser(name: str, inputs: type[StepInputs], description: str = "") -> argparse.ArgumentParser:
     """Create the command-line parser of a step from its fields."""
-    result = argparse.ArgumentParser(
+    result = Flags(
         prog=f"rekindle step {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -250,14 +257,20 @@ def main(argv: list[str], execute: Execute = execute) -> int:
         flags = parser(argv[0], step.Inputs, step.__doc__)
         note = f"file for one of the outputs: {', '.join(step.Outputs.model_fields) or 'none'}"
         flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
-        cache_flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        cache_flags = Flags(prog=flags.prog, add_help=False, allow_abbrev=False)
         if hasattr(step, "REUSE"):
             cache_flags.add_argument(
                 "--entry", default="", help="RUN/TASK: record the outputs in the cache, as those of this task"
             )
             cache_flags.add_argument("--reuse", default="no", help="yes: reuse the cached outputs of an earlier run")
         options, rest = cache_flags.parse_known_args(argv[1:])
-        arguments = vars(flags.parse_args(rest))
+        known, unknown = flags.parse_known_args(rest)
+        if unknown:
+            names = {*map(flag, step.Inputs.model_fields), "--output"}
+            name = unknown[0].partition("=")[0]
+            hint = did_you_mean(name, names) or f" Its inputs: {', '.join(sorted(names))}."
+            raise ConfigError(f"{unknown[0]} is not an input of {argv[0]}.{hint}")
+        arguments = vars(known)
         targets = {}
         for pair in arguments.pop("output"):
             name, _, path = pair.partition("=")

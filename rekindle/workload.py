@@ -21,7 +21,7 @@ from argolocal.common.disk import check_space, size_of
 from rekindle import families, project
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
-from rekindle.sections import Section, copy_first_rows
+from rekindle.sections import Section, copy_first_rows, leaves
 
 if TYPE_CHECKING:
     import torch
@@ -66,17 +66,12 @@ class DataConfig(Section):
         return self.model_copy(update={"source": str(target)}) if target else None
 
     def check_source(self) -> None:
-        """Raise ConfigError if the source is a path that does not exist, or that pods cannot access."""
+        """Raise ConfigError if the source is a path that does not exist, or pods cannot access a file."""
         path = Path(self.source)
-        if "://" in self.source:
-            return
-        if path.exists():
-            pod_folders = map(Path, project.search_path())
-            if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in pod_folders):
-                raise ConfigError(
-                    f"data.source is {self.source!r}: each pod has its own /tmp and cannot access it. Move it "
-                    f"below {project.root()}, or make it an object: rekindle put {self.source}"
-                )
+        for key, file in [("data.source", path), *leaves(self, "data")]:
+            if isinstance(file, Path) and file.exists():
+                project.check_visible(key, file, POD_PRIVATE)
+        if "://" in self.source or path.exists():
             return
         siblings = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
         raise ConfigError(

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,9 +29,22 @@ def must_compare(inputs: "Inputs") -> str:
     return "a scheduled run compares its data with the data of the last run" if compares else ""
 
 
+def other_files(inputs: "Inputs") -> list[str]:
+    """Return the files of the section `data`, except its source, that exist."""
+    from rekindle.sections import leaves, parse_section
+    from rekindle.workload import load
+
+    data = parse_section(load(inputs.workload).Data, inputs.data, "data")
+    return [str(file) for _, file in leaves(data, "data") if isinstance(file, Path) and file.exists()]
+
+
+def files_read(inputs: "Inputs") -> list[str]:
+    return [inputs.data["source"], *other_files(inputs)]
+
+
 # the dataset does not depend on the workflow that prepared it
 IGNORED_INPUTS = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
-REUSE = Reuse(IGNORED_INPUTS, data_read=lambda inputs: [inputs.data["source"]], not_reused_if=must_compare)
+REUSE = Reuse(IGNORED_INPUTS, data_read=files_read, not_reused_if=must_compare)
 
 
 class Inputs(StepInputs):

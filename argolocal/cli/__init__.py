@@ -5,6 +5,7 @@ argolocal --help
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from argolocal.common.wording import shorten
 
 if TYPE_CHECKING:
     from argolocal.manifest.read import Documents
+    from argolocal.validate.findings import Finding
 
 
 def main() -> int:
@@ -84,14 +86,16 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     return print_findings(documents, as_json)
 
 
-def print_findings(documents: "Documents", as_json: bool) -> int:
-    """Print the findings of `lint` and return the exit code of the command."""
+def print_findings(
+    documents: "Documents", as_json: bool, is_shown: Callable[["Finding"], bool] = lambda finding: True
+) -> int:
+    """Print the findings of `lint` and return the exit code of the command. `is_shown`: selects warnings."""
     from argolocal import validate
 
     findings = [
         validate.Finding(file, "manifest", "yaml", problem, True) for file, problem in documents.broken_files.items()
     ]
-    findings += validate.lint_all(documents.objects)
+    findings += [each for each in validate.lint_all(documents.objects) if each.fatal or is_shown(each)]
     if documents.other_files:
         click.echo(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}", err=True)
     if as_json:

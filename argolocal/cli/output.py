@@ -11,7 +11,7 @@ import click
 from argolocal.cli import standard_streams
 from argolocal.common import homes, program
 from argolocal.common.wording import shorten
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
 
 
 def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
@@ -38,13 +38,36 @@ def run_output(as_json: bool) -> Iterator[None]:
         yield
 
 
+def options_of(context: click.Context) -> list[str]:
+    """Return the long options of a command."""
+    options = [each for each in context.command.get_params(context) if isinstance(each, click.Option)]
+    return sorted(name for option in options for name in option.opts if name.startswith("--"))
+
+
+def usage_message(error: click.ClickException) -> str:
+    """Return one line about a wrong command line: the mistake, the nearest option, and where the help is."""
+    message = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return message
+    if isinstance(error, click.NoSuchOption):
+        names = options_of(context)
+        hint = did_you_mean(error.option_name, names) or f" Its options: {', '.join(names)}."
+        message = f"{error.option_name} is not an option of `{context.command_path}`.{hint}"
+    end = "" if message.endswith((".", "?", "!")) else "."
+    return f"{message}{end} See `{context.command_path} --help`."
+
+
 def exit_code(command: Callable[[], Any]) -> int:
     """Run a command and return its exit code."""
     standard_streams.prepare()
     try:
         code = command()
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        code = 2
+    except click.ClickException as error:
+        click.echo(f"error: {shorten(usage_message(error))}", err=True)
         code = 2
     except click.Abort:
         code = 130

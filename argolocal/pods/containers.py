@@ -79,13 +79,16 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
     """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of Python here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    templates = [template for template, _ in all_templates(spec, "spec")]
-    images = (str(container.get("image")) for template in templates for _, container in containers_of(template))
-    for image in dict.fromkeys(images):
+    users: dict[str, list[str]] = {}
+    for template, _ in all_templates(spec, "spec"):
+        for _, container in containers_of(template):
+            users.setdefault(str(container.get("image")), []).append(str(template.get("name")))
+    for image, names in users.items():
         version = re.search(r":(\d+\.\d+)", image)
         if base_name(image) == "python" and version and version[1] != local_version and image not in cluster.images:
             yield (
-                f"{image} runs here on Python {local_version}, not {version[1]}: code for {version[1]} may fail. "
+                f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version}, not {version[1]}: "
+                f"code for {version[1]} may fail. "
                 f"Set the image's interpreter in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
             )
 

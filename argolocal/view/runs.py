@@ -18,7 +18,7 @@ from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from argolocal.view import display, summary
-from argolocal.view.summary import FINISHED, Status, Step, check_step, steps, timestamp, warnings
+from argolocal.view.summary import FINISHED, Status, Step, check_step, named_warnings, steps, timestamp
 
 Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
@@ -97,7 +97,7 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
         for row in (steps(name, status) if rows is None else rows)
     ]
     head = f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
-    warned = [f"\nwarning: {visible(text)}" for text in warnings((status.get("nodes") or {}).values())]
+    warned = [f"\nwarning: {visible(text)}" for text in named_warnings((status.get("nodes") or {}).values())]
     return head.rstrip() + "\n\n" + table(shown_rows) + "".join(warned)
 
 

@@ -201,6 +201,17 @@ def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the distinct warnings of all steps, each with the name of its step."""
+    steps_of: dict[str, str] = {}
+    for node in list(nodes):
+        # an attempt, such as prepare(0), has the warnings of its step
+        step_name = re.sub(r"\(\d+\)$", "", str(node.get("displayName") or node.get("name") or "").rpartition(".")[2])
+        for text in warnings([node]):
+            steps_of.setdefault(text, step_name)
+    return [f"{step_name}: {text}" if step_name else text for text, step_name in steps_of.items()]
+
+
 def pod_of(name: str, node: Mapping[str, Any]) -> str:
     """Return the name of a node's pod."""
     if node.get("name") == name:
@@ -250,7 +261,7 @@ def log_tail(text: str, lines: int) -> list[str]:
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome of a run: one line per fact, then the duration, and the warnings."""
     elapsed = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
-    warning_facts = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
+    warning_facts = [("warning", text) for text in named_warnings((status.get("nodes") or {}).values())]
     return lines_of([*facts.items(), ("took", elapsed), *warning_facts])
 
 

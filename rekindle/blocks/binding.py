@@ -45,6 +45,14 @@ def reject_unknown(
         refuse(f"{task} lacks {', '.join(kinds)}: pass {', '.join(f'{name}=...' for name in missing)}.")
 
 
+def as_json(value: Any) -> Any:
+    """Return a section of the config, or another model of the user, as a mapping; any other value unchanged."""
+    is_section = isinstance(value, BaseModel) and not isinstance(value, (Artifact, Parameter, Task))
+    if is_section and not type(value).__module__.startswith("hera."):
+        return value.model_dump(mode="json")
+    return value
+
+
 def check_section(name: str, value: Any, section: type[Section]) -> None:
     """Raise WiringError unless `value` is a valid section of the config, or None (the config's own section)."""
     if value is None:

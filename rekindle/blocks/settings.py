@@ -71,6 +71,7 @@ SPREADABLE_KINDS = (
     "serve",
 )  # kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
 ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
+DEFAULT_IMAGE = "rekindle:0.1"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "train": {"cpu": "", "memory": "8Gi", "disk": "4Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
@@ -103,7 +104,7 @@ class ClusterConfig(Section):
     """Settings for Kubernetes."""
 
     image: str = Field(
-        "rekindle:0.1", min_length=1, description="image of all pods; pin it by digest to record the exact code"
+        DEFAULT_IMAGE, min_length=1, description="image of all pods; pin it by digest to record the exact code"
     )
     namespace: str = Field(
         "", pattern=LABEL, description="namespace of the workflow: a DNS label (empty: as in the kubectl context)"

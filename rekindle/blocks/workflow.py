@@ -15,6 +15,7 @@ from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import (
     ARGUMENTS,
     OPTIONS,
+    as_json,
     check_options,
     load_step,
     reject_unknown,
@@ -353,7 +354,7 @@ def step(
     options = {name: more.pop(name) for name in OPTIONS if name in more}
     in_loop = any(options.get(name) is not None for name in LOOPS)
     name = pipeline.name(task, short_name(module))
-    values = {**(inputs or {}), **more}
+    values = {field: as_json(value) for field, value in {**(inputs or {}), **more}.items()}
     reject_unknown(name, values, fields := definition.Inputs.model_fields, (*OPTIONS, *ARGUMENTS))
     arguments = validate_inputs(name, values, fields)
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))

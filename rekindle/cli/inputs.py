@@ -69,9 +69,22 @@ class Source:
         return text
 
 
+def check_paths(config: Any) -> None:
+    """Raise ConfigError if data.source is wrong; warn of relative paths that the steps of the pipeline cannot find."""
+    from rekindle.blocks.manifest.config import relative_paths
+
+    config.data.check_source()
+    for key, value in relative_paths(config):
+        click.echo(
+            f"warning: {key} is {value!r}, which seems to be a relative path: a step has another working directory. "
+            "Declare the field as pathlib.Path, which Rekindle resolves, or give an absolute path.",
+            err=True,
+        )
+
+
 def check_training(config: Any, scheduled: str = "") -> None:
     """Raise ConfigError if data.source is wrong, or a short rehearsal shows that the workload cannot be trained."""
     from rekindle.training.rehearsal import check_trainable
 
-    config.data.check_source()
+    check_paths(config)
     check_trainable(config.model_dump(mode="json"), scheduled)

@@ -1,6 +1,7 @@
 """Options and arguments that several commands share."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 import click
 
 from argolocal.cli.options import File, parameters_option
+from argolocal.cli.output import options_of
 from rekindle.cli.inputs import Source
 from rekindle.cluster.api import Cluster
+
+SIMILAR = 0.8  # minimum similarity of a misspelt name
 
 no_cache_option = click.option("--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs.")
 
@@ -78,7 +82,7 @@ def cluster_flag(function: Any) -> Any:
     return click.option("--cluster", "on_cluster", is_flag=True, help=help_text)(cluster_options(command))
 
 
-def add_config_key(error: click.NoSuchOption) -> click.NoSuchOption:
+def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     """Add the way to set a value of the config to the error about an option such as `--workers`."""
     command = error.ctx.command if error.ctx else None
     if not (command and any(parameter.name == "sets" for parameter in command.params)):
@@ -86,12 +90,20 @@ def add_config_key(error: click.NoSuchOption) -> click.NoSuchOption:
     # imported in this function: only this error needs the config
     from rekindle.blocks.manifest.config import Config
 
-    name = error.option_name.lstrip("-").replace("-", "_")
-    keys = [section for section in Config.model_fields if section == name]
+    keys = {section: section for section in Config.model_fields}
     for section, field in Config.model_fields.items():
-        if name in getattr(field.annotation, "model_fields", {}):
-            keys.append(f"{section}.{name}")
-    if not keys:
+        for inner in getattr(field.annotation, "model_fields", {}):
+            keys.setdefault(inner, f"{section}.{inner}")
+    name = error.option_name.lstrip("-").replace("-", "_")
+    options = options_of(error.ctx) if error.ctx else []
+    is_misspelt_option = bool(get_close_matches(error.option_name, options, n=1, cutoff=SIMILAR))
+    if name not in keys and not is_misspelt_option:
+        name = next(iter(get_close_matches(name, keys, n=1, cutoff=SIMILAR)), "")
+    if name not in keys:
         return error
-    message = f"{error.message} A value of the config is set with `--set {keys[0]}=VALUE`."
-    return click.NoSuchOption(error.option_name, message, error.possibilities, error.ctx)
+    command_path = error.ctx.command_path if error.ctx else "rekindle"
+    message = (
+        f"{error.option_name} is not an option of `{command_path}`: "
+        f"a value of the config is set with `--set {keys[name]}=VALUE`."
+    )
+    return click.UsageError(message, error.ctx)

@@ -46,7 +46,8 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
         return
     report = rehearse(cpu_sections, timeout=TIMEOUT_S, scheduled=scheduled)
     if report["stage"] == TIMEOUT_STAGE:
-        say(f"the training was not tried before the run: {report['error']} `rekindle check CONFIG` has no time limit.")
+        advice = "`rekindle check CONFIG` has no time limit."
+        say(f"the training of {sections['workload']} was not tried before the run: {report['error']} {advice}")
     if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
     if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):

@@ -9,7 +9,7 @@ from typing import Any
 
 from argolocal.common.wording import duration
 from argolocal.view import summary
-from argolocal.view.summary import Status, lines_of, outputs, timestamp, warnings
+from argolocal.view.summary import Status, lines_of, named_warnings, outputs, timestamp
 from rekindle.errors import ConfigError
 from rekindle.keys import AGAIN, TASK
 from rekindle.release.config import TOKENS
@@ -118,7 +118,7 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     }
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
     rows += list(lines.items())
-    rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if is_rekindle]
+    rows += [("warning", text) for text in named_warnings((status.get("nodes") or {}).values()) if is_rekindle]
     return lines_of(rows)
 
 

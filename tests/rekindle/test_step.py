@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from rekindle.errors import ConfigError, DataError
-from rekindle.step import Artifact, StepInputs, StepOutputs, load, output_text, parse, to_text, write_outputs
+from rekindle.step import Artifact, StepInputs, StepOutputs, load, main, output_text, parse, to_text, write_outputs
 from rekindle.workload import load as load_workload
 
 STEPS = [f"steps.{name}" for name in ("prepare", "train", "evaluate", "release", "serve", "verify", "report")]
@@ -169,3 +169,19 @@ def test_an_exception_of_a_step_has_its_line_and_is_retried_only_if_transient(
     assert "Traceback" in process.stderr
     if message:
         assert f"\nerror: {step}:6: {message}" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dta=x"], '--dta=x is not an input of steps.prepare. Did you mean "--data"?'),
+        (["--data"], "argument --data: expected one argument. See `rekindle step steps.prepare --help`."),
+        (["x"], "x is not an input of steps.prepare."),
+    ],
+)
+def test_a_wrong_flag_is_one_line_with_the_nearest_flag(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["steps.prepare", *arguments]) == 78
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and words in line

@@ -8,7 +8,7 @@ The class of each section is next to the code that it configures; the workload d
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -26,7 +26,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
 from rekindle.release.config import RetentionConfig, ServeConfig
-from rekindle.sections import Section, Setting, broken_rule, known_keys, settings
+from rekindle.sections import Section, Setting, absolute_paths, broken_rule, known_keys, leaves, settings
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
@@ -95,13 +95,45 @@ class Config(Section):
         """Let `notify: null` mean the default, without notifications."""
         return NotifyConfig() if notify is None else notify
 
-    @field_validator("data")
+    @field_validator("*")
     @classmethod
-    def _resolve_path(cls, data: DataConfig, info: ValidationInfo) -> DataConfig:
-        """Resolve a relative path now: the step that reads it has another working directory."""
-        folder = (info.context or {}).get("folder") or Path.cwd()
-        source = data.source if "://" in data.source else str(folder / Path(data.source).expanduser())
-        return data.model_copy(update={"source": source})
+    def _resolve_paths(cls, value: Any, info: ValidationInfo) -> Any:
+        """Resolve relative paths now: the step that reads them has another working directory."""
+        folder_of = (info.context or {}).get("folder_of", _working_directory)
+        if isinstance(value, DataConfig):
+            return resolve_data(value, folder_of)
+        return absolute_paths(value, info.field_name or "", folder_of)
+
+
+def _working_directory(key: str) -> Path:
+    return Path.cwd()
+
+
+def resolve_data(data: DataConfig, folder_of: Callable[[str], Path] = _working_directory) -> DataConfig:
+    """Return the section `data` with absolute paths. A relative path is relative to the folder of its key."""
+    if "://" not in data.source:
+        source = str(folder_of("data.source") / Path(data.source).expanduser())
+        data = data.model_copy(update={"source": source})
+    return absolute_paths(data, "data", folder_of)
+
+
+def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of each text in the user's own sections that seems to be a relative path of a file."""
+    own_sections = [*(type(config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
+    for section in sorted(own_sections):
+        for key, value in leaves(getattr(config, section), section):
+            if isinstance(value, str) and value and _is_relative_path(value):
+                yield key, value
+
+
+def _is_relative_path(text: str) -> bool:
+    if "://" in text or Path(text).is_absolute():
+        return False
+    places = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
+    try:
+        return any(place.is_file() or ("/" in text and place.exists()) for place in places)
+    except (OSError, ValueError):  # the text is too long for a path, or contains a null byte
+        return False
 
 
 @dataclass(frozen=True)
@@ -120,13 +152,14 @@ class Loaded:
         for keys, value in _leaves(values):
             path = ".".join(keys)
             derived = cluster.origin(keys[2], keys[3]) if keys[:2] == ("cluster", "pods") else ""
-            yield path, value, derived or self._origin(path)
+            yield path, value, derived or self.origin(path)
 
     def origin_below(self, path: str) -> str:
         """Return the origin of a value below `path`; "" if no such value is set."""
         return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
 
-    def _origin(self, path: str) -> str:
+    def origin(self, path: str) -> str:
+        """Return the origin of the value at `path`, or of the value that contains it."""
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -146,8 +179,8 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     """Load the config in `file` with its overrides. Raises a ConfigError that names each wrong key or value.
 
     A Python file is a pipeline: its config has the defaults and the file's name.
-    A relative path that does not exist in the working directory is looked up in the project. `data.source` of a file in
-    another project is relative to that project.
+    A relative path that does not exist in the working directory is looked up in the project. In a file of another
+    project, `data.source` and the values of type `Path` in the user's own sections are relative to that project.
     """
     file = project.config(Path(file))
     values: dict[str, Any] = {}
@@ -170,21 +203,26 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         workload = load(modules["workload"])
     with _prefixed(origins.get("pipeline", str(file))):
         model = _schema(**modules)
-    folder = project.other_project(file) if origins.get("data.source") == str(file) else None
+    other_root = project.other_project(file)
+
+    def folder_of(key: str) -> Path:
+        origin = Loaded(model.model_construct(), origins).origin(key)
+        return other_root if other_root and origin in (str(file), "default") else Path.cwd()
+
     try:
-        config = model.model_validate(values, context={"folder": folder})
+        config = model.model_validate(values, context={"folder_of": folder_of})
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
         lines = dict.fromkeys(
-            _sentence(model, e, loaded._origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
+            _sentence(model, e, loaded.origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
         )
         remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
         raise ConfigError("\n".join([*lines, *remainder])) from error
     loaded = Loaded(config, origins)
     with _prefixed(loaded.origin_below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
-    with _prefixed(loaded._origin("train.validation")):
+    with _prefixed(loaded.origin("train.validation")):
         check_training(config.train, workload)
     with _prefixed(loaded.origins.get("train.validation", str(file))):
         families.check_validation(families.select(workload, config.families), config.train.validation)

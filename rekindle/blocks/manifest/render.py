@@ -63,7 +63,9 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
             parameter["value"] = packed_manifest
     size = len(json.dumps(manifest))
     if size > MAX_BYTES:
-        sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes rejects 1,500,000 and more.\n")
+        sys.stderr.write(
+            f"warning: the manifest of {config.name} has {size:,} bytes; Kubernetes rejects 1,500,000 and more.\n"
+        )
     return manifest
 
 

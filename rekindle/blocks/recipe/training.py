@@ -8,7 +8,7 @@ from typing import Any
 from hera.workflows import Resource
 
 from rekindle import families
-from rekindle.blocks.binding import check_section, check_workload, reject_unknown, validate_inputs
+from rekindle.blocks.binding import as_json, check_section, check_workload, reject_unknown, validate_inputs
 from rekindle.blocks.container import command, retries, retry_watcher
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import KIND as HARVEST
@@ -31,17 +31,28 @@ from rekindle.workload import load as load_workload
 HELD_OUT = attrgetter(*TrainConfig.HELD_OUT)
 
 
-def prepare(*, task: str = "", **inputs: Any) -> Block:
-    """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ..."""
+def prepare(*, task: str = "", source: Any = None, **inputs: Any) -> Block:
+    """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ...
+
+    `source`: output of an earlier step that replaces data.source, an artifact or a text (a path or URI).
+    """
     pipeline = current()
     config = pipeline.config
+    module = "steps.prepare"
+    if isinstance(source, Stored):
+        module, inputs["source"] = "steps.files.prepare", source
+    elif isinstance(source, str):
+        data = inputs.get("data", config.data)
+        inputs["data"] = dict(as_json(data)) | {"source": source}
+    elif source is not None:
+        refuse(f"source is {describe(source)}: pass an output of a step, as in TASK.outputs.NAME.")
     values = {"workflow": "{{workflow.name}}", "workload": config.workload, "data": config.data.model_dump(mode="json")}
     if config.data.moves:
         values |= {"created": "{{workflow.creationTimestamp}}", "scheduled": parameter(SCHEDULED)}
         values |= {"backfill": parameter(BACKFILL)}
     values |= {"experiment": config.name, **{name: parameter(name) for name in ("config", "manifest", CACHED)}}
-    check_workload(inputs.get("workload", config.workload), inputs.get("data"))
-    block = step("steps.prepare", task=task, inputs=values | inputs)
+    check_workload(inputs.get("workload", config.workload), as_json(inputs.get("data")))
+    block = step(module, task=task, pod="prepare", inputs=values | inputs)
     if config.data.moves:
         pipeline.moving_datasets.append(block)
     return block

@@ -196,7 +196,11 @@ class Checkpoints:
             count, free = self.config.keep_checkpoints, self.remote.store.free_bytes()
             remedy = f"free space, or lower train.keep_checkpoints ({count})."
             if message := missing_space(
-                f"each checkpoint has {size:,} bytes: keeping them", count * size, free, "the object store", remedy
+                f"train.keep_checkpoints is {count}, and each checkpoint has {size:,} bytes: keeping them",
+                count * size,
+                free,
+                "the object store",
+                remedy,
             ):
                 say(f"warning: {message}")
 

@@ -137,6 +137,8 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
     for text in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
         assert text.count(texts[0]) == 1 and text.count("amount has one value.") == 1
         assert "warning" in text and "\x1b" not in text
+    for text in (success(run, {}), overview.steps_table(WORKFLOW, run)):
+        assert f"prepare: {texts[0]}" in text, "a warning names its step"
     assert as_json(WORKFLOW, run)["warnings"] == texts
     assert as_json(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
 

@@ -1,0 +1,1 @@
+"""Steps whose raw data is the artifact of an earlier step."""
