@@ -264,13 +264,13 @@ def main(argv: list[str], execute: Execute = execute) -> int:
             )
             cache_flags.add_argument("--reuse", default="no", help="yes: reuse the cached outputs of an earlier run")
         options, rest = cache_flags.parse_known_args(argv[1:])
-        known, unknown = flags.parse_known_args(rest)
+        parsed_inputs, unknown = flags.parse_known_args(rest)
         if unknown:
             names = {*map(flag, step.Inputs.model_fields), "--output"}
             name = unknown[0].partition("=")[0]
             hint = did_you_mean(name, names) or f" Its inputs: {', '.join(sorted(names))}."
             raise ConfigError(f"{unknown[0]} is not an input of {argv[0]}.{hint}")
-        arguments = vars(known)
+        arguments = vars(parsed_inputs)
         targets = {}
         for pair in arguments.pop("output"):
             name, _, path = pair.partition("=")

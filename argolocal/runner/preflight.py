@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from argolocal.controllers import kubectl
+from argolocal.controllers import kubectl_check
 from argolocal.engine import leaf_templates, suspend
 from argolocal.engine.retry import with_defaults
 from argolocal.errors import ConfigError, did_you_mean
@@ -101,8 +101,8 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
             "spec.templates."
         )
     if "resource" in template:
-        kubectl.check(template["resource"], f"{where}.resource", cluster)
-        kubectl.check_outputs(template, where)
+        kubectl_check.check(template["resource"], f"{where}.resource", cluster)
+        kubectl_check.check_outputs(template, where)
     containers.check(template, where, cluster)
     containers.check_images(template, where, cluster)
     seconds = template.get("activeDeadlineSeconds")

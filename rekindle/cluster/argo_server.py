@@ -63,11 +63,11 @@ class ArgoServer:
 
         try:
             # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the session
-            parts = [
+            names = [
                 PathName(self.namespace, "the namespace"),
                 *([PathName(name, "the name of a run")] if name else []),
             ]
-            url = "/".join([f"{self.address}/api/v1/workflows", *(part.quoted for part in parts)])
+            url = "/".join([f"{self.address}/api/v1/workflows", *(name.quoted for name in names)])
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()

@@ -68,16 +68,16 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
         marks |= _marks(store, own_names - marks.keys())
         for record in records:
             name = record["name"]
-            known = context.runs.get(name)
+            recorded_run = context.runs.get(name)
             uses = _uses(record) | _data_task(store, record["params"].get("data.source", ""))
             run = runs.get(name)
-            if not known:
+            if not recorded_run:
                 mark = marks.get(name)
                 run = _run(record, pipeline, mark, context.resumable_s) if mark else None
             if not run:  # it may be active, or belong to somebody else
                 read_tasks |= uses
                 continue
-            is_emptied = not known and record["tags"].get(EMPTIED_TAG) == "removed"
+            is_emptied = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
             is_compared = record["id"] in compared
             runs[name] = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
             by_id[record["id"]] = runs[name]
@@ -144,8 +144,8 @@ class Versions:
 
     def run_ids(self, releases: Iterable[Release]) -> set[str]:
         """Return the runs of MLflow that the versions other than `releases` refer to."""
-        own = {(release.model, str(release.version)) for release in releases}
-        rows = [row for row in self.rows if (row["name"], row["version"]) not in own]
+        released = {(release.model, str(release.version)) for release in releases}
+        rows = [row for row in self.rows if (row["name"], row["version"]) not in released]
         ids = {row.get("run_id", "") for row in rows}
         return ids.union(*(RUN_ID.findall(address) for row in rows for address in addresses(row)))
 

@@ -22,7 +22,7 @@ kernels: Any = torch  # the type stubs lack the fused operations
 
 
 class Flags(NamedTuple):
-    """What a process says to all members with its gradients; the sums count the processes' virtual workers."""
+    """The requests of a process to all members, summed with its gradients: each of its virtual workers counts."""
 
     join: bool = False  # a worker wants to join
     leave: bool = False  # this process must leave

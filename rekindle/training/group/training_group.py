@@ -49,7 +49,7 @@ ALONE = RankSize(rank=0, size=1)
 
 @dataclass(frozen=True)
 class Position:
-    """What one member has when a group is formed."""
+    """The state that one member has when a group is formed."""
 
     step: int  # number of updates; -1 without a state
     is_from_group: bool  # False: the state is the snapshot of a previous process

@@ -106,8 +106,8 @@ def _repeated(loss: Incident, summary: Summary) -> str:
     """Describe the work that was repeated after a loss."""
     work = f"{_amount(loss.cost, summary)} of work" if loss.cost else ""
     if not loss.seen:
-        known = f" At least {_steps(loss.repeated)} repeated" if loss.repeated else ""
-        return f"{known or ' How many steps were repeated is unknown'}: the ledger lacks the last steps."
+        minimum = f" At least {_steps(loss.repeated)} repeated" if loss.repeated else ""
+        return f"{minimum or ' How many steps were repeated is unknown'}: the ledger lacks the last steps."
     text = f" {_steps(loss.repeated)} repeated" if loss.repeated else " No step was lost"
     join = "," if loss.repeated else ", but"
     return f"{text}{join} {work}." if work else f"{text}."

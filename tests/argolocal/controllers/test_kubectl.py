@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from argolocal.controllers.base import LAST_APPLIED, Controller
-from argolocal.controllers.kubectl import Resources, check_outputs
+from argolocal.controllers.kubectl import Resources
+from argolocal.controllers.kubectl_check import check_outputs
 from argolocal.engine.nodes import PodEnded, Start
 from argolocal.errors import ConfigError, Conflict
 from argolocal.manifest.patch import PATCHES, PatchError, merge

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hera.workflows import DAG, Resource, Task, Workflow
 
-from argolocal.controllers import kubectl
+from argolocal.controllers import kubectl_check
 from argolocal.language.selector import evaluate_conditions
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.validate import lint
@@ -271,10 +271,12 @@ def test_a_version_that_is_not_supported_is_refused_before_any_step(tmp_path: Pa
     obj = job("MPIJob", "") | {"apiVersion": "kubeflow.org/v2beta1"}
     resource = {"action": "apply", "manifest": text(obj)}
     with pytest.raises(ConfigError, match=r"apiVersion kubeflow.org/v2beta1.*use kubeflow.org/v1\."):
-        kubectl.check(resource, "spec.templates[0].resource", LocalCluster(tmp_path))
-    kubectl.check({**resource, "manifest": text(obj | {"apiVersion": "kubeflow.org/v1"})}, "", LocalCluster(tmp_path))
+        kubectl_check.check(resource, "spec.templates[0].resource", LocalCluster(tmp_path))
+    kubectl_check.check(
+        {**resource, "manifest": text(obj | {"apiVersion": "kubeflow.org/v1"})}, "", LocalCluster(tmp_path)
+    )
     tagged = text(obj | {"apiVersion": "{{inputs.parameters.version}}"})
-    kubectl.check({**resource, "manifest": tagged}, "", LocalCluster(tmp_path))
+    kubectl_check.check({**resource, "manifest": tagged}, "", LocalCluster(tmp_path))
     found = [item for item in lint(obj) if item.path == "apiVersion"]
     assert [item.fatal for item in found] == [False]
 

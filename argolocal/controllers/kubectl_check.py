@@ -1,0 +1,79 @@
+"""Checks of resource templates before a run: what the local controllers do not support, or kubectl rejects."""
+
+import re
+from typing import Any
+
+import yaml
+
+from argolocal.controllers.kubectl import ACTIONS, KubectlError, parse_flags
+from argolocal.errors import ConfigError
+from argolocal.language import kubectl_path
+from argolocal.language.substitute import TAG
+from argolocal.manifest.patch import PATCHES
+
+TAGGED = "tag-of-argo"  # stands for a tag in a manifest
+
+
+def _objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the objects of a manifest whose tags stand in texts; [] if a tag decides the structure."""
+    try:
+        objects = [*yaml.safe_load_all(TAG.sub(TAGGED, str(resource.get("manifest") or "")))]
+    except (yaml.YAMLError, ValueError):
+        return []
+    return [item for item in objects if isinstance(item, dict)]
+
+
+def _find_kind(resource: dict[str, Any]) -> str:
+    """Return the kind that the text of a manifest names, or ""."""
+    match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
+    return match[1] if match else ""
+
+
+def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
+    """Raise ConfigError for a resource template that is not supported here."""
+    kinds = cluster.kinds.types
+    kind_of_type = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
+    try:
+        words, selector = parse_flags(resource.get("flags") or [])
+    except KubectlError as error:
+        raise ConfigError(f"{where}.flags: {error}.") from None
+    if selector and (resource.get("action") != "delete" or resource.get("manifest")):
+        raise ConfigError(
+            f"{where}.flags has a selector: only delete without a manifest supports a selector here. Name the object."
+        )
+    kind, field = _find_kind(resource) or "".join(words[:1]), "manifest" if _find_kind(resource) else "flags"
+    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= kind_of_type.keys():
+        raise ConfigError(
+            f"{where}.{field} is a {kind}, which the local runner does not support: use one of {', '.join(kinds)}."
+        )
+    for item in _objects(resource):
+        name, version = str(item.get("kind")), str(item.get("apiVersion"))
+        versions = kinds[name].api_versions if name in kinds else ()
+        if versions and "apiVersion" in item and TAGGED not in version and version not in versions:
+            raise ConfigError(
+                f"{where}.manifest is a {name} with the apiVersion {version}, which the local runner does not support: "
+                f"use {' or '.join(versions)}."
+            )
+    if resource.get("action") not in ACTIONS:
+        raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
+    if (strategy := resource.get("mergeStrategy") or "strategic") not in PATCHES:
+        raise ConfigError(f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}.")
+    if resource.get("failureCondition") and not resource.get("successCondition"):
+        raise ConfigError(
+            f"{where} has a failureCondition without a successCondition, so Argo would report success immediately: "
+            "set both conditions."
+        )
+
+
+def check_outputs(template: dict[str, Any], where: str) -> None:
+    """Raise ConfigError for an output with a JSONPath that kubectl rejects."""
+    for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
+        if not (source := parameter.get("valueFrom")):
+            continue
+        path, field = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
+        if not path:
+            raise ConfigError(f"{field} is missing: set it, for example to {{.status.phase}}.")
+        try:
+            kubectl_path.parse("" if "{{" in path else path)
+        except kubectl_path.KubectlPathError as error:
+            raise ConfigError(f"{field} is {path!r}: {error}. A valid path is {{.status.phase}}.") from None
