@@ -228,4 +228,14 @@ def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
 def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
     fields = step.Inputs.model_fields
     usable = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
-    return parse(step.Inputs, usable | {name: f"/{name}" for name in artifacts})
+    return parse(step.Inputs, without_unknown(step.Inputs, usable) | {name: f"/{name}" for name in artifacts})
+
+
+def without_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of inputs, of which those with a template tag are empty where an input has a pattern."""
+    known = dict(texts)
+    for name, text in texts.items():
+        has_pattern = any(getattr(mark, "pattern", None) for mark in inputs.model_fields[name].metadata)
+        if "{{" in text and has_pattern:
+            known[name] = ""
+    return known

@@ -11,6 +11,7 @@ from graphlib import TopologicalSorter
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rekindle.cache.lookup import without_unknown
 from rekindle.errors import RekindleError
 from rekindle.keys import LEDGER, key
 from rekindle.step import parse
@@ -151,9 +152,8 @@ def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
     if LAUNCHER not in manifest or not (call := tree.step_call(task)):
         return None
     try:
-        spec = parse(
-            TrainingSpec, {name: text for name, text in call.flags.items() if name in TrainingSpec.model_fields}
-        )
+        texts = {name: text for name, text in call.flags.items() if name in TrainingSpec.model_fields}
+        spec = parse(TrainingSpec, without_unknown(TrainingSpec, texts))
     except RekindleError:
         return None
     return spec if isinstance(spec, TrainingSpec) else None
