@@ -30,6 +30,12 @@ class StorageError(ArgolocalError):
     """The object store is unavailable, refuses a request, or holds unexpected data."""
 
 
+class InvalidDocument(StorageError):
+    """A document of the object store or the disk is not what its readers expect: a retry cannot help."""
+
+    exit_code = 65
+
+
 class NotFound(StorageError):
     """The object is not in the object store."""
 

@@ -11,7 +11,7 @@ import click
 from argolocal.cli import standard_streams
 from argolocal.common import homes, program
 from argolocal.common.wording import shorten
-from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
+from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
 
 
 def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
@@ -77,8 +77,12 @@ def exit_code(command: Callable[[], Any]) -> int:
     except OSError as error:
         home = str(homes.path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
-            raise  # this error is a bug: code that expects an OSError handles it
+            click.echo(f"error: {shorten(describe(error))}", err=True)
+            return 1
         remedy = f"free space there, make it writable, or set {program.variable('HOME')} to another directory"
         click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {remedy}.", err=True)
+        code = 1
+    except RecursionError as error:
+        click.echo(f"error: a value is nested too deep: {shorten(describe(error))}", err=True)
         code = 1
     return code if isinstance(code, int) else 0

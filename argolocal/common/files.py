@@ -51,6 +51,22 @@ def read_regular(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
+def read_input(path: Path, limit: int) -> bytes:
+    """Return at most `limit` bytes of a regular file or a pipe, such as of `<(command)`. Raises OSError.
+
+    A FIFO that no process writes to is empty.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
+        # from here on, reading waits for the processes that have opened the pipe for writing
+        os.set_blocking(file.fileno(), True)
+        return file.read(limit)
+
+
 def make_private(directory: Path) -> None:
     """Make a directory that only its owner can enter, or restrict the permissions of an existing directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ another path the file is invalid.
 import errno
 import os
 import pwd
+import stat
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -51,6 +52,7 @@ def check(home: Path) -> None:
 
 def make(home: Path) -> None:
     """Make a home that only its owner can enter, or restrict the permissions of an existing home."""
+    _check_owner(home)
     make_private(home)
     _check_owner(home)  # another user may have made the directory first
     if not _has_entries(home):
@@ -64,10 +66,17 @@ def trust(home: Path) -> None:
 
 
 def _check_owner(home: Path) -> None:
+    remedy = f"remove it, or set {program.variable('HOME')} to a directory of your own."
     try:
-        owner = os.stat(os.path.realpath(home)).st_uid
+        status = os.stat(os.path.realpath(home))
     except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:  # such as a link to itself
+        text = f"{os.path.abspath(home)} cannot be used as the home ({error.strerror}): {remedy}"
+        raise ConfigError(text) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"{os.path.abspath(home)} is not a directory, so it cannot be the home: {remedy}")
+    owner: int | str = status.st_uid
     if owner != os.geteuid():
         with suppress(KeyError):
             owner = pwd.getpwuid(owner).pw_name
@@ -78,8 +87,13 @@ def _has_entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
-    except (FileNotFoundError, NotADirectoryError):  # if `home` is a file, the next write into `home` fails
+    except (FileNotFoundError, NotADirectoryError):  # if its parent is a file, the next write into `home` fails
         return False
+    except OSError as error:
+        raise ConfigError(
+            f"{home} cannot be read ({error.strerror}): make it readable, or set {program.variable('HOME')} to a "
+            "directory of your own."
+        ) from error
 
 
 def _mark(real_path: Path, make_key: bool = False) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common import homes, object_names
+from argolocal.common.documents import read_object
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
@@ -118,7 +119,7 @@ class Controller:
     def read(self, name: str) -> Object | None:
         """Return the object with this name on disk, or None."""
         try:
-            return json.loads(self._path(name).read_text())
+            return read_object(self._path(name))
         except FileNotFoundError:
             return None
 

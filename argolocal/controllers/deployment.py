@@ -18,10 +18,11 @@ from shutil import rmtree
 from typing import Any
 
 from argolocal.common import program
+from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
 from argolocal.controllers.base import Controller, Object, sole_container
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.pods.process import Origin
@@ -193,9 +194,15 @@ class Deployments(Controller):
 
     def _record(self) -> dict[str, int] | None:
         try:
-            return json.loads((self.home / RECORD_FILE).read_text())
+            record = read_object(self.home / RECORD_FILE)
         except FileNotFoundError:
             return None
+        if not all(isinstance(record.get(name), int) for name in ("pid", "since")):
+            raise InvalidDocument(
+                f"{self.home / RECORD_FILE} is malformed (pid or since is not a number): restore the file, or remove "
+                "it."
+            )
+        return record
 
 
 SUPERVISORS: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive

@@ -8,6 +8,7 @@ The limits are checked on the parser's events, in time linear in the text; each 
 content that it refers to. Sources: goyaml's decode.go; libyaml's scanner.c.
 """
 
+import io
 import json
 import re
 from collections import Counter
@@ -19,9 +20,11 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from argolocal.common.files import read_input
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 
+MAX_CHARACTER_BYTES = 4  # of a character in UTF-8
 MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million characters
 MAX_DOCUMENTS = 1_000
 MAX_VALUES = 200_000  # Argo's largest CRD has 123,000 values, at up to 37 levels
@@ -90,9 +93,9 @@ Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
 
 
 def read_text(file: Path) -> str:
-    """Return at most MAX_CHARACTERS + 1 characters of a file. Raises OSError, UnicodeDecodeError."""
-    with file.open() as stream:
-        return stream.read(MAX_CHARACTERS + 1)
+    """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError, UnicodeDecodeError."""
+    data = read_input(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
+    return io.TextIOWrapper(io.BytesIO(data), "utf-8").read(MAX_CHARACTERS + 1)
 
 
 def parse(text: str, source: str = "the manifest") -> list[Any]:

@@ -23,7 +23,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_ENTRIES = 1_000_000  # number of files, directories and links in an archive
+MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
+MAX_COUNTED_BYTES = 128 << 20  # unpacked size of the part of a tarball whose entries are counted before any is written
 MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
 MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
 MAX_RECORDS = 100  # number of global header records
@@ -175,6 +176,7 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
     Owners, setuid bits, devices and hard links are dropped, as in Argo. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
+        _check_count(archive, path.name, max_entries)
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
         with closing(_Headers(archive)) as file, _open_tar(file) as tar:
             while True:
@@ -223,6 +225,20 @@ def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budge
             raise ArchiveError(f"{entry.filename} overlaps the entry before it: pack the archive again.")
         file.seek(entry.header_offset + 26)
         end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
+
+
+def _check_count(archive: Path, name: str, max_entries: int) -> None:
+    """Raise ArchiveError if the beginning of a tarball has more than `max_entries` entries: writing files is slow."""
+    with closing(_Headers(archive)) as file, _open_tar(file) as tar:
+        for _ in range(max_entries + 1):
+            file.budget = MAX_HEADER_BYTES
+            member = tar.next()
+            if not member or member.offset_data + member.size > MAX_COUNTED_BYTES:
+                return
+            tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
+            if len(tar.pax_headers) > MAX_RECORDS:
+                return
+    raise ArchiveError(f"{name} has more than {max_entries} entries: pack fewer, larger files.")
 
 
 def _open_tar(file: _Headers) -> tarfile.TarFile:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common import homes, object_names, program
+from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import mentions_home
-from argolocal.errors import ConfigError
+from argolocal.errors import ConfigError, InvalidDocument
 from argolocal.pods.container_images import BASE_IMAGES, Image, base_name
 from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
@@ -125,7 +126,7 @@ class LocalCluster:
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            pod_of_address: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+            pod_of_address: dict[str, str] = read_object(path) if path.exists() else {}
             digests = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in digests)
             address = next(candidate for candidate in candidates if pod_of_address.setdefault(candidate, pod) == pod)
@@ -140,7 +141,7 @@ class LocalCluster:
         """
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
-            service = json.loads(path.read_text())
+            service = read_object(path)
             service_name = service["metadata"]["name"]
             name, port = service_name.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
             host = (
@@ -155,7 +156,7 @@ class LocalCluster:
         """Return the addresses of the Deployments' pods that a Service with this `selector` selects."""
         addresses = []
         for path in sorted((self.home / "objects/Deployment").glob("*.json")):
-            labels = json.loads(path.read_text())["spec"]["template"]["metadata"]["labels"]
+            labels = read_object(path)["spec"]["template"]["metadata"]["labels"]
             pods = (self.home / "deployments" / path.stem / "pods").glob("*")
             addresses += [self.address(pod.name) for pod in pods if selector.items() <= labels.items()]
         return addresses
@@ -193,7 +194,7 @@ class LocalCluster:
         if not object_names.rule_of(kind).allows(name):
             return None
         path = self.home / "objects" / kind / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_object(path) if path.exists() else None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
         """Return True if the object exists and, if `key` is given, contains this key."""
@@ -227,8 +228,8 @@ def trust(home: Path) -> None:
         raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
-        with suppress(OSError, ValueError, *WRONG_SHAPE):  # the file is not the record of a process
-            if not mentions_home(json.loads(file.read_text())["pid"], home.resolve()):
+        with suppress(OSError, InvalidDocument, *WRONG_SHAPE):  # the file is not the record of a process
+            if not mentions_home(read_object(file)["pid"], home.resolve()):
                 file.unlink()
 
 

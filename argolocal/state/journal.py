@@ -27,6 +27,9 @@ Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # exceptions that data of an unexpected structure raises
+STATUS_TEXTS = ("startedAt", "finishedAt", "message")
+TEXTS = ("id", "name", "displayName", "type", "phase", "templateName", "boundaryID", "startedAt", "message")
+OBJECTS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's lock
@@ -107,8 +110,8 @@ class RunFiles:
             if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
                 raise ValueError("its name, entrypoint or templates are missing")
             return workflow
-        except (ValueError, *WRONG_SHAPE) as error:
-            raise self._corrupt(path, error) from error
+        except (ValueError, RecursionError, *WRONG_SHAPE) as error:
+            raise self._corrupt(path, error) from None
         except OSError as error:
             if error.errno not in NOT_FOUND:
                 raise
@@ -144,10 +147,11 @@ class RunFiles:
                     status["nodes"][id].setdefault("children", []).extend(new_children)
                 for id, process_record in entry.get("pods", {}).items():
                     pods[id] = process_record
-            except (ValueError, *WRONG_SHAPE) as error:
-                raise self._corrupt(f"{path}, line {number}", error) from error
+            except (ValueError, RecursionError, *WRONG_SHAPE) as error:
+                raise self._corrupt(f"{path}, line {number}", error) from None
         try:
             _check_status(status)
+            _check_pods(pods)
         except (ValueError, *WRONG_SHAPE) as error:
             raise self._corrupt(path, error) from error
         return status, {id: process_record for id, process_record in pods.items() if process_record}
@@ -232,13 +236,36 @@ def run_claims(run: RunFiles) -> list[str]:
 def _check_status(status: Status) -> None:
     """Raise ValueError or an exception of WRONG_SHAPE for a status that cannot be resumed."""
     nodes = status["nodes"]
+    if not all(isinstance(status.get(name) or "", str) for name in ("phase", *STATUS_TEXTS)):
+        raise TypeError("a text")
     for id, node in nodes.items():
+        _check_types(node)
         if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
             raise ValueError(f"the name, type or phase of node {id} is missing or unknown")
         if node.get("boundaryID", id) not in nodes:
             raise ValueError(f"the boundaryID {node['boundaryID']} of node {id} does not exist")
     if status["phase"] not in PHASES | {""}:
         raise ValueError(f"{status['phase']!r} is not a phase")
+
+
+def _check_types(node: dict[str, Any]) -> None:
+    """Raise an exception of WRONG_SHAPE for a node with a value of another type."""
+    is_valid = all(isinstance(node.get(name) or "", str) for name in TEXTS)
+    is_valid = is_valid and all(isinstance(node.get(name) or {}, dict) for name in OBJECTS)
+    is_valid = is_valid and isinstance(node.get("children") or [], list)
+    if not is_valid or not all(isinstance(id, str) for id in node.get("children") or []):
+        raise TypeError("a field of a node")
+    for name in ("inputs", "outputs"):
+        for parameter in (node.get(name) or {}).get("parameters") or []:
+            if not isinstance(parameter["name"], str):
+                raise TypeError("the name of a parameter")
+
+
+def _check_pods(pods: dict[str, list[int]]) -> None:
+    """Raise an exception of WRONG_SHAPE for records of processes that are not numbers."""
+    for record in pods.values():
+        if record and not all(isinstance(number, int) for number in record):
+            raise TypeError("the record of a process")
 
 
 def _try_lock(descriptor: int) -> bool:

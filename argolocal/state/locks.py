@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from argolocal.common import object_names
+from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
 from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.language import gofmt
@@ -112,7 +113,7 @@ class SharedLocks:
             labels = {CONFIG_MAP_TYPE: CACHE_TYPE}
             empty = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
             old_text = path.read_text() if path.exists() else json.dumps(empty)
-            configmap = json.loads(old_text)
+            configmap = read_object(path) if path.exists() else empty
             label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if label is None:
                 raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")

@@ -163,7 +163,7 @@ def test_a_home_that_is_not_writable_is_named(tmp_path: Path, args: tuple[str, .
     write_manifest(tmp_path / "w.yaml", workflow(("a", "exit 0")))
     (tmp_path / "home").write_text("")
     done = rekindle(*args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI="")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert str(tmp_path / "home") in done.stderr
     assert "Traceback" not in done.stderr
 

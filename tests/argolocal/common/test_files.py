@@ -1,0 +1,52 @@
+"""Files that a user names are read at once or refused at once, whatever kind of file they are."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from argolocal.common.files import read_input, read_regular
+
+
+@pytest.mark.parametrize("kind", ["device", "directory", "FIFO"])
+def test_only_a_regular_file_is_read(tmp_path: Path, kind: str) -> None:
+    paths = {"device": Path("/dev/zero"), "directory": tmp_path, "FIFO": tmp_path / "fifo"}
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError):
+        read_regular(paths[kind], 10)
+
+
+def test_an_input_without_end_is_refused_and_a_pipe_is_read(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError):
+            read_input(path, 10)
+    reader, writer = os.pipe()
+    os.write(writer, b"name: a")
+    os.close(writer)
+    assert read_input(Path(f"/dev/fd/{reader}"), 100) == b"name: a"
+    os.close(reader)
+    os.mkfifo(tmp_path / "fifo")
+    assert read_input(tmp_path / "fifo", 100) == b""  # no process writes to it
+
+
+@pytest.mark.parametrize("kind", ["loop", "file", "config is a FIFO", "config is a device", "config is a folder"])
+@pytest.mark.parametrize("package", ["argolocal", "rekindle"])
+def test_a_command_names_an_unusual_path_in_one_line(tmp_path: Path, package: str, kind: str) -> None:
+    command, target = ["status"], str(tmp_path)
+    if kind == "loop":
+        (tmp_path / f".{package}").symlink_to(f".{package}")
+    elif kind == "file":
+        (tmp_path / f".{package}").touch()
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        target = {"FIFO": str(tmp_path / "fifo"), "device": "/dev/zero", "folder": str(tmp_path)}[kind.split()[-1]]
+        command = ["lint", target]
+    done = subprocess.run(
+        [sys.executable, "-m", package, *command], cwd=tmp_path, capture_output=True, text=True, timeout=30,
+        env={name: value for name, value in os.environ.items() if not name.endswith("_HOME")},
+    )  # fmt: skip
+    assert done.returncode in (1, 2), done
+    assert target in done.stderr or "is empty" in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
