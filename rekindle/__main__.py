@@ -20,6 +20,9 @@ def main() -> None:
 
 def _load() -> Callable[[], int | None]:
     if sys.argv[1:2] == ["step"]:
+        from rekindle.cache import loaded
+
+        loaded.watch()
         from rekindle import step
         from rekindle.cache.runner import execute
 

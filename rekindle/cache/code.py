@@ -14,12 +14,14 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 from rekindle import project
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
+MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in the order of Python's search
 IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
@@ -64,7 +66,7 @@ def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]
 def packages() -> list[str]:
     """Return the installed packages with their versions, also of a Python that a virtual environment includes."""
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    folders |= {folder for folder in sys.path if _is_installed(Path(folder))}
+    folders |= {folder for folder in sys.path if is_installed(Path(folder))}
     return sorted({path.stem for folder in folders for path in Path(folder).glob("*.dist-info")})
 
 
@@ -75,17 +77,34 @@ def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
     pending = list(modules)
     for name in modules:
         file = _file(name, roots)
-        if file and file.name == "__init__.py":
-            data = (path for path in sorted(file.parent.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-            files |= {f"{name}/{path.relative_to(file.parent)}": path for path in data}
+        if file and _is_package(file):
+            files |= {f"{name}/{path.relative_to(file.parent)}": path for path in _files_below(file.parent)}
     while pending:
         name = pending.pop()
         if name in files or not (file := _file(name, roots)):
             continue
         files[name] = file
         pending += [name.rpartition(".")[0]] if "." in name else []
-        pending += _imports(file, name if file.name == "__init__.py" else name.rpartition(".")[0])
+        pending += _imports(file, name if _is_package(file) else name.rpartition(".")[0])
     return files
+
+
+def _is_package(file: Path) -> bool:
+    return file.name.partition(".")[0] == "__init__"
+
+
+def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders linked into it, except what Python has compiled from them."""
+    place = folder.resolve()
+    # a link to a folder that contains the link has no end
+    if folder.name == "__pycache__" or place in parents:
+        return
+    for path in sorted(folder.iterdir()):
+        is_compiled = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
+        if path.is_dir():
+            yield from _files_below(path, parents | {place})
+        elif path.is_file() and not is_compiled:
+            yield path
 
 
 @cache
@@ -98,9 +117,11 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
     path, package = Path(*name.split(".")), name.partition(".")[0]
     engine = [folder.parent for folder in project.ENGINE if folder.name == package]
     for root in engine or (*roots, *_source_roots(package)):
-        for file in (root / path / "__init__.py", root / path.with_suffix(".py")):
-            if file.is_file():
-                return file
+        for stem in (root / path / "__init__", root / path):
+            for suffix in MODULE_SUFFIXES if stem.parent.is_dir() else ():
+                file = Path(f"{stem}{suffix}")
+                if file.is_file():
+                    return file
     return None
 
 
@@ -113,17 +134,20 @@ def _source_roots(package: str) -> list[Path]:
         if spec := importlib.util.find_spec(package):
             folders = [Path(place).parent for place in spec.submodule_search_locations or [spec.origin or "/"]]
             in_project = project.search_path()
-            return [folder for folder in folders if not _is_installed(folder) and str(folder) not in in_project]
+            return [folder for folder in folders if not is_installed(folder) and str(folder) not in in_project]
     return []
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
+    """Return True for a file or folder of an installed package, whose version is in the key."""
     return bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
 @cache
 def _imports(file: Path, package: str) -> list[str]:
-    """Return the modules that a file of `package` imports."""
+    """Return the modules that a file of `package` imports; of a compiled file they are not known."""
+    if file.suffix not in SOURCE_SUFFIXES:
+        return []
     names: dict[str, None] = {}
     with suppress(SyntaxError):  # a syntax error is reported when the module is imported
         for name in _module_names(ast.parse(file.read_bytes())):
@@ -143,8 +167,22 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
                 yield module
                 yield from (f"{module}{'.' if node.module else ''}{alias.name}" for alias in node.names)
             case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__")):
-                yield from (str(item.value) for item in node.args[:1] if isinstance(item, ast.Constant))
+                yield from _named_module(node)
             case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
                 yield str(node.value)  # a module that Rekindle loads by name
             case _:
                 pass
+
+
+def _named_module(call: ast.Call) -> Iterator[str]:
+    """Yield the module that a call of `import_module` or `__import__` names, if the name is a literal."""
+    arguments: dict[str | None, ast.expr] = {keyword.arg: keyword.value for keyword in call.keywords}
+    arguments |= zip(("name", "package"), call.args, strict=False)
+    texts = {name: value.value for name, value in arguments.items() if isinstance(value, ast.Constant)}
+    name = str(texts.get("name") or "")
+    package = texts.get("package")
+    if name.startswith(".") and isinstance(package, str):
+        with suppress(ImportError):
+            name = importlib.util.resolve_name(name, package)
+    if name:
+        yield name

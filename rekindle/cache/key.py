@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rekindle.cache import code
+from rekindle.cache import code, loaded
 from rekindle.errors import RekindleError
 from rekindle.step import StepInputs, is_artifact, load, to_text
 
@@ -77,6 +77,12 @@ def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> F
 def modules_of(facts: Facts) -> list[str]:
     """Return the modules whose code the outputs depend on: the step and its workload."""
     return [facts["step"], *filter(None, [facts["inputs"].get("workload")])]
+
+
+def reason_not_covered(facts: Facts) -> str:
+    """Return why the code in `facts` does not tell what this process has loaded since `loaded.watch`, or ""."""
+    # all code of a pod is in the image, whose digest is the code in `facts`
+    return "" if facts["code"].startswith("sha256:") else loaded.reason_uncovered(modules_of(facts))
 
 
 def key(facts: Facts) -> str:

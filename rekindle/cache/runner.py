@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle import step
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, data_digests, describe_files, facts, key
+from rekindle.cache.key import Facts, UnknownKey, data_digests, describe_files, facts, key, reason_not_covered
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
 from rekindle.errors import StorageError, say
 from rekindle.keys import REUSED_MODELS
@@ -46,6 +46,9 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
         say("the data changed while it was read, so no later run reuses the outputs")
+        step_facts = None
+    if step_facts and (reason := reason_not_covered(step_facts)):
+        say(reason)
         step_facts = None
     artifacts = {name: describe_files(path) for name, path in _artifacts(outputs).items()}
     texts = {

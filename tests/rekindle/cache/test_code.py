@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,59 @@ def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Pa
     names = {name for name, path in found.items() if folder in path.parents}
     assert names == {"work", "helper", "work/__init__.py", "work/model.py", "work/deep/part.py", "work/words.txt"}
     assert found["work/words.txt"] == folder / "work/words.txt"
+
+
+@pytest.mark.parametrize(
+    ("statement", "file"),
+    [
+        ("import parts.fast", f"parts/fast{EXTENSION_SUFFIXES[0]}"),
+        ("import parts.fast", f"parts/fast{EXTENSION_SUFFIXES[-1]}"),
+        ("import parts.fast", "parts/fast.pyc"),
+        ("import parts.fast", f"parts/fast/__init__{EXTENSION_SUFFIXES[0]}"),
+        ("import linked.fast", "elsewhere/fast.py"),
+        ("import_module(name='parts.fast')", "parts/fast.py"),
+        ("import_module(package='parts', name='.fast')", "parts/fast.py"),
+        ("import_module('.fast', 'parts')", "parts/fast.py"),
+        ("__import__(name='parts.fast')", "parts/fast.py"),
+    ],
+)
+def test_a_changed_file_changes_the_identity_of_the_code_that_imports_it(
+    statement: str, file: str, folder: Path
+) -> None:
+    write(folder, {"first": statement})
+    (folder / file).parent.mkdir(parents=True)
+    (folder / "linked").symlink_to(folder / "elsewhere")
+    (folder / file).write_bytes(b"built")
+    original = code.identity(["first"])
+
+    (folder / file).write_bytes(b"built anew")
+    forget()
+    assert code.identity(["first"]) != original
+
+
+def test_all_files_of_a_package_include_linked_folders_extensions_and_compiled_modules_without_source(
+    folder: Path,
+) -> None:
+    write(folder, {"work/__init__": "", "work/model": "", "elsewhere/deep/part": ""})
+    for file in ("work/fast.so", "work/only.pyc", "work/model.pyc", "work/__pycache__/model.cpython.pyc"):
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(b"compiled")
+    (folder / "work/linked").symlink_to(folder / "elsewhere")
+    (folder / "elsewhere/loop").symlink_to(folder / "elsewhere")
+    (folder / "elsewhere/up").symlink_to(folder / "work")
+
+    names = {name for name in code.closure(["work"], [str(folder)]) if name.startswith("work/")}
+    files = ("__init__.py", "model.py", "fast.so", "only.pyc", "linked/deep/part.py")
+    assert names == {f"work/{file}" for file in files}
+
+
+def test_an_extension_is_found_before_a_source_and_a_source_before_a_compiled_module(folder: Path) -> None:
+    write(folder, {"first": "import both, source", "both": "", "source": ""})
+    extension = folder / f"both{EXTENSION_SUFFIXES[0]}"
+    for file in (extension, folder / "source.pyc"):
+        file.write_bytes(b"compiled")
+    found = code.closure(["first"], [str(folder)])
+    assert found == {"first": folder / "first.py", "both": extension, "source": folder / "source.py"}
 
 
 def test_modules_are_resolved_in_the_order_of_the_search_path_and_packages_first(tmp_path: Path) -> None:

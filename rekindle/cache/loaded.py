@@ -1,0 +1,104 @@
+"""The files that this process has loaded as code: a result is cached only if its key covers them.
+
+    watch()                                # before the step is imported
+    reason = reason_uncovered(modules)     # after the step has run
+
+Python's audit events show the code that is executed or opened as a library, also if no module of it remains. The kernel
+lists the libraries that other libraries have loaded; only Linux has this list.
+"""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from rekindle import project
+from rekindle.cache import code
+
+MAPPED_FILES = Path("/proc/self/maps")
+SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
+DELETED = " (deleted)"  # the kernel's mark of a file that was replaced after it had been mapped
+
+_files_seen: set[str] = set()
+
+
+@cache
+def watch() -> frozenset[str]:
+    """Note from now on which files this process executes; return the modules that it had imported before."""
+    sys.addaudithook(_note)
+    return frozenset(sys.modules)
+
+
+def _note(event: str, arguments: tuple[object, ...]) -> None:
+    match event, arguments:
+        case "exec", (CodeType(co_filename=file),) if not file.startswith("<"):
+            _files_seen.add(os.path.abspath(file))
+        # a library that is named without a folder is one of the system
+        case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(name):
+            _files_seen.add(os.path.abspath(os.fsdecode(name)))
+        case _:
+            pass
+
+
+def reason_uncovered(modules: Iterable[str]) -> str:
+    """Return why the key of the step and workload `modules` does not tell what this process has loaded, or ""."""
+    covered = {path.resolve() for path in code.closure(modules, project.search_path()).values()}
+    loaded = _files_seen | _module_files() | _mapped_files()
+    missing = sorted(file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered)
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return (
+        f"{missing[0]}{more} was loaded, but the cache key does not cover it, so no later run reuses the outputs: "
+        "import it by its literal name, or make the workload a package whose folder contains it."
+    )
+
+
+def _module_files() -> set[str]:
+    """Return the files of the modules that were imported since `watch`."""
+    modules = [module for name, module in list(sys.modules.items()) if name not in watch()]
+    files = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
+    return {os.path.abspath(file) for file in files if isinstance(file, str)}
+
+
+def _mapped_files() -> set[str]:
+    """Return the files that contain machine code of this process."""
+    try:
+        lines = MAPPED_FILES.read_text(errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        return set()
+    # address, permissions, offset, device, inode, path
+    rows = [fields for line in lines if len(fields := line.split(maxsplit=5)) == 6]
+    files = {fields[5] for fields in rows if "x" in fields[1] and fields[5].startswith("/")}
+    return {file for file in files if not file.endswith(DELETED) or ".so" in Path(file).name}
+
+
+def _is_own(file: Path) -> bool:
+    """Return True if the key must cover a file: it is not of the system, an installed package or Rekindle itself."""
+    if not file.name.endswith(DELETED) and not file.is_file():
+        return False
+    owned, others = _own_folders(tuple(project.search_path())), _other_folders()
+    folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]
+    if not folders:
+        return not code.is_installed(file)
+    deepest = max(folders, key=lambda folder: len(folder.parts))
+    return deepest in owned and not code.is_installed(file.relative_to(deepest))
+
+
+@cache
+def _own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
+    return _with_real_paths([*search_path, project.REFERENCE])
+
+
+@cache
+def _other_folders() -> frozenset[Path]:
+    python = (sys.prefix, sys.base_prefix, *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+    return _with_real_paths([*SYSTEM, *python, *project.ENGINE])
+
+
+def _with_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:
+    paths = [Path(os.path.abspath(folder)) for folder in folders]
+    return frozenset([*paths, *(path.resolve() for path in paths)])

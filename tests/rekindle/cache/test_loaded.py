@@ -1,0 +1,122 @@
+"""A result is cached only if its key covers all code that the process of the step has loaded."""
+
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import markupsafe._speedups
+import pytest
+
+from rekindle import project
+from rekindle.storage import Store
+
+LIBRARY = Path(markupsafe._speedups.__file__)  # stands for an extension of the project; it has no dependencies
+STEP = '''
+"""Counts."""
+from rekindle import Reuse, StepInputs, StepOutputs
+REUSE = Reuse()
+
+class Inputs(StepInputs):
+    pass
+
+class Outputs(StepOutputs):
+    count: int
+
+def run(inputs):
+    import ctypes, importlib, runpy, sys
+    from pathlib import Path
+    HERE = Path(__file__).parent
+    {code}
+    return Outputs(count=1)
+'''
+COMPUTED = {
+    "a module with a computed name": ("hidden.py", "importlib.import_module('steps.hid' + 'den')"),
+    "a module that is removed from the imported ones": (
+        "hidden.py",
+        "importlib.import_module('steps.hid' + 'den'); del sys.modules['steps.hidden']",
+    ),
+    "an extension with a computed name": (f"_speedups{EXTENSION_SUFFIXES[0]}", "__import__('steps._speed' + 'ups')"),
+    "a compiled module with a computed name": ("hidden.pyc", "importlib.import_module('steps.hid' + 'den')"),
+    "a module that is run": ("hidden.py", "runpy.run_module('steps.hidden')"),
+    "a file that is run": ("hidden.txt", "runpy.run_path(str(HERE / 'hidden.txt'))"),
+    "a library": ("hidden.so", "ctypes.CDLL(str(HERE / 'hidden.so'))"),
+}
+COVERED = {
+    "a module": ("other.py", "importlib.import_module(name='steps.other')"),
+    "a relative name": ("other.py", "importlib.import_module('.other', package='steps')"),
+    "an extension": (f"_speedups{EXTENSION_SUFFIXES[0]}", "from steps import _speedups"),
+    "a compiled module": ("other.pyc", "from steps import other"),
+    "a library of the system": ("other.txt", "ctypes.CDLL(None)"),
+}
+
+
+def make_step(folder: Path, file: str, code: str) -> None:
+    """Write a step that loads `file` of its folder with `code`."""
+    (folder / "steps").mkdir(parents=True)
+    (folder / "steps/loading.py").write_text(STEP.format(code=code))
+    make_code(folder / "steps" / file)
+
+
+def make_code(file: Path, text: str = "VALUE = 1\n") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if ".so" in file.name or file.suffix == ".pyd":
+        shutil.copy(LIBRARY, file)
+    elif file.suffix == ".pyc":
+        file.with_suffix(".py").write_text(text)
+        py_compile.compile(str(file.with_suffix(".py")), cfile=str(file), doraise=True)
+        file.with_suffix(".py").unlink()
+    else:
+        file.write_text(text)
+
+
+def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
+    """Run the step as the task of a run, and return its standard error."""
+    variables = os.environ | environment | {project.PATH: str(folder)}
+    command = [sys.executable, "-P", "-m", "rekindle", "step", "steps.loading", f"--entry={task}", "--reuse=yes"]
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("loaded", COMPUTED)
+def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
+    loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
+) -> None:
+    file, code = COMPUTED[loaded]
+    make_step(tmp_path, file, code)
+    said = run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading")
+    assert f"steps/{file} was loaded, but the cache key does not cover it" in said
+    assert "cached:" not in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
+
+
+@pytest.mark.parametrize("loaded", COVERED)
+def test_a_result_is_cached_if_its_key_covers_the_loaded_code(
+    loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
+) -> None:
+    file, code = COVERED[loaded]
+    make_step(tmp_path, file, f"{code}  # {tmp_path}")
+    assert run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading") == ""
+    assert "cached: outputs of" in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
+
+
+def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folder(
+    tmp_path: Path, s3: Store, s3_environment: dict[str, str]
+) -> None:
+    package = tmp_path / "project/steps/loading"
+    package.mkdir(parents=True)
+    make_code(tmp_path / "libraries/hidden.so")
+    (package / "linked").symlink_to(tmp_path / "libraries")
+    code = f"ctypes.CDLL(str(HERE / 'linked/hidden.so'))  # {tmp_path}"
+    (package / "__init__.py").write_text(STEP.format(code=code))
+
+    assert run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-1/loading") == ""
+    again = run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-2/loading")
+    assert "cached: outputs of" in again
+
+    with (tmp_path / "libraries/hidden.so").open("ab") as library:
+        library.write(b"rebuilt")
+    assert run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-3/loading") == ""
