@@ -1,0 +1,34 @@
+"""An installation of the wheel cannot take a version of a dependency with a vulnerability that was known and fixed."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+# package → first version without the known vulnerabilities that matter here
+FIXED = {
+    "mlflow": "3.17.0",
+    "requests": "2.32.4",  # CVE-2024-47081
+    "scikit-learn": "1.5.0",  # CVE-2024-5206
+    "starlette": "0.49.1",  # CVE-2025-62727
+    "torch": "2.6.0",  # CVE-2025-32434
+}
+PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+GROUPS = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+
+
+@pytest.mark.parametrize(("name", "fixed"), FIXED.items())
+def test_no_group_of_dependencies_accepts_a_vulnerable_version(name: str, fixed: str) -> None:
+    requirements = [Requirement(text) for group in GROUPS.values() for text in group]
+    bounds = [
+        Version(specifier.version)
+        for requirement in requirements
+        if requirement.name == name
+        for specifier in requirement.specifier
+        if specifier.operator in (">=", "==")
+    ]
+
+    assert bounds, f"{name} is not a dependency any more: remove it from FIXED"
+    assert min(bounds) >= Version(fixed)
