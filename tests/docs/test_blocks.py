@@ -51,7 +51,7 @@ NEEDS = {  # requirement that tests lack → commands that are only parsed; test
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
     "several machines": {"torchrun"},
     "a release and its repository": {"rekindle reproduce"},  # tests/rekindle/view/reproduce/test_reproduction.py
-    "nothing that could fail": {"export", "eval", "cd", ".", "echo", "cat", "openssl"},
+    "nothing that could fail": {"export", "eval", "cd", ".", "echo", "printf", "cat", "install", "openssl"},
     "this repository, and minutes": {"make", "python", "pre-commit", ".ci/run", "uv"},
 }
 CONFIG = {
