@@ -102,7 +102,7 @@ def look_up(
 
 
 def cached_parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, the value with which every task runs."""
+    """Return the value of the workflow parameter CACHED; without `reuse`, every task runs with this value."""
     value: dict[str, Any] = json.loads(_parameters(manifest)[CACHED])
     for result in results if reuse else []:
         if entry := result.entry:
@@ -199,7 +199,7 @@ def _find(
 
 
 def known_facts(call: StepCall, on_cluster: bool) -> Facts:
-    """Collect code and inputs of a step of which other facts are known only at run time.
+    """Collect code and inputs of a step; its other facts are known only at run time.
 
     Raises NotReusable, ConfigError.
     """
@@ -232,7 +232,7 @@ def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]
 
 
 def without_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of inputs, of which those with a template tag are empty where an input has a pattern."""
+    """Return the texts of inputs; a text with a template tag is empty if its input has a pattern."""
     known = dict(texts)
     for name, text in texts.items():
         has_pattern = any(getattr(mark, "pattern", None) for mark in inputs.model_fields[name].metadata)
