@@ -86,13 +86,15 @@ def last_start(experiment: str) -> float:
 
 
 def last_prepared(experiment: str, workload: str, except_run: str, more_filter: str = "") -> list[RunData]:
-    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run`.
+    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run` ("": with all).
 
     `more_filter`: a further condition of MLflow's search.
     """
     run_filter = f"{condition('tags.`rekindle.workload`', workload)} AND tags.`{DIGEST}` != ''"
     # runs without rows reused a dataset
-    run_filter += f" AND attributes.run_id != '{ObjectId(except_run)}' AND metrics.rows > 0"
+    run_filter += " AND metrics.rows > 0"
+    if except_run:
+        run_filter += f" AND attributes.run_id != '{ObjectId(except_run)}'"
     run_filter += f" AND {more_filter}" if more_filter else ""
     runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
     return [RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]

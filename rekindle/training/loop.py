@@ -21,7 +21,6 @@ from rekindle.training.group.membership import Membership
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.membership.completion import completed_model
-from rekindle.training.membership.reuse import not_covered_key, reason_not_recorded
 from rekindle.training.metrics import Curve, Metrics
 from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.spec import TrainingSpec, check_training
@@ -197,10 +196,6 @@ class Training:
             if not self.paused:
                 released = "released" if spec.keep_best else "the last weights are released"
                 say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
-        if reason := reason_not_recorded(spec):
-            say(reason)
-            # the coordinator, which records the model, has not loaded the workload
-            self.put_object(not_covered_key(spec), reason.encode())
         self.put("model.json", json.dumps(description, indent=1).encode())
 
         action = "paused after" if self.paused else "trained"
@@ -209,10 +204,7 @@ class Training:
 
     def put(self, name: str, data: bytes) -> None:
         """Write one file of the model; retries until the object store is available."""
-        self.put_object(f"{self.spec.out}/{name}", data)
-
-    def put_object(self, key: str, data: bytes) -> None:
-        """Write an object; retries until the object store is available."""
+        key = f"{self.spec.out}/{name}"
         retry_until(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest, snapshot_file
-from rekindle.training.checkpoint.remote import RemoteCheckpoints, Upload
+from rekindle.training.checkpoint.remote import RankSize, RemoteCheckpoints, Upload
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.checkpoint.snapshot_file import (
     FIRST_RECORD_OFFSET,
@@ -168,7 +168,7 @@ def checkpoints(folder: Path) -> Case:
             if restored := remote.restore(target, -1):
                 pieces = [target[start : start + restored["chunk"]] for start in range(0, size, restored["chunk"])]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
-            assert remote.write(Upload(9, newer), (0, 1)) and remote.newest_step() >= 9
+            assert remote.write(Upload(9, newer), RankSize(0, 1)) and remote.newest_step() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
         key, (name, record) = chance.choice(list(objects)), chance.choice(manifests)

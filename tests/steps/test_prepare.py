@@ -190,12 +190,13 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
     (tmp_path / "bills.py").write_text(workload("", READ_SLOWLY))
     (source := tmp_path / "bills.csv").write_text("1\n")
     monkeypatch.chdir(tmp_path)
+    name = tmp_path.name.replace("_", "-")
 
     def run(workflow: str) -> tuple[str, list[str], str]:
-        flags = ("--workload=bills", f"--entry={tmp_path.name}-{workflow}/prepare", "--reuse=yes")
-        done = prepare(tmp_path, f"{tmp_path.name}-{workflow}", flags, source=str(source))
+        flags = ("--workload=bills", f"--entry={name}-{workflow}/prepare", "--reuse=yes")
+        done = prepare(tmp_path, f"{name}-{workflow}", flags, source=str(source))
         assert done.returncode == 0, done.stderr
-        s3.upload(tmp_path / "dataset", f"{tmp_path.name}-{workflow}/prepare/dataset")
+        s3.upload(tmp_path / "dataset", f"{name}-{workflow}/prepare/dataset")
         return done.stderr, json.loads((tmp_path / "warnings").read_text()), (tmp_path / "source_digest").read_text()
 
     def change() -> None:
@@ -213,7 +214,7 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
     output, *facts = run("second")
     assert facts == [[], data_digest(str(source))] and "cached" not in output, output
     output, *facts = run("third")
-    assert facts == [[], data_digest(str(source))] and f"cached: outputs of {tmp_path.name}-second" in output, output
+    assert facts == [[], data_digest(str(source))] and f"cached: outputs of {name}-second" in output, output
 
 
 @pytest.mark.usefixtures("mlflow_server")

@@ -284,7 +284,9 @@ def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
     promotion.promote(s3, name, versions[1], versions[0], f"{name}-2")
     (tmp_path / "verdict.json").write_text('{"verdict": "release"}')
     target: dict[str, Any] = {"name": name, "version": versions[2], "champion": versions[0], "deployment": f"{name}-3"}
-    return verify.Inputs(**target, report=tmp_path, model_sha256="cc", run_id=run_id, model_uri=f"releases/{name}/c/")
+    return verify.Inputs(
+        **target, report=tmp_path, model_sha256="cc" * 32, run_id=run_id, model_uri=f"releases/{name}/c/"
+    )
 
 
 def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(

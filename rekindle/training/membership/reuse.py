@@ -5,28 +5,12 @@ from contextlib import suppress
 
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, facts, facts_without_data, key, reason_not_covered
+from rekindle.cache.key import Facts, UnknownKey, facts, key
 from rekindle.cache.reused_models import FILES, copy_model
 from rekindle.errors import StorageError, say
 from rekindle.keys import MODEL
 from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
-
-NOT_COVERED = "not-covered"  # object below RUN/TASK: the reason why the model of this training is not recorded
-
-
-def reason_not_recorded(spec: TrainingSpec) -> str:
-    """Return why the key of a training does not tell what this worker has loaded, or ""."""
-    return reason_not_covered(facts_without_data("steps.train", spec)) if spec.reuse else ""
-
-
-def not_covered_key(spec: TrainingSpec) -> str:
-    """Return the key of the object NOT_COVERED of a training."""
-    return f"{_task(spec)}/{NOT_COVERED}"
-
-
-def _task(spec: TrainingSpec) -> str:
-    return spec.out.removesuffix(f"/{MODEL}")
 
 
 class ReusableModel:
@@ -34,7 +18,7 @@ class ReusableModel:
 
     def __init__(self, spec: TrainingSpec) -> None:
         self.spec, self.start_time = spec, time.time()
-        self.prefix = _task(spec)
+        self.prefix = spec.out.removesuffix(f"/{MODEL}")
         self.facts: Facts | None = None
         self.is_reused = False
 
@@ -58,8 +42,6 @@ class ReusableModel:
         with suppress(UnknownKey, StorageError, OSError):
             inputs = self.facts or facts("steps.train", self.spec, {})  # a short training may end before `reuse` does
             store = Store.from_env().short_retries()
-            if store.head(not_covered_key(self.spec)):
-                return
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
             artifacts = {
                 MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}

@@ -103,7 +103,7 @@ def test_an_unexpected_exception_ends_the_node_and_runs_the_exit_handler(tmp_pat
         file.write_text({"text": "{", "shape": "[]"}[damage])
     status = execute(workflow(memoized("cache")), {}, cluster)
     check_that_only_the_node_failed(
-        status, {"folder": "Is a directory", "text": "Expecting", "shape": "TypeError"}[damage]
+        status, {"folder": "Is a directory", "text": "Expecting", "shape": "must be an ob"}[damage]
     )
 
 

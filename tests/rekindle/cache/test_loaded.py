@@ -76,7 +76,16 @@ def make_code(file: Path, text: str = "VALUE = 1\n") -> None:
 def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
     """Run the step as the task of a run, and return its standard error."""
     variables = os.environ | environment | {project.PATH: str(folder)}
-    command = [sys.executable, "-P", "-m", "rekindle", "step", "steps.loading", f"--entry={task}", "--reuse=yes"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rekindle",
+        "step",
+        "steps.loading",
+        f"--entry={task.replace('_', '-')}",
+        "--reuse=yes",
+    ]
     done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -136,7 +136,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["stop", "--cluster"], "no cluster is configured"),
         (["stop", ""], "the name is empty"),
         (["resume", ""], "the name is empty"),
-        (["resume", "x" * 5000], "does not exist"),
+        (["resume", "x" * 5000], "is not the name of a run"),
         (["run", "--manifest", ""], "the path is empty"),
         (["run", ""], "the path is empty"),
     ],
@@ -210,6 +210,7 @@ def test_json_output_is_one_object_on_stdout(tmp_path: Path):
     assert re.fullmatch("[0-9a-f]{64}", output["manifest_sha256"])
     assert "a succeeded" in done.stderr
     status = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)
+    assert status.pop("processes") == []
     assert status == {key: value for key, value in output.items() if key != "status"}
 
 

@@ -114,7 +114,7 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     assert order == ["prepare", "train-secret", "train", "evaluate", *after]
     assert parallel < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
-    assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x"}
+    assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "content": "bbbbbbbbbbbb"}
     result = as_json("w", run.scheduler.status)
     assert (result["verdict"], result["reason"], exit_code(run.scheduler.status, True)) == ("release", "x", 0)
 

@@ -254,7 +254,7 @@ def release(runs: Runs, run: str, pipeline: str = "", start: str = "", champion:
     runs.store.put(f"{prefix}origin.json", json.dumps({"champion": champion}).encode())
     run_id = tracking.find_run(pipeline or runs.pipeline, run) or ""
     source = runs.store.uri(prefix)
-    registered = tracking.register(runs.pipeline, prefix, source, sha256 or uuid.uuid4().hex, run_id, {})
+    registered = tracking.register(runs.pipeline, prefix, source, sha256 or uuid.uuid4().hex * 2, run_id, {})
     record = {"name": runs.pipeline, "version": registered.version}
     runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
     return registered.version
@@ -301,10 +301,10 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
 def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
     base = release(runs, runs.make())
     unused = release(runs, runs.make())
-    champion = release(runs, runs.make(), sha256="same")
+    champion = release(runs, runs.make(), sha256="5a" * 32)
     found = tracking.find_version(runs.pipeline, base)
     tuned = release(runs, runs.make(), start=found.uri if found else "")
-    refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="same")
+    refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
     retention.prune(runs.home, None, {}, delete=True)
     assert versions(runs) == {base: True, champion: True, tuned: True, refreshed: True} and unused not in versions(runs)
 

@@ -59,7 +59,7 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
         checkpoints = open_(keep_checkpoints=count)
         train(checkpoints, checkpoints.state.step + 9)
         shown = capsys.readouterr().err
-        assert ("warning: each checkpoint has" in shown) == bool(words) and words in shown
+        assert ("each checkpoint has" in shown) == bool(words) and words in shown
 
 
 def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(open_: Open, s3: Store, proxy: Proxy) -> None:
