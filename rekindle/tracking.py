@@ -86,7 +86,7 @@ def last_start(experiment: str) -> float:
 
 
 def last_prepared(experiment: str, workload: str, except_run: str, more_filter: str = "") -> list[RunData]:
-    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run` ("": with all).
+    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run`.
 
     `more_filter`: a further condition of MLflow's search.
     """

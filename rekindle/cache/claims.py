@@ -76,7 +76,7 @@ def _read(store: "Store", run: str) -> tuple[dict[str, float], str | None]:
         times = json.loads(data)
     except ValueError:
         times = None
-    if not isinstance(times, dict):  # written by somebody else
+    if not isinstance(times, dict):  # another program wrote it
         return {}, etag
     # a time that is not a number counts as now, so that the artifacts stay
     return {task: _time(value) for task, value in times.items()}, etag

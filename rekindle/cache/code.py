@@ -94,9 +94,9 @@ def _is_package(file: Path) -> bool:
 
 
 def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders linked into it, except what Python has compiled from them."""
+    """Yield the files of a folder and of the folders linked into it, except compiled copies of them."""
     place = folder.resolve()
-    # a link to a folder that contains the link has no end
+    # a link to a folder that contains the link is endless
     if folder.name == "__pycache__" or place in parents:
         return
     for path in sorted(folder.iterdir()):

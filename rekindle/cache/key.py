@@ -80,7 +80,7 @@ def modules_of(facts: Facts) -> list[str]:
 
 
 def reason_not_covered(facts: Facts) -> str:
-    """Return why the code in `facts` does not tell what this process has loaded since `loaded.watch`, or ""."""
+    """Return why the code in `facts` does not tell the files loaded since `loaded.watch`, or ""."""
     # all code of a pod is in the image, whose digest is the code in `facts`
     return "" if facts["code"].startswith("sha256:") else loaded.reason_uncovered(modules_of(facts))
 
@@ -143,7 +143,7 @@ def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
 def describe_files(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
     if path.exists() and not path.is_dir() and not path.is_file():
-        # a device may have no end, and a FIFO would block
+        # a device may be endless, and a FIFO would block
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder", str(path))
     names = glob("**", root_dir=path, recursive=True, include_hidden=True)  # follows links, unlike Path.rglob
     files = sorted(file for file in map(path.joinpath, names) if file.is_file()) if path.is_dir() else [path]

@@ -27,7 +27,7 @@ _files_seen: set[str] = set()
 
 @cache
 def watch() -> frozenset[str]:
-    """Note from now on which files this process executes; return the modules that it had imported before."""
+    """Note the files that this process executes from now on; return the modules that it had imported before."""
     sys.addaudithook(_note)
     return frozenset(sys.modules)
 
@@ -44,7 +44,7 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def reason_uncovered(modules: Iterable[str]) -> str:
-    """Return why the key of the step and workload `modules` does not tell what this process has loaded, or ""."""
+    """Return why the key of the step and workload `modules` does not tell the loaded files, or ""."""
     covered = {path.resolve() for path in code.closure(modules, project.search_path()).values()}
     loaded = _files_seen | _module_files() | _mapped_files()
     missing = sorted(file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered)
