@@ -102,7 +102,7 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(open_:
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.keep((0, 1), durable=False)
+        first.keep(RankSize(0, 1), durable=False)
     first.close(remove=False)
     second = open_(node="n", data=Stream())
     assert second.state.step < 8, "the snapshot is older than the last step"
