@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import linux
-from rekindle.cache import loaded
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
@@ -349,7 +348,6 @@ def _must_not_start(signal_pipe: SignalPipe) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    loaded.watch()  # before the flags are parsed, which imports the workload; the workers inherit it
     signal_pipe = SignalPipe()
     if _must_not_start(signal_pipe):
         return 143
