@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def git_sha() -> str:
     try:
         with open_repository(project.root()) as repository:
             return repository.commit() if repository else ""
-    except GitError:
+    except GitError as error:
+        sys.stderr.write(f"warning: the manifest does not name a commit: {error}\n")
         return ""
 
 

@@ -2,8 +2,8 @@
 
 The configuration of a repository, its attributes and its hooks can name programs, and git has no switch against all of
 them. So git does not get this configuration: it reads the objects, the references and the index of the repository
-through a git directory of our own, which has no hooks, no remotes and only harmless settings. This is the only module
-that starts git.
+through a git directory of our own, which has no hooks, no remotes and only harmless settings. Objects of other
+repositories (alternates) are not read. This is the only module that starts git.
 """
 
 import hashlib
@@ -125,7 +125,8 @@ class Repository:
                     continue
                 oid = pointer["oid"].decode()
                 source = objects / oid[:2] / oid[2:4] / oid
-                if _has_content(source, pointer):
+                # a link of the commit may lead to a file outside of the folder
+                if not path.is_symlink() and _has_content(source, pointer):
                     path.write_bytes(source.read_bytes())
 
 
@@ -170,6 +171,12 @@ def _fill(repository: Repository) -> None:
     if head is None:
         raise GitError(
             f"{git_dir} does not have a file HEAD, so it is not a git directory: clone the repository again."
+        )
+    alternates = common / "objects" / "info" / "alternates"
+    if alternates.exists():
+        raise GitError(
+            f"{alternates} names objects outside of the repository, which are not read: run `git repack -a -d`, and "
+            "remove this file."
         )
     index = git_dir / "index"
     if index.exists() and not index.is_file():

@@ -102,7 +102,6 @@ def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeyp
     expected = head(repository)
     git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD~1")
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{repository}", "shallow")
-    git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
     git(tmp_path, "clone", "-q", "--separate-git-dir", str(tmp_path / "elsewhere"), str(repository), "separate")
     git(tmp_path, "clone", "-q", str(repository), "packed")
     git(tmp_path / "packed", "pack-refs", "--all")
@@ -113,7 +112,7 @@ def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeyp
     git(tmp_path, "init", "-q", "outer")
     git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(repository), "inner")
     git(tmp_path / "outer", "commit", "-qm", "outer")
-    clones = ("shallow", "shared", "separate", "packed", "split", "sparse", "outer/inner", "outer", "worktree")
+    clones = ("shallow", "separate", "packed", "split", "sparse", "outer/inner", "outer", "worktree")
     for name in clones:
         folder = tmp_path / name
         monkeypatch.chdir(folder)
@@ -130,6 +129,37 @@ def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path / "outer")
     git(tmp_path / "outer/inner", "checkout", "-q", "-f", "HEAD~1")
     assert git_sha() == f"{head(tmp_path / 'outer')}-dirty"
+
+
+def test_objects_of_another_repository_are_not_read(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
+    monkeypatch.chdir(tmp_path / "shared")
+    assert git_sha() == ""
+    assert "warning: the manifest does not name a commit" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="objects/info/alternates names objects outside of the repository"):
+        find_commit("HEAD")
+
+    git(tmp_path / "shared", "repack", "-q", "-a", "-d")
+    (tmp_path / "shared/.git/objects/info/alternates").unlink()
+    assert git_sha() == find_commit("HEAD") == head(repository)
+
+
+def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(repository: Path, tmp_path: Path):
+    content = b"weights" * 1000
+    oid = hashlib.sha256(content).hexdigest()
+    stored = repository / ".git/lfs/objects" / oid[:2] / oid[2:4] / oid
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(content)
+    outside = tmp_path / "outside"
+    outside.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n")
+    pointer = outside.read_text()
+    (repository / "a.bin").symlink_to(outside)
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "link")
+    check_out(head(repository), tmp_path / "out")
+    assert outside.read_text() == pointer
 
 
 def test_a_repository_without_a_commit_has_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
