@@ -89,6 +89,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert record["gate"] == {
         "minimum": {"auc": 0.1},
         "maximum": {},
+        "beats_baseline": 0.0,
         "tolerance": 0.01,
         "confidence": 0.95,
         "resamples": 100,
