@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
+from argolocal.common.json_text import to_json
 from argolocal.common.wording import shorten, visible
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
@@ -126,7 +127,7 @@ def to_text(value: Any) -> str:
     if isinstance(value, BaseModel):
         return value.model_dump_json()
     if isinstance(value, bool) or not isinstance(value, SCALARS):
-        return json.dumps(value)
+        return to_json(value)
     return str(value)
 
 

@@ -5,7 +5,6 @@ retried. Failures raise TrackingError with the server and the remedy. The module
 importing its Python client would take 4 s of CPU in every step.
 """
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, TrackingError, without_user
 from rekindle.mlflow_api import RequestRefused, address, condition, request
 from rekindle.names import ObjectId, Version
@@ -160,8 +160,8 @@ def log_dataset(run_id: str, name: str, digest: str, source: str, counts: Mappin
         "name": name,
         "digest": digest[:MAX_DIGEST_LENGTH],
         "source_type": urlsplit(source).scheme or "local",
-        "source": json.dumps({"uri": source}),
-        "profile": json.dumps(counts),
+        "source": to_json({"uri": source}),
+        "profile": to_json(counts),
     }
     dataset_input = {"tags": [{"key": "mlflow.data.context", "value": "training"}], "dataset": dataset}
     _post("runs/log-inputs", {"run_id": run_id, "datasets": [dataset_input]})
@@ -204,7 +204,7 @@ def show_columns(experiment: str, metrics: Iterable[str]) -> None:
     """Set the columns of the experiment's run table, as opened by `page`; charts start with the first metric."""
     names = list(metrics)
     view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *TABLE_COLUMNS]}
-    for key, value in ((VIEW_TAG, json.dumps(view)), ("mlflow.experiment.primaryMetric.name", names[0])):
+    for key, value in ((VIEW_TAG, to_json(view)), ("mlflow.experiment.primaryMetric.name", names[0])):
         tag = {"experiment_id": _experiment_id(experiment), "key": key, "value": value}
         _post("experiments/set-experiment-tag", tag)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 from pydantic import BaseModel, Field, field_validator
 
 from argolocal.common.disk import check_space, size_of
+from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
@@ -343,7 +344,7 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
     digest = prepared.digest or _digest_of(files, out)
     record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
     try:
-        text = json.dumps(record, indent=1, allow_nan=False)
+        text = to_json(record, indent=1)
         for name, time in (("data_until", prepared.facts.get("data_until")), ("newest", prepared.newest)):
             if time and not datetime.fromisoformat(time).tzinfo:
                 raise ValueError(f"{name} is {time!r}, without a time zone")

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.config import MAX_BATCH
 from rekindle.step import SHA256
@@ -79,7 +80,7 @@ def run(inputs: Inputs) -> Outputs:
     decision = gate.Decision(inputs, module.metrics, evaluation, sha256, compared, champion_rows, changed)
     verdict, reason = decision.decide()
     record = decision.record(verdict, reason) | {"max_batch": inputs.max_batch}
-    (report / "verdict.json").write_text(json.dumps(record, indent=1) + "\n")
+    (report / "verdict.json").write_text(to_json(record, indent=1) + "\n")
     if inputs.run_id:
         prefix = f"{inputs.part}/" if inputs.part else ""
         tags = {f"{prefix}verdict": verdict, f"{prefix}reason": reason}

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
 from rekindle.step import DATASET_DIGEST, parse_time, unpack
 
@@ -101,7 +102,7 @@ def run(inputs: Inputs) -> Outputs:
 
     dataset, digest_before = inputs.workdir / "dataset", data_digest_or_empty(data.source)
     prepared, digest = moving_window.prepare(workload, data, dataset, time)
-    tags = f"; {json.dumps(prepared.tags, default=str)}" if prepared.tags else ""
+    tags = f"; {to_json(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []

@@ -6,7 +6,6 @@
 The workload's function `refresh` computes the state; `rekindle run configs/refresh.yaml` also releases and verifies it.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
 from rekindle.step import SHA256
 
@@ -110,4 +110,4 @@ def predict(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[dic
     predictor = open_predictor(folder)
     for batch in batches(instances or predictor.example()["instances"]):
         request = {"instances": batch}
-        yield request, predictor.predict([predictor.Request.model_validate_json(json.dumps(request))])[0]
+        yield request, predictor.predict([predictor.Request.model_validate_json(to_json(request))])[0]

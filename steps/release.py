@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
 
 
@@ -67,7 +68,7 @@ def run(inputs: Inputs) -> Outputs:
     description = model_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
-    (folder / origin.FILE).write_text(json.dumps(describe_origin(inputs), indent=1))
+    (folder / origin.FILE).write_text(to_json(describe_origin(inputs), indent=1))
     pyfunc.write_mlmodel(folder, run_id)
     prefix = upload(store, inputs.name, folder, hashes)
     facts = provenance(inputs, description)

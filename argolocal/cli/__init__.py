@@ -3,7 +3,6 @@
 argolocal --help
 """
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from argolocal.cli.options import File, Run, ask_option, output_option, pairs_of
 from argolocal.cli.output import exit_code, print_result, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
+from argolocal.common.json_text import to_json
 from argolocal.common.wording import shorten
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def print_findings(
     if documents.other_files:
         click.echo(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}", err=True)
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        click.echo(to_json([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else []:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {shorten(str(finding))}", err=True)
     if not (findings or as_json):

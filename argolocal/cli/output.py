@@ -1,7 +1,6 @@
 """Output that all commands share: results as text or JSON, errors, the exit code."""
 
 import errno
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,12 +9,13 @@ import click
 
 from argolocal.cli import standard_streams
 from argolocal.common import homes, program
+from argolocal.common.json_text import to_json
 from argolocal.common.wording import shorten
 from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
 
 
 def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
-    click.echo(json.dumps(result) if as_json else text)
+    click.echo(to_json(result) if as_json else text)
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
         yield
     except ArgolocalError as error:
         if as_json:
-            click.echo(json.dumps({"workflow": None, "phase": "Failed", "message": str(error)}))
+            click.echo(to_json({"workflow": None, "phase": "Failed", "message": str(error)}))
         raise
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from argolocal.common import homes, object_names
 from argolocal.common.documents import read_object
+from argolocal.common.json_text import to_json
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
@@ -68,7 +69,7 @@ class Controller:
             )
             new_object = merge(last_object, applied_object, current_object or {})
             annotations = new_object["metadata"].get("annotations") or {}
-            annotations = {**annotations, LAST_APPLIED: json.dumps(applied_object)}
+            annotations = {**annotations, LAST_APPLIED: to_json(applied_object)}
             return new_object | {"metadata": new_object["metadata"] | {"annotations": annotations}}
 
         return self._write(obj["metadata"]["name"], merge_current)
@@ -147,7 +148,7 @@ class Controller:
             new_object["metadata"]["resourceVersion"] = str(int(new_object["metadata"]["resourceVersion"]) + 1)
             draft = self._path(name).with_suffix(".new")
             draft.touch(0o600)  # the object may be a Secret
-            draft.write_text(json.dumps(new_object, indent=1))
+            draft.write_text(to_json(new_object, indent=1))
             draft.replace(self._path(name))
             return new_object
 

@@ -7,7 +7,6 @@ progressDeadlineSeconds if its pod exits four times in a row, or once with an ex
 (FATAL_EXIT_CODES); a Service listens on 127.0.0.1, and a headless Service on an address of its own.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 from argolocal.common import program
 from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
@@ -94,7 +94,7 @@ class Deployments(Controller):
     def apply(self, obj: Object) -> Object:
         """Write the object with the Origin of this process, unless `obj` has an Origin: projects share a supervisor."""
         meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{start_time(os.getpid())}"
-        origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
+        origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process})
         annotations = {ORIGIN_ANNOTATION: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
@@ -184,7 +184,7 @@ class Deployments(Controller):
                 )  # fmt: skip
             SUPERVISORS.append(child)
             record = {"pid": child.pid, "since": start_time(child.pid) or 0}
-            write_atomically(self.home / RECORD_FILE, json.dumps(record))
+            write_atomically(self.home / RECORD_FILE, to_json(record))
             confirm_recorded(child)
 
     def _supervise(self) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.language import kubectl_path
@@ -203,7 +204,7 @@ class Resources:
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
-            write_atomically(record, json.dumps(_content(new_object)))
+            write_atomically(record, to_json(_content(new_object)))
             return new_object
 
         controller.patch(name, update)

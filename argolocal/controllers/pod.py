@@ -4,7 +4,6 @@ The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min
 again once the container has run for a minute.
 """
 
-import json
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -15,6 +14,7 @@ from shutil import rmtree
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import signal_group, start_time
 from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem, volumes
@@ -142,7 +142,7 @@ class Pod:
         # for `status`; a full disk does not stop a pod
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
-            self.pid_record.write_text(json.dumps([self.process.pid, start_time(self.process.pid)]))
+            self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
 
     def _create_volumes(self, run: ContainerRun) -> None:
         """Create the directories of the volumes as for a workflow's pod; those of an emptyDir outlive its process."""

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.common.names import RunName
 from argolocal.controllers.base import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
@@ -77,7 +78,7 @@ class Rollout:
 
     def reconcile(self, obj: Object) -> None:
         template = obj["spec"]["template"]
-        version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+        version = hashlib.sha256(to_json(template, sort_keys=True).encode()).hexdigest()[:10]
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)

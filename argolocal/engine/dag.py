@@ -5,10 +5,10 @@ of a DAG follows from the phases of its targets (by default its leaves); an omit
 Source: Argo's dag.go and common/ancestry.go.
 """
 
-import json
 import re
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
@@ -69,7 +69,7 @@ class Dag:
         return scope
 
     def _visible_ancestors(self, task: str) -> list[str]:
-        text = json.dumps(self.tasks[task])
+        text = to_json(self.tasks[task])
         ancestors = self.looping_tasks | self.tasks.keys() & set(WORD.findall(text))
         if "{{=" in text or "xpression" in text:  # an expression may compute the name of a task
             ancestors = self.tasks.keys()

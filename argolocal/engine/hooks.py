@@ -5,11 +5,11 @@ true, which may be during or after its node. Dependents of the node wait for the
 Source: Argo's exit_handler.go and hooks.go.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, fulfilled
 from argolocal.engine.scope import UNRESOLVED_PREFIX, Scope, add_outputs, mark_absent_arguments, resolve_artifact
@@ -62,7 +62,7 @@ def failures(context: Context) -> str:
         if node["phase"] in FAILED
     ]
     text = dump_structs(failed_nodes, failed_nodes[0]) if failed_nodes else "null"
-    return json.dumps(text, ensure_ascii=False)  # Argo passes the list as a quoted JSON string
+    return to_json(text, ensure_ascii=False)  # Argo passes the list as a quoted JSON string
 
 
 def run_conditional_hooks(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:

@@ -3,11 +3,11 @@
 Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
 """
 
-import json
 import re
 from datetime import datetime
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import NodeError
 from argolocal.engine.scope import ABSENT_VALUE, MARK
 from argolocal.errors import ConfigError
@@ -150,7 +150,7 @@ class Inputs:
         """Substitute global and local values, then inputs, whose values may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local_values}
         inputs, outputs = template["inputs"], template.get("outputs") or {}
-        text = replace(json.dumps(template), scope)
+        text = replace(to_json(template), scope)
         if "{{" in repr((inputs, outputs)):
             new_template = parse_result(text)
             inputs, outputs = new_template["inputs"], new_template.get("outputs") or {}

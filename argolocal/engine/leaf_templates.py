@@ -3,10 +3,10 @@
 Source: Argo's operator.go (executeContainer, executeScript) and workflowpod.go.
 """
 
-import json
 import re
 from dataclasses import replace
 
+from argolocal.common.json_text import to_json
 from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
 from argolocal.engine.inputs import SubstitutedTemplate
@@ -74,7 +74,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
     kind = "tasks" if "dag" in parent else "steps"
     expansion = context.expansion(node["name"])
     if expansion.results_read is None:
-        references = re.findall(RESULT_REFERENCE.replace("KIND", kind), json.dumps(parent))
+        references = re.findall(RESULT_REFERENCE.replace("KIND", kind), to_json(parent))
         expansion.results_read = {plain_name or quoted_name for plain_name, quoted_name in references}
     return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in expansion.results_read
 

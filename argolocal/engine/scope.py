@@ -4,10 +4,10 @@ A value is a string, None (the output of a skipped step without a default), or a
 Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import NodeError, NodeTable
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
@@ -220,7 +220,7 @@ def _output_value(parameter: dict[str, Any], scope: Scope) -> str:
         if source.get("expression"):
             value = evaluate(source["expression"], nest_scope(scope))
             if value is None:
-                raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
+                raise TemplateError(f"failed to evaluate expression {to_json(source['expression'])}")
         else:
             value = _read_tag(scope, source.get("parameter", ""))
     except NodeError as error:

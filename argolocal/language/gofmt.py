@@ -13,6 +13,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from argolocal.common.json_text import to_json
+
 MAX_WIDTH = 1_000_000  # largest width of a number in a format: Go stops formatting at a larger width
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
@@ -166,7 +168,7 @@ def dumps(value: Any, margin: str | None = None) -> str:
         if not math.isfinite(value):
             raise ValueError(f"json: unsupported value: {format_f(value)}")
         return format_g(value, 1e-6, 1e21).replace("e-0", "e-")
-    return json.dumps(value, ensure_ascii=False).translate(ESCAPES)
+    return to_json(value, ensure_ascii=False).translate(ESCAPES)
 
 
 def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:

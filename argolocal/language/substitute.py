@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from argolocal.common.json_text import to_json
 from argolocal.errors import NodeError
 from argolocal.language.expr import evaluate, identifiers
 from argolocal.language.functions import ExprError
@@ -60,7 +61,7 @@ def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, ar
 
     `artifacts`: tags of output artifacts may remain even if they match `strict`.
     """
-    text = json.dumps(value)
+    text = to_json(value)
     if "{{" not in text:
         return value
     return parse_result(replace(text, scope, strict, artifacts))
@@ -96,7 +97,7 @@ def escape(value: str) -> str:
     """Escape `value` for a JSON string. Raises TemplateError."""
     if UNQUOTABLE.search(value):
         raise TemplateError("cannot finish template replacement because the result was invalid JSON")
-    return json.dumps(value)[1:-1]
+    return to_json(value)[1:-1]
 
 
 def _simple(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: bool) -> str:
@@ -139,7 +140,7 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     failed_action = "evaluate"
     try:
         if (result := evaluate(source, env)) is None and not is_tolerant:
-            raise TemplateError(f"failed to evaluate expression {json.dumps(tag, ensure_ascii=False)}")
+            raise TemplateError(f"failed to evaluate expression {to_json(tag, ensure_ascii=False)}")
         if result is None:
             return literal
         failed_action = "marshal evaluated"
@@ -148,7 +149,7 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
         if is_tolerant:
             return literal
         raise TemplateError(f"failed to {failed_action} expression: {error}") from None
-    return text[1:-1] if text.startswith('"') else json.dumps(text)[1:-1]
+    return text[1:-1] if text.startswith('"') else to_json(text)[1:-1]
 
 
 def _has(env: Mapping[str, Any], name: str) -> bool:

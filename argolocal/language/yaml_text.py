@@ -21,6 +21,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from argolocal.common.files import read_input
+from argolocal.common.json_text import to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 
@@ -131,7 +132,7 @@ def _read(text: str) -> list[Any]:
             raise
         else:
             _check_json(text)
-            json.dumps(document, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
+            to_json(document, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
             return [document]
     if (directives := len(DIRECTIVE.findall(text))) > MAX_DIRECTIVES:
         raise _TooMuch(f"it has {directives:,} lines that begin with %: at most {MAX_DIRECTIVES} are allowed.")

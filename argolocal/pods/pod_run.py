@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import Start
 from argolocal.engine.scope import MARK
 from argolocal.errors import ConfigError
@@ -247,10 +248,10 @@ def declared_paths(template: dict[str, Any]) -> Iterator[str]:
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
     """Return the template with the marked paths moved below `root`; without `root`, only remove the marks."""
-    text = json.dumps(template, ensure_ascii=False)
+    text = to_json(template, ensure_ascii=False)
     if MARK not in text:
         return template
-    return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
+    return json.loads(text.replace(MARK, to_json(str(root))[1:-1] if root else ""))
 
 
 def _read_result(stdout: Path) -> Outputs:
@@ -265,7 +266,7 @@ def _read_result(stdout: Path) -> Outputs:
 
 def check(template: dict[str, Any]) -> None:
     """Raise ConfigError if a template, before tags are replaced, has paths that cannot be private to its pods."""
-    where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
+    where, text = f'template "{template.get("name")}"', to_json(main_container(template))
     literal_paths = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
     declared_paths = [*literal_paths]
     for direction in ("inputs", "outputs"):

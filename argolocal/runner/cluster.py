@@ -9,7 +9,6 @@ the home maps images to local commands: `alpine/git:v2: {command: [git], env: {A
 import base64
 import fcntl
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common import homes, object_names, program
 from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
 from argolocal.pods.container_images import BASE_IMAGES, Image, base_name
@@ -130,7 +130,7 @@ class LocalCluster:
             digests = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in digests)
             address = next(candidate for candidate in candidates if pod_of_address.setdefault(candidate, pod) == pod)
-            write_atomically(path, json.dumps(dict(list(pod_of_address.items())[-MAX_ADDRESSES:])))
+            write_atomically(path, to_json(dict(list(pod_of_address.items())[-MAX_ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
@@ -216,7 +216,7 @@ class LocalCluster:
             path = self.home / "objects" / str(kind) / f"{name}.json"
             homes.make(self.home)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(obj), 0o600)
+            write_atomically(path, to_json(obj), 0o600)
 
 
 def trust(home: Path) -> None:

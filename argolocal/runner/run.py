@@ -24,6 +24,7 @@ from argolocal import validate
 from argolocal.common import program
 from argolocal.common.files import write_atomically
 from argolocal.common.interrupts import Interrupts
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive, signal_group, start_time
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.memory import clean_up_shared_memory
@@ -98,7 +99,7 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
         files.lock()  # raises Busy
         files.close()
     elif runs or values:
-        write_atomically(files.resume_request, json.dumps(nodes))
+        write_atomically(files.resume_request, to_json(nodes))
         while files.resume_request.exists() and files.runner():
             time.sleep(0.05)
         return not files.resume_request.exists()
@@ -234,7 +235,7 @@ class LocalRun:
             return []
         self.resume_request = self.files.resume_request.read_text()
         if self.workflow["spec"].pop("suspend", None):
-            write_atomically(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
+            write_atomically(self.files.root / "manifest.yaml", to_json(self.workflow, indent=1))
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
@@ -248,7 +249,7 @@ class LocalRun:
 
     def _record(self, scheduler: Scheduler) -> None:
         entry = {key: value for key, value in scheduler.table.drain_changes().items() if value}
-        status_json = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
+        status_json = to_json({key: value for key, value in scheduler.status.items() if key != "nodes"})
         if status_json != self.status_json:
             self.status_json = status_json
             entry["status"] = json.loads(status_json)

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.common.names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
 from argolocal.manifest.kinds import FULFILLED
@@ -76,7 +77,7 @@ class RunFiles:
             homes.make(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
-            write_atomically(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
+            write_atomically(self.root / "manifest.yaml", to_json(workflow, indent=1))
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -277,7 +278,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, separators=(",", ":")) + "\n"
+    return to_json(entry, separators=(",", ":")) + "\n"
 
 
 def write_error(error: OSError, root: Path) -> StateError:

@@ -19,6 +19,7 @@ from typing import Any
 from argolocal.common import object_names
 from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.language import gofmt
 from argolocal.manifest.names import CONFIG_MAP_TYPE
@@ -87,7 +88,7 @@ class SharedLocks:
                 return False, None
             entry = json.loads(configmap["data"][key])
             entry["lastHitTimestamp"] = format_time(now)
-            configmap["data"][key] = json.dumps(entry)
+            configmap["data"][key] = to_json(entry)
         hit = bool(entry["nodeID"]) and (age is None or now - parse_time(entry["creationTimestamp"]) <= age)
         return hit, entry["outputs"] if hit else None
 
@@ -96,7 +97,7 @@ class SharedLocks:
         time = format_time(now)
         entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": time, "lastHitTimestamp": time}
         with self._configmap(cache) as configmap:
-            configmap["data"][key] = json.dumps(entry)
+            configmap["data"][key] = to_json(entry)
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
@@ -112,7 +113,7 @@ class SharedLocks:
             path = folder / f"{name}.json"
             labels = {CONFIG_MAP_TYPE: CACHE_TYPE}
             empty = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
-            old_text = path.read_text() if path.exists() else json.dumps(empty)
+            old_text = path.read_text() if path.exists() else to_json(empty)
             configmap = read_object(path) if path.exists() else empty
             label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if label is None:
@@ -123,5 +124,5 @@ class SharedLocks:
                 )
             configmap["data"] = configmap.get("data") or {}
             yield configmap
-            if configmap["data"] and (new_text := json.dumps(configmap, indent=1)) != old_text:
+            if configmap["data"] and (new_text := to_json(configmap, indent=1)) != old_text:
                 write_atomically(path, new_text)

@@ -7,7 +7,6 @@ The tree and the lines read only the workflow's status (plain data) and the resu
 rich.
 """
 
-import json
 import os
 import sys
 import threading
@@ -17,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from argolocal.common.json_text import to_json
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration, visible
 from argolocal.manifest.kinds import FAILED
@@ -241,7 +241,7 @@ def log_line(label: str, text: str, as_json: bool) -> str:
     """
     if not as_json:
         text = text.rstrip("\r").rpartition("\r")[2]
-    return visible(json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
+    return visible(to_json({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
 
 
 def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:

@@ -6,7 +6,6 @@
 With `as_json`, exactly one JSON object is written to stdout, and everything else to stderr.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from argolocal.common import program
 from argolocal.common.interrupts import StopSignals
+from argolocal.common.json_text import to_json
 from argolocal.engine import suspend
 from argolocal.errors import ArgolocalError, ConfigError, say
 from argolocal.language.substitute import TAG
@@ -52,7 +52,7 @@ def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str],
     """
     name = name or runs.resumable(cluster.home)
     if resume_suspended(name, values, cluster.home):
-        print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
+        print(to_json({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
         return None
     return LocalRun.old(name, cluster)
 
@@ -120,7 +120,7 @@ class Foreground:
                 status = {**local.status, "phase": "Error", "message": runner_error}
         code = 128 + interrupts.caught if interrupts.caught else self.exit_code(status)
         if as_json:
-            print(json.dumps(self.as_json(status) | ({"status": status} if full_status else {})), flush=True)
+            print(to_json(self.as_json(status) | ({"status": status} if full_status else {})), flush=True)
         resume = f"{program.name} resume {self.name}"
         if self.succeeded(code):
             out.write(self.success(status))

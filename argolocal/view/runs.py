@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from argolocal.common import program
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive
 from argolocal.common.wording import duration, visible
 from argolocal.engine.suspend import suspended
@@ -76,7 +77,7 @@ def run(home: Path, name: str, as_json: bool) -> str:
     status = state(home, name)
     running = processes(home, name)
     if as_json:
-        return json.dumps(summary.as_json(name, status) | {"processes": running}, indent=2)
+        return to_json(summary.as_json(name, status) | {"processes": running}, indent=2)
     return steps_table(name, status) + processes_table(running)
 
 
@@ -160,7 +161,7 @@ def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[
 def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_empty: str) -> str:
     """Return the tables as text, or as one JSON object; `text_if_empty` is the text if all tables are empty."""
     if as_json:
-        return json.dumps(tables, indent=2)
+        return to_json(tables, indent=2)
     return "\n\n".join(table(rows) for rows in tables.values() if rows) or text_if_empty
 
 

@@ -4,13 +4,13 @@ Each field of its Inputs and Outputs becomes a parameter or artifact of the same
 the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's name.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hera.workflows import Artifact, Container, NoneArchiveStrategy, Parameter, RetryStrategy, S3Artifact, Script
 from hera.workflows import models as m
 
+from argolocal.common.json_text import to_json
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.manifest.quoting import in_argument
@@ -93,7 +93,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in
         volumes=[m.Volume.model_validate(volume) for volume in pods.volumes(pod)],
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.MOUNTS],
         **placement(pod),
-        pod_spec_patch=json.dumps(pods.EXECUTOR_SECURITY),
+        pod_spec_patch=to_json(pods.EXECUTOR_SECURITY),
         retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
@@ -102,7 +102,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in
 def as_worker(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
     """Give a step that trains the grace period, the notices and the queue of the workers of a job."""
     patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
-    template.pod_spec_patch = json.dumps(patch)
+    template.pod_spec_patch = to_json(patch)
     variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
     template.env = variables + list(template.env or [])  # type: ignore[arg-type]
     template.labels = (template.labels or {}) | gang.fields("labels", cluster, cluster.queue_priority) or None
@@ -116,7 +116,7 @@ def restrict(templates: Iterable[Any]) -> None:
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)
-            template.pod_spec_patch = template.pod_spec_patch or json.dumps(pods.EXECUTOR_SECURITY)
+            template.pod_spec_patch = template.pod_spec_patch or to_json(pods.EXECUTOR_SECURITY)
 
 
 def placement(pod: PodConfig) -> dict[str, Any]:

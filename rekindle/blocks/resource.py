@@ -4,7 +4,6 @@ A condition is a label selector over paths of the object's JSON (grammar: argolo
 commas mean AND in `success` and OR in `failure`; `failure` is evaluated first.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from hera.workflows import Parameter, Resource, RetryStrategy
 from hera.workflows import models as m
 
+from argolocal.common.json_text import to_json
 from rekindle.blocks.container import placement, retries
 from rekindle.blocks.manifest.quoting import as_integer, as_word, in_json
 from rekindle.blocks.pod import Manifest, resources
@@ -44,7 +44,7 @@ def render(manifest: Manifest | list[Manifest]) -> str:
     Argo replaces tags before it parses the text, so texts with tags are quoted (`quoting.in_json`). The JSON is
     indented so that its braces do not merge with the braces of tags.
     """
-    text = json.dumps(in_json(manifest), indent=1)
+    text = to_json(in_json(manifest), indent=1)
     return NUMBER_TAG.sub(lambda match: as_integer(match[1]), text)
 
 
@@ -123,7 +123,7 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
 
 def set_pod_settings(templates: Iterable[Any], pod: PodConfig) -> None:
     """Apply the settings of `pod` to resource templates, whose pods run only Argo; a template's own settings stay."""
-    patch = json.dumps({"containers": [{"name": "main", "resources": resources(pod)}]})
+    patch = to_json({"containers": [{"name": "main", "resources": resources(pod)}]})
     for template in templates:
         if isinstance(template, Resource):
             for field, value in {"pod_spec_patch": patch, **placement(pod)}.items():

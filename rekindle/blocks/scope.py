@@ -1,6 +1,5 @@
 """A DAG under construction: its blocks and their dependencies."""
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import Any
 
 from hera.workflows import DAG, Parameter, Task
 
+from argolocal.common.json_text import to_json
 from rekindle.blocks.wiring import Block, line
 from rekindle.keys import CACHED, REUSE, cached_name
 
@@ -97,4 +97,4 @@ def declare_reuse(arguments: Any, tasks: Iterable[str]) -> None:
     entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}
     for argument in arguments:
         if argument.name == CACHED:
-            argument.value = json.dumps(entries | {REUSE: "yes"})
+            argument.value = to_json(entries | {REUSE: "yes"})

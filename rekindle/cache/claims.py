@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
         if not outdated:
             return
         recent = {task: claimed for task, claimed in times.items() if now - claimed < EXPIRY_S}
-        data = json.dumps(recent | dict.fromkeys(outdated, now)).encode()
+        data = to_json(recent | dict.fromkeys(outdated, now)).encode()
         with suppress(Conflict, NotFound):  # another run has changed the claims, or retention has removed them
             store.put(f"{FOLDER}{run}", data, if_match=etag, if_absent=not etag)
             return

@@ -6,7 +6,6 @@ Imports inside functions count, too. If a pod's image is pinned by digest, the d
 import ast
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SU
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle import project
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
@@ -39,7 +39,7 @@ def identity(modules: Iterable[str]) -> str:
 
 @cache
 def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
-    return hashlib.sha256(json.dumps(_identity_facts(modules, folders)).encode()).hexdigest()
+    return hashlib.sha256(to_json(_identity_facts(modules, folders)).encode()).hexdigest()
 
 
 def identity_facts(modules: Iterable[str]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
 
 def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
     """Return the modules of project and Rekindle that a workflow's templates name: steps and workloads."""
-    text = json.dumps(manifest["spec"].get("templates") or [])
+    text = to_json(manifest["spec"].get("templates") or [])
     roots = [*map(Path, folders), project.REFERENCE]
     return sorted(name for name in set(DOTTED_NAME.findall(text)) if _file(name, roots))
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from rekindle.cache import code, entries
 from rekindle.cache.key import Facts, modules_of
 from rekindle.errors import Conflict, NotFound, StorageError
@@ -35,7 +36,7 @@ def record_code(store: "Store", facts: Facts) -> None:
     if not facts["code"].startswith("sha256:"):
         with suppress(Conflict):
             store.put(
-                f"{FOLDER}{facts['code']}", json.dumps(code.identity_facts(modules_of(facts))).encode(), if_absent=True
+                f"{FOLDER}{facts['code']}", to_json(code.identity_facts(modules_of(facts))).encode(), if_absent=True
             )
 
 
@@ -95,5 +96,5 @@ def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict) and value:
             result |= _flatten(value, f"{prefix}{name}.")
         else:
-            result[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+            result[f"{prefix}{name}"] = value if isinstance(value, str) else to_json(value)
     return result

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from argolocal.language.quantity import quantity
 from rekindle.cache import claims
 from rekindle.errors import Conflict, NotFound, StorageError
@@ -59,7 +60,7 @@ def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
 
 def record(store: "Store", entry: Entry) -> bool:
     """Write an entry unless a valid one exists; return True if it was written. Raises StorageError."""
-    object_key, data = _object_key(entry.key), json.dumps(asdict(entry)).encode()
+    object_key, data = _object_key(entry.key), to_json(asdict(entry)).encode()
     try:
         store.put(object_key, data, if_absent=True)
         return True
@@ -218,7 +219,7 @@ class Index:
         if self.is_outdated or except_keys:
             keys = [key for key in self.etags if key in self.copies and key not in except_keys]
             copies = {key: (etag, entry and asdict(entry)) for key in keys for etag, entry in [self.copies[key]]}
-            self.store.put(INDEX_KEY, json.dumps(copies).encode())
+            self.store.put(INDEX_KEY, to_json(copies).encode())
             self.is_outdated = False
 
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:

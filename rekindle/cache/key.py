@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from glob import glob
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from argolocal.common.json_text import to_json
 from rekindle.cache import code, loaded
 from rekindle.errors import RekindleError
 from rekindle.step import StepInputs, is_artifact, load, to_text
@@ -87,7 +87,7 @@ def reason_not_covered(facts: Facts) -> str:
 
 def key(facts: Facts) -> str:
     """Return the sha256 of `facts`."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(to_json(facts, sort_keys=True).encode()).hexdigest()
 
 
 def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
@@ -99,7 +99,7 @@ def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open
         entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
-        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+        return hashlib.sha256(to_json(entries).encode()).hexdigest()
     if parts.scheme in ("http", "https", "ftp"):
         raise UnknownKey(f"it cannot be verified that {uri} is unchanged")
     if "://" in uri and parts.scheme != "file":
@@ -152,4 +152,4 @@ def describe_files(path: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             file_digests.append((str(file.relative_to(path)), hashlib.file_digest(stream, "sha256").hexdigest()))
     size = sum(file.stat().st_size for file in files)
-    return {"sha256": hashlib.sha256(json.dumps(file_digests).encode()).hexdigest(), "files": len(files), "bytes": size}
+    return {"sha256": hashlib.sha256(to_json(file_digests).encode()).hexdigest(), "files": len(files), "bytes": size}

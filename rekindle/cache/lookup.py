@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
@@ -79,10 +80,10 @@ def look_up(
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks), read_only)
     for task in tasks:
-        cached_names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
+        cached_names = set(JSON_PATH_NAME.findall(to_json([task, templates[task["template"]]])))
         # only the rows and outputs that the task refers to: each expression copies its scope
         rows = {name: cached[name] for name in cached_names if name in cached}
-        task_scope = scope | {f"workflow.parameters.{CACHED}": json.dumps(rows)}
+        task_scope = scope | {f"workflow.parameters.{CACHED}": to_json(rows)}
         for name in cached_names:
             task_scope |= outputs.get(name, {})
         call = None
@@ -107,7 +108,7 @@ def cached_parameter(manifest: Mapping[str, Any], results: list[CacheResult], re
     for result in results if reuse else []:
         if entry := result.entry:
             value[cached_name(result.task)] |= {**entry.outputs, "at": entry.at}
-    return json.dumps(value | {REUSE: "yes" if reuse else "no"})
+    return to_json(value | {REUSE: "yes" if reuse else "no"})
 
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from rekindle.cache import lookup
 from rekindle.errors import say
 from rekindle.keys import CACHED, CURVE, MODEL, cached_name
@@ -61,6 +62,6 @@ def _look_up(
     rows = {name: row for name, row in cached.items() if name in trainings}
     rows[cached_name(own_task)] = {"task": own_task, **outputs, "at": at}
     # other parameters may have other values in this run than in the manifest: inputs with these values stay unknown
-    arguments = {"parameters": [{"name": CACHED, "value": json.dumps(rows)}]}
+    arguments = {"parameters": [{"name": CACHED, "value": to_json(rows)}]}
     on_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
     return lookup.look_up({"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True)

@@ -1,6 +1,5 @@
 """Commands that show and check configs, manifests and this machine."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +7,7 @@ import click
 
 from argolocal.cli.options import File, output_option, pairs_of, parameters_option
 from argolocal.common import homes
+from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_paths, check_training
 from rekindle.cli.options import Target, cluster_flag, cluster_options, configured, manifest_options, no_cache_option
@@ -59,11 +59,11 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
     check_paths(loaded.config)
     rows = list(loaded.rows())
     if as_json:
-        click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
+        click.echo(to_json({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
         return
     width = max(len(path) for path, _, _ in rows)
     for path, value, origin in rows:
-        value_text = value if isinstance(value, str) else json.dumps(value)
+        value_text = value if isinstance(value, str) else to_json(value)
         click.echo(f"{path:{width}}  {value_text:24}  {origin}")
 
 
@@ -72,10 +72,10 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
 
     settings = explain(key, source.load() if source.config else None)
     if as_json:
-        click.echo(json.dumps([setting._asdict() for setting in settings], indent=2))
+        click.echo(to_json([setting._asdict() for setting in settings], indent=2))
         return
     for setting in settings:
-        default = "" if setting.default is None else f"  (default: {json.dumps(setting.default)})"
+        default = "" if setting.default is None else f"  (default: {to_json(setting.default)})"
         click.echo(f"{setting.key}: {setting.values}{default}")
         click.echo(f"    {setting.description}")
 
@@ -144,7 +144,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     config = source.load().config
     check_paths(config)
     report = rehearse(config.model_dump(mode="json"), rows, thorough=True, scheduled=source.scheduled_time())
-    click.echo(json.dumps(report, indent=2) if as_json else text(report))
+    click.echo(to_json(report, indent=2) if as_json else text(report))
     return 2 if "error" in report else 0
 
 
@@ -170,7 +170,7 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     manifest, other_objects = source.manifests(check_paths)
     sources = forecast.Sources(homes.path() if cluster else homes.current(), cluster)
     result = forecast.forecast(sources, manifest, pairs_of(source.parameters), other_objects, not no_cache)
-    click.echo(json.dumps(forecast.as_json(result), indent=2) if as_json else text.text(result))
+    click.echo(to_json(forecast.as_json(result), indent=2) if as_json else text.text(result))
     return WOULD_RUN if result.runs_anything() else 0
 
 

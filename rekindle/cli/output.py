@@ -1,22 +1,22 @@
 """Output that several commands share: manifests, and the result of checks."""
 
-import json
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import Check
 
 
 def print_manifest(manifest: dict[str, Any], as_json: bool) -> None:
     from rekindle.blocks.manifest.render import to_yaml
 
-    click.echo(json.dumps(manifest, indent=2) if as_json else to_yaml(manifest), nl=as_json)
+    click.echo(to_json(manifest, indent=2) if as_json else to_yaml(manifest), nl=as_json)
 
 
 def print_checks(checks: list[Check], as_json: bool) -> int:
     """Print the results of checks; return exit code 1 if a required check failed, else 0."""
-    json_text = json.dumps([asdict(check) for check in checks], indent=2)
+    json_text = to_json([asdict(check) for check in checks], indent=2)
     click.echo(json_text if as_json else "\n".join(map(str, checks)))
     return 0 if all(check.ok or not check.required for check in checks) else 1

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import names
 from argolocal.manifest import read as manifests
@@ -145,7 +146,7 @@ def decompress_nodes(workflow: Object) -> Object:
 def compress_nodes(workflow: Object) -> Object:
     """Invert `decompress_nodes`."""
     status = dict(workflow["status"])
-    nodes = json.dumps(status.pop("nodes")).encode()
+    nodes = to_json(status.pop("nodes")).encode()
     return workflow | {"status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}}
 
 
@@ -336,7 +337,7 @@ def _key(index: int, item: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return _cut("nothing" if value is None else json.dumps(value, ensure_ascii=False))
+    return _cut("nothing" if value is None else to_json(value, ensure_ascii=False))
 
 
 def _cut(text: str) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
@@ -284,7 +285,7 @@ def _check_keys(
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
     """Check that the job of the config is admitted, and a job that only the webhook can refuse is refused."""
     job = _job(config, train)
-    invalid_job = json.loads(json.dumps(job).replace('"name": "pytorch"', '"name": "another"'))
+    invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
     ok, detail = False, "a job without its main container was admitted: the webhook does not validate jobs"
     try:
         cluster.create(JOBS, job, dry_run=True)
@@ -317,8 +318,8 @@ def _job(config: ClusterConfig, train: TrainConfig) -> Object:
     """Return the job of the config, or the job's runtime, with placeholder labels instead of labels of a workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
-    of_workflow, name = json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
-    return json.loads(json.dumps(job).replace(of_workflow, name))
+    of_workflow, name = to_json(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
+    return json.loads(to_json(job).replace(of_workflow, name))
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:

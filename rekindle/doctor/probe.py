@@ -6,12 +6,12 @@
 `rekindle doctor` runs this module on this machine and in a pod.
 """
 
-import json
 import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
 from rekindle.storage import Store
 
@@ -77,7 +77,7 @@ def main() -> int:
             findings[name] = check()
         except RekindleError as error:
             findings[name] = False, str(error)
-    print(json.dumps(findings))
+    print(to_json(findings))
     return 0
 
 

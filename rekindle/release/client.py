@@ -9,6 +9,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import DataError, RekindleError
 from rekindle.release.config import TOKENS
 
@@ -52,7 +53,7 @@ class ModelClient:
 
     def predict(self, request: dict[str, Any]) -> list[Any]:
         """Return a prediction per instance. Raises RequestTooLarge, DataError, or RekindleError after the deadline."""
-        return self._send(f"{self.path}:predict", json.dumps(request).encode())["predictions"]
+        return self._send(f"{self.path}:predict", to_json(request).encode())["predictions"]
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from rekindle.release.client import ModelClient, RequestTooLarge
 from rekindle.release.files import PREDICTIONS
@@ -139,5 +140,5 @@ def _lines(report: Path) -> Iterator[dict[str, Any]]:
 
 
 def _shorten(value: Any) -> str:
-    text = json.dumps(value)
+    text = to_json(value)
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,6 +1,5 @@
 """The test rows of a dataset, for the evaluation of candidate and champion."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation
 from rekindle.release.compare import INSTANCES_PER_REQUEST
@@ -99,7 +99,7 @@ class Examples:
 
     def _request(self, kind: Any, row: int) -> Any:
         try:
-            body = json.dumps({"instances": [self.instances[row]]}).encode()
+            body = to_json({"instances": [self.instances[row]]}).encode()
         except TypeError as error:
             raise _invalid_row(row, f"{error}.") from error
         try:
@@ -131,7 +131,7 @@ def serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
 def check_json(prediction: Any) -> Any:
     """Return `prediction`. Raises CodeError if the prediction is not JSON."""
     try:
-        json.dumps(prediction)
+        to_json(prediction)
     except (TypeError, ValueError) as error:
         raise CodeError(
             f"`predict` returned a prediction that is not JSON ({error}): it must return numbers, text, lists or "

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from rekindle.keys import CURVE
 from rekindle.release.watch.reference import REFERENCE
@@ -54,7 +55,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     if example:
         (folder / EXAMPLE).write_bytes(example)
     name = model_description(model)["workload"]
-    (folder / CODE).write_text(json.dumps({"workload": name, "sha256": code_digest(load(name))}))
+    (folder / CODE).write_text(to_json({"workload": name, "sha256": code_digest(load(name))}))
     return {key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]}
 
 
@@ -78,7 +79,7 @@ def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str
 
 def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
     """Write release.json, which makes the release servable."""
-    store.put(f"{prefix}{RECORD}", json.dumps(record, indent=1).encode())
+    store.put(f"{prefix}{RECORD}", to_json(record, indent=1).encode())
 
 
 def read_record(store: Store, prefix: str) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], li
     with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
         for request, predictions in requests:
             line = {"request": request, "predictions": predictions, "numerics": numerics}
-            file.write(json.dumps(line) + "\n")
+            file.write(to_json(line) + "\n")
 
 
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
@@ -162,7 +163,7 @@ def _example(report: Path) -> bytes:
     if not (report / PREDICTIONS).exists():
         return b""
     with gzip.open(report / PREDICTIONS, "rt") as lines:
-        return json.dumps({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
+        return to_json({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
 
 
 def _content_hash(hashes: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
+from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
@@ -265,7 +266,7 @@ def _read(store: Store, key: str) -> State:
 def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:
     """Write promotion.json unless it changed since `etag`. Return True if it was written."""
     try:
-        store.put(key, json.dumps(state).encode(), if_match=etag, if_absent=etag is None)
+        store.put(key, to_json(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
         return _read(store, key)[0] == state  # True if an attempt succeeded, but its answer was lost
     return True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
+from argolocal.common.json_text import to_json
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.validation import parse
 from rekindle.sections import resolve
@@ -47,7 +48,7 @@ class Model:
             {key: value for key, value in row.items() if not (is_scalar(value) and pandas.isna(value))} for row in rows
         ]
         request = {INSTANCES: instances} | {name: json.loads(text) for name, text in (params or {}).items() if text}
-        body = json.dumps(request, default=_to_json_value).encode()
+        body = to_json(request, default=_to_json_value).encode()
         parsed = parse(self.predictor.Request, body)
         if sentence := warning(self.predictor, parsed):
             warnings.warn(sentence, stacklevel=2)
@@ -66,7 +67,7 @@ def write_mlmodel(release: Path, run_id: str) -> None:
     """
     predictor = open_predictor(release)
     example = predictor.example()
-    [predictions] = predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
+    [predictions] = predictor.predict([parse(predictor.Request, to_json(example).encode())])
     instances = example[INSTANCES]
     columns = list(dict.fromkeys(key for instance in instances for key in instance))
     example_table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
@@ -75,9 +76,9 @@ def write_mlmodel(release: Path, run_id: str) -> None:
         "run_id": run_id,
         "flavors": {"python_function": {"loader_module": __name__, "python_version": platform.python_version()}},
         "signature": {
-            "inputs": json.dumps(inputs),
-            "outputs": json.dumps([{**type_of(predictions[0]), "required": True}]),
-            "params": json.dumps(params) if params else None,
+            "inputs": to_json(inputs),
+            "outputs": to_json([{**type_of(predictions[0]), "required": True}]),
+            "params": to_json(params) if params else None,
         },
         "saved_input_example_info": {
             "artifact_path": EXAMPLE,
@@ -87,8 +88,8 @@ def write_mlmodel(release: Path, run_id: str) -> None:
         },
     }
     (release / "MLmodel").write_text(yaml.safe_dump(model, sort_keys=False))
-    (release / EXAMPLE).write_text(json.dumps(example_table))
-    (release / SERVING_EXAMPLE).write_text(json.dumps({"dataframe_split": example_table}))
+    (release / EXAMPLE).write_text(to_json(example_table))
+    (release / SERVING_EXAMPLE).write_text(to_json({"dataframe_split": example_table}))
 
 
 def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

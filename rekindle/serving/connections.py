@@ -5,7 +5,6 @@ close is fast.
 """
 
 import asyncio
-import json
 import os
 import resource
 import select
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 
 KEEP_ALIVE_S = 75.0  # time until an idle connection is closed: longer than in load balancers (60 s)
@@ -203,7 +203,7 @@ class Connection(HttpToolsProtocol):
             return self.finish()
         if self.is_busy or self.arriving_part != "body":  # else the request has been answered before its body arrived
             retry = b"retry-after: 1\r\n" if status == 503 else b""
-            body = json.dumps({"error": reason}).encode()
+            body = to_json({"error": reason}).encode()
             self.transport.write(
                 b"%bcontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n%b"
                 % (STATUS_LINE[status], retry, len(body), body)

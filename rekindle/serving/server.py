@@ -6,7 +6,6 @@ enters the queue only after its body has arrived, so slow clients do not delay o
 
 import asyncio
 import gc
-import json
 import math
 import signal
 import socket
@@ -28,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.client import DATA_UNTIL, REPLAY, SHA256, VERSION
 from rekindle.release.config import ServerSettings
@@ -363,4 +363,4 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def answer(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return Response(json.dumps(body), status, headers, "application/json")
+    return Response(to_json(body), status, headers, "application/json")

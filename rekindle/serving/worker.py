@@ -5,7 +5,6 @@ with the whole model, can use several cores.
 """
 
 import gc
-import json
 import multiprocessing
 import signal
 import sys
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle import project
 from rekindle.errors import DataError, RekindleError
 from rekindle.release.predictor import open_predictor, warning
@@ -141,7 +141,7 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
     """Predict the example. Raises RekindleError with the location in the workload's code if the prediction fails."""
     where = "the model fails on its own example"
     try:
-        request = parse(predictor.Request, json.dumps(example).encode())
+        request = parse(predictor.Request, to_json(example).encode())
         (predictions,) = predictor.predict([request])
         encode(request, predictions, warning(predictor, request))
     except RekindleError as error:
@@ -207,11 +207,11 @@ def encode(request: Any, predictions: list[Any], warning: str = "") -> Answer:
         raise RekindleError(f"predict returned {len(predictions)} predictions for {len(request.instances)} instances.")
     try:
         content = {"predictions": predictions} | ({"warning": warning} if warning else {})
-        return Answer(200, json.dumps(content, allow_nan=False).encode(), len(predictions), bool(warning))
+        return Answer(200, to_json(content).encode(), len(predictions), bool(warning))
     except (TypeError, ValueError):
         for index, prediction in enumerate(predictions):
             try:
-                json.dumps(prediction, allow_nan=False)
+                to_json(prediction)
             except (TypeError, ValueError) as error:
                 raise RekindleError(
                     f"the prediction for instances[{index}] is not JSON ({error}): it must consist of numbers, text, "
@@ -225,4 +225,4 @@ def failure(status: int, reason: str, error: Exception | None = None) -> Answer:
     if error:
         sys.stderr.write(time.strftime("%Y-%m-%dT%H:%M:%S ") + "".join(traceback.format_exception(error)))
         sys.stderr.flush()
-    return Answer(status, json.dumps({"error": reason}).encode())
+    return Answer(status, to_json({"error": reason}).encode())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.disk import check_space
+from argolocal.common.json_text import to_json
 from rekindle.cache.folder import CACHE, cache_folder
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
@@ -65,7 +66,7 @@ class LoaderState:
         if not self.stateful:
             return b""
         try:
-            dumped = json.dumps(self.data.state_dict(), sort_keys=True).encode()
+            dumped = to_json(self.data.state_dict(), sort_keys=True).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the dataset's state_dict() is not JSON ({error}): return only numbers, strings, lists and dicts."

@@ -1,6 +1,5 @@
 """The training loop, which `rekindle step steps.train` runs."""
 
-import json
 import math
 import threading
 import time
@@ -8,6 +7,7 @@ import time
 import torch
 from safetensors.torch import save
 
+from argolocal.common.json_text import to_json
 from rekindle import project
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
@@ -158,7 +158,7 @@ class Training:
             if result and group.rank == 0:
                 self.metrics.validated(step, result)
                 if self.spec.until:
-                    self.put("validation.json", json.dumps({"step": step, **result}).encode())
+                    self.put("validation.json", to_json({"step": step, **result}).encode())
             if result and self.paused:
                 return group.undo()
 
@@ -196,7 +196,7 @@ class Training:
             if not self.paused:
                 released = "released" if spec.keep_best else "the last weights are released"
                 say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
-        self.put("model.json", json.dumps(description, indent=1).encode())
+        self.put("model.json", to_json(description, indent=1).encode())
 
         action = "paused after" if self.paused else "trained"
         say(f"{action} {self.state.updates} steps: model {sha256}")

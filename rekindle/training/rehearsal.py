@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle.cache import code
 from rekindle.cache.folder import cache_folder
 from rekindle.errors import ConfigError, say
@@ -41,7 +42,7 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
     code_digest, source = code.identity([STEP, sections["workload"]]), _stamp(sections["data"])
     identity = {"code": code_digest, "sections": cpu_sections, "source": source}
     folder = cache_folder() / "trainable"
-    success_file = folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    success_file = folder / hashlib.sha256(to_json(identity, sort_keys=True).encode()).hexdigest()
     if success_file.exists():
         return
     report = rehearse(cpu_sections, timeout=TIMEOUT_S, scheduled=scheduled)

@@ -1,13 +1,13 @@
 """The `train:` section of a config, and the input of a training process."""
 
 import hashlib
-import json
 import math
 from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.sections import Section
 from rekindle.step import DATASET_DIGEST, StepInputs, parse, parser
@@ -214,7 +214,7 @@ class TrainingSpec(StepInputs, TrainConfig):
 
     def identity_hash(self) -> str:
         """Return the sha256 of the identity, which marks the checkpoints and the model of a run."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(to_json(self.identity(), sort_keys=True).encode()).hexdigest()
 
     @property
     def ledger(self) -> str:

@@ -8,7 +8,6 @@ Pods may be deleted and recreated under the same name. `read_archived` reads the
     python -m rekindle.view.cluster_logs KEY...    in a pod: {"key": ..., "number": ..., "line": ...} for each line
 """
 
-import json
 import re
 import sys
 import threading
@@ -18,6 +17,7 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import Any, TextIO
 
+from argolocal.common.json_text import to_json
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import visible
 from argolocal.manifest.kinds import COMPLETED, FAILED
@@ -294,7 +294,7 @@ def _print_stored(keys: Iterable[str]) -> None:
         except NotFound:
             lines = [f"{store.uri(key)} does not exist"]
         for line in lines:
-            print(json.dumps({"key": key, "number": next(numbers), "line": line}))
+            print(to_json({"key": key, "number": next(numbers), "line": line}))
 
 
 def inputs_of(row: Step) -> dict[str, str]:

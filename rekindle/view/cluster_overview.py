@@ -1,9 +1,9 @@
 """Runs and schedules in a namespace of a cluster: the tables of `rekindle status --cluster`."""
 
-import json
 import time
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.common.wording import duration
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.manifest.names import PHASE
@@ -31,7 +31,7 @@ def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> s
     """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if it does not exist."""
     workflow = add_waiting(cluster, read(cluster, name))
     if as_json:
-        return json.dumps(as_object(cluster, workflow), indent=2)
+        return to_json(as_object(cluster, workflow), indent=2)
     status = workflow.get("status") or {}
     note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
     queued = queue.describe_waiting(cluster, name) if status.get("phase") not in COMPLETED else []

@@ -6,13 +6,13 @@
 With `as_json`, stdout gets exactly one object; everything else goes to stderr.
 """
 
-import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.view import display, summary
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
@@ -120,7 +120,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     code = outcome.exit_code(status, is_rekindle)
     endpoint = _endpoint(cluster, labels.get(NAME))
     if as_json:
-        print(json.dumps(as_object(cluster, workflow)), flush=True)
+        print(to_json(as_object(cluster, workflow)), flush=True)
     if code in (0, outcome.NOT_RELEASED):
         cost = outcome.costs(status, {"spec": spec_of(workflow)}).get("words")
         text = outcome.success(status, _facts(cluster, workflow, endpoint) | {"cost": cost}, is_rekindle)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from argolocal.common.wording import duration, visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
@@ -56,7 +57,7 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
     if tariffs:
-        *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, json.dumps(tariffs))
+        *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, to_json(tariffs))
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 
 
@@ -79,7 +80,7 @@ class Costs:
         from rekindle.training.cost import jobs, tariff
         from rekindle.training.cost.prices import Prices
 
-        tasks = sorted(set(LEDGERS.findall(json.dumps(workflow))))
+        tasks = sorted(set(LEDGERS.findall(to_json(workflow))))
         self.manifest = tariff.recorded_manifest(workflow)
         self.jobs = [*jobs.job_runs(status, self.manifest), *jobs.planned_jobs(status, self.manifest)]
         if not tasks and not self.jobs:
@@ -130,7 +131,7 @@ def _report(
     if as_json:
         content = next(iter(trainings.values())) if len(trainings) == 1 else {"trainings": trainings}
         content = content | ({"jobs": jobs} if jobs else {}) | ({"run_cost": run_cost} if run_cost else {})
-        return json.dumps({"workflow": name, "phase": phase} | content, indent=2)
+        return to_json({"workflow": name, "phase": phase} | content, indent=2)
 
     titles = {task: [] if len(trainings) == 1 and not jobs else [f"{task}:"] for task in trainings}
     lines = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
@@ -146,4 +147,4 @@ if __name__ == "__main__":
     from rekindle.training.cost.tariff import Tariff
 
     parsed = {task: value and Tariff.model_validate(value) for task, value in json.loads(sys.argv[2]).items()}
-    print(json.dumps(reports(Store.from_env(), sys.argv[1], parsed)))
+    print(to_json(reports(Store.from_env(), sys.argv[1], parsed)))

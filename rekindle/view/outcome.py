@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.common.wording import duration
 from argolocal.view import summary
 from argolocal.view.summary import Status, lines_of, named_warnings, outputs, timestamp
@@ -54,7 +55,7 @@ def parameters(status: Status) -> dict[str, str]:
 
 def needs_token(workflow: Mapping[str, Any]) -> bool:
     """Return True if the model servers of a run need a token."""
-    return f'"{TOKENS}"' in json.dumps(workflow)
+    return f'"{TOKENS}"' in to_json(workflow)
 
 
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:

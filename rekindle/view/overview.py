@@ -1,11 +1,11 @@
 """Runs, deployments and services on this machine: the tables of `rekindle status`."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status, steps
@@ -27,7 +27,7 @@ def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
     if not as_json:
         return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
     result = outcome.as_json(name, status, **facts(home, manifest, status))
-    return json.dumps(result | {"processes": processes}, indent=2)
+    return to_json(result | {"processes": processes}, indent=2)
 
 
 def steps_table(name: str, status: Status, manifest: Mapping[str, Any], show_all: bool = False) -> str:

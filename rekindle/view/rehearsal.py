@@ -1,9 +1,10 @@
 """The report of `rekindle check` as text."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from argolocal.common.json_text import to_json
 
 MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
@@ -63,5 +64,5 @@ def _tensor(value: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = json.dumps(value)
+    shown = to_json(value)
     return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]} .."

@@ -9,7 +9,6 @@ Without any of these variables, this process is the only replica.
 """
 
 import contextlib
-import json
 import os
 import shlex
 import socket
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.step import DATASET_DIGEST
 from rekindle.training.spec import TrainingSpec
@@ -107,7 +107,7 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict
 
     tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
     store.put(f"{inputs.out}/model.safetensors", serialize(tensors))
-    store.put(f"{inputs.out}/model.json", json.dumps(description | {"sha256": weights_sha256(tensors)}).encode())
+    store.put(f"{inputs.out}/model.json", to_json(description | {"sha256": weights_sha256(tensors)}).encode())
 
 
 class Peers:

@@ -5,12 +5,12 @@
 A file has one JSON instance per line, as in `instances` of a request; the file of its predictions has the same name.
 """
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
 from rekindle import Artifact, DataError, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
@@ -60,5 +60,5 @@ def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
             except DataError as error:
                 raise DataError(f"{target.name}, lines {start + 1} to {start + len(batch)}: {error}") from error
             for prediction in predictor.predict([request])[0]:
-                predictions.write(json.dumps(prediction) + "\n")
+                predictions.write(to_json(prediction) + "\n")
     return len(lines)

@@ -1,12 +1,12 @@
 """The workflow parameters that record the origin of a manifest."""
 
 import hashlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle import project
 from rekindle.blocks.manifest.repository import GitError, open_repository
 from rekindle.keys import CACHED
@@ -27,7 +27,7 @@ def parameter(name: str) -> str:
 
 def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:
     """Return True if a template of the manifest uses the scheduled time, for example for a moving window."""
-    return SCHEDULED in json.dumps(manifest["spec"].get("templates") or [])
+    return SCHEDULED in to_json(manifest["spec"].get("templates") or [])
 
 
 def git_sha() -> str:

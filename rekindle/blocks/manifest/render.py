@@ -7,7 +7,6 @@ rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 import copy
 import hashlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import FIRST_OF_NUMBERS, FLOAT, INTEGER, SHORT_BOOLEAN
 from rekindle import project
 from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, lock_hash
@@ -46,7 +46,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     manifest = order_keys(manifest)
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     config_values = config.model_dump(mode="json")
-    provenance = {"git_sha": git_sha(), "config": json.dumps(config_values), "config_hash": _sha256(config_values)}
+    provenance = {"git_sha": git_sha(), "config": to_json(config_values), "config_hash": _sha256(config_values)}
     provenance |= {"lock_hash": lock_hash()}
     provenance["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
@@ -57,11 +57,11 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         prices.check_pods(of_manifest(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {ANNOTATION: prices.model_dump_json()}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed_manifest = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
+    packed_manifest = pack(to_json(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
     for parameter in parameters:
         if parameter["name"] == "manifest":
             parameter["value"] = packed_manifest
-    size = len(json.dumps(manifest))
+    size = len(to_json(manifest))
     if size > MAX_BYTES:
         sys.stderr.write(
             f"warning: the manifest of {config.name} has {size:,} bytes; Kubernetes rejects 1,500,000 and more.\n"
@@ -160,7 +160,7 @@ def order_keys(value: Any) -> Any:
 
 
 def _sha256(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = to_json(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

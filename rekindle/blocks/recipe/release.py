@@ -1,13 +1,13 @@
 """Blocks from a model to its servers: evaluate → release → deploy → verify."""
 
 import hashlib
-import json
 from functools import partial
 from typing import Any
 
 from hera.workflows import DAG, Parameter, Task
 from hera.workflows import models as m
 
+from argolocal.common.json_text import to_json
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
@@ -106,7 +106,7 @@ def digest(cluster: ClusterConfig, serve: Any) -> str:
     objects = [deployment_of("", cluster, serve), service("", serve.port, ""), autoscaler("", serve, "")]
     if public := route("", serve):
         objects.append(public)
-    return hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:6]
+    return hashlib.sha256(to_json(objects).encode()).hexdigest()[:6]
 
 
 def deployment_of(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:

@@ -1,6 +1,5 @@
 """The command `rekindle backfill`: missed runs of a schedule."""
 
-import json
 from datetime import UTC, datetime
 
 import click
@@ -8,6 +7,7 @@ import click
 from argolocal.cli.options import output_option
 from argolocal.cli.output import errors_as_json
 from argolocal.common import homes
+from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source
 from rekindle.cli.options import cluster_flag, configured
@@ -56,5 +56,5 @@ def backfill(
     if not uses_scheduled_time(manifest):
         click.echo(f"warning: {FIXED_DATA.format(settings.name)}", err=True)
     rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
-    click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
+    click.echo(to_json({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

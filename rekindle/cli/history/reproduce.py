@@ -1,12 +1,11 @@
 """The command `rekindle reproduce`."""
 
-import json
-
 import click
 
 from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
 from argolocal.cli.output import errors_as_json
 from argolocal.common.homes import current as home
+from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.errors import ConfigError
 
@@ -53,7 +52,7 @@ def reproduce(
         request = Request(name, version, commit, data, ignore_errors, check, pairs_of(parameters))
         result = reproduce(home(), request, lambda line: click.echo(line, err=True))
     if as_json:
-        click.echo(json.dumps(result.as_json(), indent=2))
+        click.echo(to_json(result.as_json(), indent=2))
     compared = result.comparison
     if not compared:
         if result.fatal and not check:

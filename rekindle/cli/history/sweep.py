@@ -10,6 +10,7 @@ import click
 from argolocal.cli.options import Run, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
+from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
@@ -55,7 +56,7 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         with run_output(as_json):
             sweep_trials = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
         table = "\n".join(sweep_trials.pop("table"))
-        click.echo(json.dumps({"workflow": name, **sweep_trials}, indent=2) if as_json else table)
+        click.echo(to_json({"workflow": name, **sweep_trials}, indent=2) if as_json else table)
         return 0
     if cluster:
         raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
@@ -71,5 +72,5 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
         sweep_trials = trials.trials_here(home(), result["workflow"])
     table = "\n".join(["", *sweep_trials.pop("table")])
-    click.echo(json.dumps(result | sweep_trials) if as_json else table)
+    click.echo(to_json(result | sweep_trials) if as_json else table)
     return code

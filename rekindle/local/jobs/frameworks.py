@@ -4,11 +4,11 @@ Source: Kubeflow training operator 1.9: KIND_types.go, and pytorch/envvar.go, el
 xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go, mpi/mpijob_controller.go.
 """
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
 
 Object = dict[str, Any]
@@ -124,8 +124,8 @@ def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[st
         if task_type != "worker":
             servers = servers[index : index + 1] if task_type == "ps" else []
         cluster = {"worker": {str(index): hosts[task_type][index]} if task_type == "worker" else {}, "ps": servers}
-        return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-    return {"TF_CONFIG": json.dumps({"cluster": hosts, "task": task, "environment": "cloud"})}
+        return {"TF_CONFIG": to_json({"cluster": cluster, "task": task})}
+    return {"TF_CONFIG": to_json({"cluster": hosts, "task": task, "environment": "cloud"})}
 
 
 def _xgboost(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:

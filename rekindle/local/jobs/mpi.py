@@ -3,13 +3,13 @@
 Source: Kubeflow training operator 1.9, mpi/mpijob_controller.go (newConfigMap, newLauncher).
 """
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import python
 from argolocal.controllers.pod import Pod
 from argolocal.pods import filesystem
@@ -53,7 +53,7 @@ def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
     records = {
         name: {"pid": process.pid, "environment": dict(process.environment)} for name, process in processes.items()
     }
-    path, text = folder / kubexec.WORKERS_FILE, json.dumps(records)
+    path, text = folder / kubexec.WORKERS_FILE, to_json(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, 0o600)  # the environments may contain secret keys

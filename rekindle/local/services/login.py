@@ -7,12 +7,12 @@ redirected to this machine (DNS rebinding), cannot use the login of a browser.
 """
 
 import hmac
-import json
 import re
 import secrets
 from collections.abc import Mapping
 from urllib.parse import parse_qs
 
+from argolocal.common.json_text import to_json
 from rekindle.local.services.connections import response
 
 Headers = Mapping[str, list[str]]
@@ -78,4 +78,4 @@ def _equal(actual: str, expected: str) -> bool:
 def _refusal(status: int, message: str) -> bytes:
     """Return an error in MLflow's format, which MLflow's client shows."""
     code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[status]
-    return response(status, json.dumps({"error_code": code, "message": message}), "", "application/json")
+    return response(status, to_json({"error_code": code, "message": message}), "", "application/json")

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from argolocal.common import homes
 from argolocal.common.files import write_atomically, write_once
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
 from rekindle.errors import ConfigError, RekindleError, StorageError, TrackingError, say, without_user
 
@@ -184,7 +185,7 @@ class Services:
     def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
         """Return the content of a file that only its owner can read; write `initial` if the file is missing."""
         self._make_folder()
-        return json.loads(write_once(self.folder / name, json.dumps(initial), 0o600))
+        return json.loads(write_once(self.folder / name, to_json(initial), 0o600))
 
     def ready(self, timeout: float = 60) -> None:
         """Wait until all services answer. Raises StorageError or TrackingError with the end of the log."""
@@ -248,7 +249,7 @@ class Services:
         confirm_recorded(child)
 
     def _write(self, record: Record) -> None:
-        write_atomically(self.folder / f"{record.name}.json", json.dumps(asdict(record)))
+        write_atomically(self.folder / f"{record.name}.json", to_json(asdict(record)))
 
     def _command(self, name: str, fd: int) -> list[str]:
         common_flags = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]

@@ -9,7 +9,6 @@ else can have had this name; otherwise RUN/TASK/ of the tasks whose folders were
 The marks are numbered in the order of their last change, so that this order does not depend on clocks.
 """
 
-import json
 import re
 import time
 import uuid
@@ -19,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import Conflict
 from rekindle.names import RunName, TaskName
 from rekindle.storage import NotFound, Store
@@ -171,7 +171,7 @@ def _read(store: Store, run: RunName) -> tuple[Mark | None, str | None]:
 def _write(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
     """Write a mark unless it has changed since `etag`."""
     try:
-        store.put(key_of(run), json.dumps(mark.model_dump()).encode(), if_match=etag, if_absent=etag is None)
+        store.put(key_of(run), to_json(mark.model_dump()).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
         return False
     return True

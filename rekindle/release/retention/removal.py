@@ -4,13 +4,13 @@ Objects are deleted only if a record in the store says that they belong to the r
 (release.json). The record is deleted last.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
+from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.mlflow_api import RequestRefused, request
@@ -156,7 +156,7 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
     record = read_record(store, release.prefix)
     if (record.get("name"), record.get("version")) != (release.model, str(release.version)):
         return
-    store.put(record_key, json.dumps(record | {"removed": True}).encode())
+    store.put(record_key, to_json(record | {"removed": True}).encode())
     store.delete([key for key in keys if key != record_key])
     store.delete([record_key])
 

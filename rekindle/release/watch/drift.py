@@ -7,6 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError, say
 from rekindle.release.config import PORT, DriftConfig
@@ -129,4 +130,4 @@ def _state(store: Store, model: str) -> dict[str, Any]:
 
 
 def _write(store: Store, model: str, state: Mapping[str, Any]) -> None:
-    store.put(_key(model), json.dumps(state).encode())
+    store.put(_key(model), to_json(state).encode())

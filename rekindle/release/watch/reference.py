@@ -1,12 +1,12 @@
 """Histograms of a model's test rows, stored with its release for the comparison with requests."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from argolocal.common.json_text import to_json
 from rekindle.release.watch.scores import count_numbers
 
 REFERENCE = "reference.json"  # file in a report and in a release
@@ -23,4 +23,4 @@ def record_reference(report: Path, predictions: Sequence[Any], instances: Sequen
     scores, counts = count_numbers(predictions), count_numbers(features(instances))
     record = {"rows": len(predictions), "scores": scores, "features": counts}
     report.mkdir(parents=True, exist_ok=True)
-    (report / REFERENCE).write_text(json.dumps(record))
+    (report / REFERENCE).write_text(to_json(record))

@@ -8,7 +8,6 @@ copy in memory; threads write the snapshot and upload the checkpoint (see snapsh
 
 import base64
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from argolocal.common.disk import missing_space
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
@@ -309,4 +309,4 @@ def _call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(to_json(value, sort_keys=True).encode()).hexdigest()

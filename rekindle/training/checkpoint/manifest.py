@@ -2,13 +2,13 @@
 
 import base64
 import hashlib
-import json
 import re
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import rule
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
@@ -44,7 +44,7 @@ class Damaged(Exception):
 
 def write(manifest: Manifest) -> tuple[str, bytes]:
     """Return the name and the bytes of a manifest."""
-    data = json.dumps(manifest).encode()
+    data = to_json(manifest).encode()
     return f"{manifest['step']:010d}-{_short(data)}.json", data
 
 

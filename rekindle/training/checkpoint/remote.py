@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, say
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
@@ -278,7 +279,7 @@ class RemoteCheckpoints:
         key = f"{self.prefix}/manifests/{name}"
         self.store.put(key, data)
         condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
-        self._etag = self.store.put(f"{self.prefix}/latest", json.dumps({"manifest": key}).encode(), **condition)
+        self._etag = self.store.put(f"{self.prefix}/latest", to_json({"manifest": key}).encode(), **condition)
         self._newest_manifest = key
         self.retention.keep(key, manifest["chunks"])
         return True

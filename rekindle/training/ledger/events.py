@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import RekindleError, say
 
 if TYPE_CHECKING:
@@ -142,9 +143,9 @@ def _seconds(value: Any) -> float:
 
 def _line(fields: Event) -> bytes:
     try:
-        return json.dumps(fields, default=str).encode() + b"\n"
+        return to_json(fields, default=str).encode() + b"\n"
     except (TypeError, ValueError):  # invalid keys or cycles: store the repr
-        return json.dumps({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode() + b"\n"
+        return to_json({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode() + b"\n"
 
 
 def read(store: "Store", prefix: str) -> list[Event]:

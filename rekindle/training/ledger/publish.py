@@ -1,9 +1,9 @@
 """Publishes the report of a run: metrics and tags of its MLflow run, and files with text, JSON and the timeline."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import say
 from rekindle.training.ledger.report import Summary
 
@@ -35,7 +35,7 @@ def write_files(summary: Summary, folder: Path, report: dict[str, Any]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     words = report.pop("words")
-    (folder / "summary.json").write_text(json.dumps(report, indent=1))
+    (folder / "summary.json").write_text(to_json(report, indent=1))
     (folder / "story.txt").write_text("\n".join(words) + "\n")
     try:
         draw(summary, folder / "timeline.png")

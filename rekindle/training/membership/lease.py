@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, NotFound, RekindleError
 from rekindle.training.spec import TrainingSpec
 
@@ -54,7 +55,7 @@ class Lease:
                     f"{self.store.uri(self.key)} belongs to another run (identity {owner['identity'][:12]}, this run's "
                     f"is {self.identity[:12]}): nothing was changed. Give this run another `checkpoints` prefix."
                 )
-            value = json.dumps(self.content | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}).encode()
+            value = to_json(self.content | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}).encode()
             condition: Any = {"if_match": etag} if etag else {"if_absent": True}
             try:
                 self.store.put(self.key, value, **condition)

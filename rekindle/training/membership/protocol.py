@@ -31,10 +31,10 @@ Any other message, a message beyond the limits of messages.py, an unknown genera
 or a message from an unregistered worker ends the connection.
 """
 
-import json
 import os
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
 
 PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same version
@@ -49,7 +49,7 @@ Members = list[tuple[str, str]]  # (id, address) by rank
 
 
 def encode(message: Message) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+    return to_json(message).encode() + b"\n"
 
 
 def coordinator_address() -> Address | None:

@@ -13,6 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import GridSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
+from argolocal.common.json_text import to_json
 from rekindle.training.search.config import Choice, Settings, Sweep
 from rekindle.training.search.halving import Trial
 
@@ -54,7 +55,7 @@ def ask(
 def distribution(choice: Choice, is_integer: bool) -> Any:
     """Return the Optuna distribution of a setting. Values of a list are JSON, since Optuna rejects list values."""
     if choice.choices:
-        return CategoricalDistribution([json.dumps(value) for value in choice.choices])
+        return CategoricalDistribution([to_json(value) for value in choice.choices])
     assert choice.low is not None and choice.high is not None
     if is_integer:
         return IntDistribution(int(choice.low), int(choice.high), choice.log, int(choice.step) or 1)
@@ -81,7 +82,7 @@ def _points(values: Any) -> list[Any]:
 
 
 def _encode(setting: Any, value: Any) -> Any:
-    return json.dumps(value) if isinstance(setting, CategoricalDistribution) else value
+    return to_json(value) if isinstance(setting, CategoricalDistribution) else value
 
 
 def _decode(setting: Any, value: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
 from rekindle.training.search import budget, halving
@@ -155,7 +156,7 @@ class Study:
         """Write the next decision, unless another pod has written it."""
         try:
             key = f"{self.root}/jobs/{len(self.records):05d}.json"
-            self.store.put(key, json.dumps(record).encode(), if_absent=True)
+            self.store.put(key, to_json(record).encode(), if_absent=True)
         except Conflict:
             return
 
@@ -170,12 +171,12 @@ class Study:
 
     def fail(self, trial: int, rung: int, reason: str) -> None:
         """Record that a trial has failed."""
-        self.store.put(f"{self.output(trial, rung)}/failed.json", json.dumps({"value": None, "why": reason}).encode())
+        self.store.put(f"{self.output(trial, rung)}/failed.json", to_json({"value": None, "why": reason}).encode())
 
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
         """Record the seconds that a process has used for each job until now."""
         texts = {f"{job.trial}/{job.rung}": round(used, 3) for job, used in seconds.items()}
-        self.store.put(f"{self.root}/seconds/{process}.json", json.dumps(texts).encode())
+        self.store.put(f"{self.root}/seconds/{process}.json", to_json(texts).encode())
 
     def seconds(self) -> dict[Job, float]:
         """Return the seconds that all processes have used for each job."""

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from argolocal.common.json_text import to_json
 from rekindle import families
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
@@ -48,7 +49,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     shutil.copytree(models[best_family], out)
     chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": values}
     description = json.loads((out / "model.json").read_text()) | {"chosen": chosen}
-    (out / "model.json").write_text(json.dumps(description, indent=1))
+    (out / "model.json").write_text(to_json(description, indent=1))
     return best_family
 
 

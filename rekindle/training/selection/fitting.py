@@ -1,6 +1,5 @@
 """Fits a family without training steps, and writes its model as a training does."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
+from argolocal.common.json_text import to_json
 from rekindle import families
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
@@ -97,5 +97,5 @@ def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.safetensors").write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
-    (out / "model.json").write_text(json.dumps(description | {"sha256": sha256}, indent=1))
+    (out / "model.json").write_text(to_json(description | {"sha256": sha256}, indent=1))
     return sha256

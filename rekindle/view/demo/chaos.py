@@ -7,7 +7,6 @@ real processes. An attack is a signal to some of those processes; Rekindle itsel
 """
 
 import hashlib
-import json
 import os
 import random
 import secrets
@@ -27,6 +26,7 @@ import yaml
 
 from argolocal.common import homes
 from argolocal.common.interrupts import StopSignals
+from argolocal.common.json_text import to_json
 from argolocal.language.substitute import substitute
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
@@ -101,7 +101,7 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     else:
         sys.stderr.write(f"the logs of all processes are in {folder / 'logs'}\n")
     if as_json:
-        print(json.dumps(as_object(recording)), flush=True)
+        print(to_json(as_object(recording)), flush=True)
     return 0 if recording.equal else 1
 
 
@@ -118,7 +118,7 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     """Prepare the dataset unless it exists; returns its digest and its key prefix, with the hash of its definition."""
     cluster.services.start("s3")
     store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
-    prefix = f"demo/{hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:12]}"
+    prefix = f"demo/{hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()[:12]}"
     with suppress(NotFound):
         return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()
     with tempfile.TemporaryDirectory(dir=cluster.home) as folder:
@@ -136,7 +136,7 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     cached = {"prepare": {"at": dataset.removesuffix(f"/{DATASET}")}, REUSE: ""}  # no models are reused
     scope = {
         "workflow.name": name,
-        f"workflow.parameters.{CACHED}": json.dumps(cached),
+        f"workflow.parameters.{CACHED}": to_json(cached),
         "inputs.parameters.digest": digest,
         "inputs.parameters.run_id": "",
     }

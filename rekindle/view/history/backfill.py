@@ -3,7 +3,6 @@
 The models of such runs are evaluated and recorded, but never released: the gate reads the parameter `backfill`.
 """
 
-import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from typing import Any
 
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import python
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.state.journal import RunFiles
@@ -80,7 +80,7 @@ def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str
     """Write the manifest of a missed run, and return the command that runs it."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
     file = home / FOLDER / f"{run.name}.json"
-    write_atomically(file, json.dumps(manifest | {"metadata": metadata | {"name": run.name}}))
+    write_atomically(file, to_json(manifest | {"metadata": metadata | {"name": run.name}}))
     pairs = [f"{name}={value}" for name, value in run.parameters.items()]
     return ["run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair))]
 

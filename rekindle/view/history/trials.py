@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from rekindle import project
 from rekindle.cluster.api import Cluster
@@ -43,7 +44,7 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     workflow = workflows.read(cluster, name)
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
-    values = json.dumps(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"
+    values = to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"
     *_, answer = remote.run_module(cluster, workflow, "rekindle.view.history.trials", name, *values)
     return answer
 
@@ -82,4 +83,4 @@ def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trial
 if __name__ == "__main__":
     given_tariff = json.loads(sys.argv[3])
     given_tariff = given_tariff and Tariff.model_validate(given_tariff)
-    print(json.dumps(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]), given_tariff)))
+    print(to_json(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]), given_tariff)))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.engine.order import dependencies
 from argolocal.errors import ArgolocalError
 from argolocal.language.govaluate import WhenError, should_execute
@@ -118,9 +119,9 @@ class Tree:
 
     def _cached_scope(self, value: Any) -> Scope:
         """Return the parameter `cached` with only the rows that `value` refers to: each tag parses the whole text."""
-        names = set(JSON_PATH_NAME.findall(json.dumps(value)))
+        names = set(JSON_PATH_NAME.findall(to_json(value)))
         rows = {name: self.cached[name] for name in names if name in self.cached}
-        return {f"workflow.parameters.{CACHED}": json.dumps(rows)}
+        return {f"workflow.parameters.{CACHED}": to_json(rows)}
 
     def step_call(self, task: Task) -> StepCall | None:
         """Return the step of Rekindle that a task runs, or None."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.json_text import to_json
 from argolocal.common.processes import python
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
@@ -105,7 +106,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
     if not recorded:
         return
     settings = {name: value for name, value in train.items() if name in TrainConfig.model_fields}
-    spec = json.dumps([origin.model["workload"], origin.model["model"], settings, origin.model.get("family", "")])
+    spec = to_json([origin.model["workload"], origin.model["model"], settings, origin.model.get("family", "")])
     command = python("-m", "rekindle.view.reproduce.machine", spec)
     process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if process.returncode:

@@ -6,13 +6,14 @@ python -m rekindle.view.reproduce.machine '["steps.digits", {}, {}, ""]'     wor
 import json
 import sys
 
+from argolocal.common.json_text import to_json
 from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.spec import TrainingSpec
 
 
 def main() -> None:
     spec = TrainingSpec.local(*json.loads(sys.argv[1]))
-    print(json.dumps(fingerprint(spec, pick_device(spec))))
+    print(to_json(fingerprint(spec, pick_device(spec))))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
@@ -161,7 +162,7 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _without_provenance(manifest: Manifest) -> Manifest:
-    spec = json.loads(json.dumps(manifest["spec"]))
+    spec = json.loads(to_json(manifest["spec"]))
     for parameter in spec["arguments"]["parameters"]:
         if parameter["name"] in PROVENANCE:
             parameter["value"] = ""
@@ -181,7 +182,7 @@ def run_pipeline(
     resume_at_once(manifest, values)
     workspace.use_images(origin.config, manifest, user_home)
     file = workspace.folder / "manifest.json"
-    file.write_text(json.dumps(manifest))
+    file.write_text(to_json(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
     output = workspace.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
     return json.loads(output)["workflow"]

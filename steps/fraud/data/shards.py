@@ -20,7 +20,6 @@ Facts (times are µs since the epoch, and counts are numbers of rows):
     rejected, was_sorted   rejected rows by reason; true if the source was in time order
 """
 
-import json
 import shutil
 from dataclasses import replace
 from hashlib import sha256
@@ -33,6 +32,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from argolocal.common.disk import check_space
+from argolocal.common.json_text import to_json
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import SMALL_DISK, Prepared
 from steps.fraud.config import Data
@@ -98,7 +98,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     warnings = suspicions(rows, data.columns, labels_until)
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
-    digest = sha256(json.dumps(facts, sort_keys=True).encode())
+    digest = sha256(to_json(facts, sort_keys=True).encode())
     sample = Sample(facts["train_rows"])
     pieces: list[Rows] = []
     for number, (piece, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED, Trees
@@ -51,7 +52,7 @@ def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[st
     np.save(path / "features.npy", features)
     trees.save(path / "trees.npz")
     keep = ("features", "train_end", "label_delay_days", "digest")
-    (path / "state.json").write_text(json.dumps({name: facts[name] for name in keep}, indent=1) + "\n")
+    (path / "state.json").write_text(to_json({name: facts[name] for name in keep}, indent=1) + "\n")
 
 
 def load_trained(path: Path) -> dict[str, NDArray[Any]]:

@@ -7,7 +7,6 @@ and read from the files at start. One process owns a root (flock), so check-and-
 
 import bisect
 import fcntl
-import json
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from argolocal.common.json_text import to_json
 from rekindle.local.services.s3.format import (
     MAX_METADATA_BYTES,
     Content,
@@ -97,7 +97,7 @@ class Files:
                 for block in blocks:
                     size += len(block)
                     file.write(block)
-                meta = json.dumps({**finish(size), "size": size, "modified": time.time()}).encode()
+                meta = to_json({**finish(size), "size": size, "modified": time.time()}).encode()
                 if len(meta) > MAX_METADATA_BYTES - 4:
                     raise S3Error(400, "MetadataTooLarge", "the headers that are stored with an object are too long.")
                 file.write(meta + len(meta).to_bytes(4, "big"))

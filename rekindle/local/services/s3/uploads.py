@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from argolocal.common.json_text import to_json
 from rekindle.local.services.s3.format import Content, Meta, S3Error, blocks, entries, meta_of, read_meta
 
 MIN_PART_BYTES = 5 << 20
@@ -68,7 +69,7 @@ class Uploads:
 
         folder = self._folder(upload)
         folder.mkdir()
-        (folder / "new").write_text(json.dumps(record))
+        (folder / "new").write_text(to_json(record))
         os.replace(folder / "new", folder / RECORD)
         return upload
 
