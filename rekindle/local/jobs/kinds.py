@@ -4,12 +4,13 @@ from argolocal.controllers.base import Controller
 from argolocal.controllers.kinds import Kinds
 from argolocal.manifest.training_jobs import JOBS
 from rekindle.local.jobs.job_set import JobSets, TrainJobs
-from rekindle.local.jobs.model_services import ModelServices
+from rekindle.local.jobs.model_services import ModelDeployments, ModelServices
 from rekindle.local.jobs.training_job import TrainingJobs
 
 
 def kinds() -> Kinds:
     registry = Kinds()
+    registry.register(ModelDeployments)
     registry.register(ModelServices)
     registry.register(TrainingJobs, *JOBS)
     registry.register(JobSets)

@@ -1,4 +1,4 @@
-"""The Services of models, whose port is a setting of the config.
+"""The Deployments and Services of models. The port of a Service is a setting of the config.
 
 If the user has not chosen a port, the Service gets a free port when it is applied: a training may take hours, and other
 programs and runs may take a port meanwhile.
@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from argolocal.controllers.base import Object
-from argolocal.controllers.deployment import Services, is_headless
+from argolocal.controllers.deployment import Deployments, Services, is_headless
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError, say
+from rekindle.local.ports import move_address_port, move_server_port
 
 PORTS_TO_TRY = 100
 ANY_PORT = "rekindle.dev/any-port"  # annotation of a workflow whose model may be served at any free port
@@ -32,6 +33,15 @@ def may_use_any_port(workflow: Mapping[str, Any]) -> bool:
     return isinstance(annotations, dict) and annotations.get(ANY_PORT) == "true"
 
 
+class ModelDeployments(Deployments):
+    """The Deployments of model servers."""
+
+    def apply(self, obj: Object) -> Object:
+        """Apply the Deployment, at another port if a program has taken the port from all pods."""
+        self.check(obj)
+        return super().apply(move_server_port(self.cluster, obj))
+
+
 class ModelServices(Services):
     """Stores Services of models. The Service of a model keeps its port from release to release."""
 
@@ -39,7 +49,13 @@ class ModelServices(Services):
 
     def apply(self, obj: Object) -> Object:
         """Apply the Service, at a free port if the run may use any port. Raises ConfigError."""
-        if is_headless(obj) or not self._may_use_any_port():
+        spec = obj.get("spec") or {}
+        if not spec.get("ports"):
+            return super().apply(obj)  # raises ConfigError
+        if is_headless(obj):
+            self.check(obj)
+            return super().apply(move_address_port(self.cluster, obj))
+        if not self._may_use_any_port():
             return super().apply(obj)
 
         # until the Service is stored, another run of this home must not choose the same port
