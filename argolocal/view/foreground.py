@@ -34,10 +34,15 @@ def create_run(
     parameters: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
     notes: bool = True,
+    needs_ports: bool = True,
 ) -> LocalRun:
-    """Create the run of a manifest, without starting it. Raises ConfigError. `notes`: print the ignored fields."""
+    """Create the run of a manifest, without starting it. Raises ConfigError.
+
+    `notes`: print the ignored fields. `needs_ports`: reject a run if a port of its Services is in use.
+    """
     cluster.keep(other_objects)
-    _check_ports(manifest, cluster)
+    if needs_ports:
+        _check_ports(manifest, cluster)
     note = (lambda line: say(f"note: {line}")) if notes else None
     local = LocalRun.new(manifest, parameters, cluster, note, lambda line: say(f"warning: {line}"))
     for line in python_version_warnings(local.workflow["spec"], cluster):

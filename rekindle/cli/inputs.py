@@ -32,12 +32,12 @@ class Source:
     def manifests(
         self,
         on_valid_config: Callable[[Any], None] = lambda config: None,
-        complete: Callable[[Any], Any] = lambda loaded: loaded.config,
+        to_run_here: bool = False,
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps, Secrets.
 
         The manifest is read from --manifest, or rendered from CONFIG; then `on_valid_config` is called with the config.
-        `complete` returns the config to render, for example with a port that is free.
+        `to_run_here`: unless the user has chosen a port, the model may be served at any free port of this machine.
         """
         if self.manifest and (self.config or self.sets):
             raise click.UsageError(
@@ -53,10 +53,14 @@ class Source:
             return manifest, other_objects
         from rekindle.blocks.manifest.render import render_manifest
 
-        config = complete(self.load())
-        manifest = render_manifest(config)
+        loaded = self.load()
+        manifest = render_manifest(loaded.config)
         self.scheduled_time()
-        on_valid_config(config)
+        on_valid_config(loaded.config)
+        if to_run_here and "serve.port" not in loaded.origins:
+            from rekindle.local.jobs.model_services import allow_any_port
+
+            manifest = allow_any_port(manifest)
         return manifest, []
 
     def scheduled_time(self) -> str:

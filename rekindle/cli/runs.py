@@ -15,7 +15,6 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
-from rekindle.errors import say
 
 NO_LOGS = "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f` during a run."
 
@@ -46,24 +45,12 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         check_training(valid_config, source.scheduled_time())
 
     with run_output(as_json):
-        workflow, other_objects = source.manifests(begin, lambda loaded: with_free_port(loaded, LocalCluster(home())))
+        workflow, other_objects = source.manifests(begin, to_run_here=True)
         values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
         full_status = bool(source.manifest)
         return foreground.run(
             home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
         )
-
-
-def with_free_port(loaded: Any, cluster: Any) -> Any:
-    """Return the config, with a free port of this machine for the model server unless the user has chosen a port."""
-    config = loaded.config
-    if "serve.port" in loaded.origins:
-        return config
-    port = cluster.port_for(config.name, config.serve.port)
-    if port == config.serve.port:
-        return config
-    say(f"note: the model is served at port {port}, because port {config.serve.port} is taken (setting serve.port).")
-    return config.model_copy(update={"serve": config.serve.model_copy(update={"port": port})})
 
 
 @command

@@ -7,7 +7,6 @@ The embedded services store `services/`, `s3/` and `mlflow.db` in the home.
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,6 @@ from rekindle.local.services.services import BUCKET, SERVICES, Services
 if TYPE_CHECKING:
     from argolocal.controllers.kinds import Kinds
     from rekindle.storage import Store
-
-
-PORTS_TO_TRY = 100  # of a model server whose config has no port
 
 
 class LocalCluster(cluster.LocalCluster):
@@ -46,18 +42,6 @@ class LocalCluster(cluster.LocalCluster):
         from rekindle.local.jobs.kinds import kinds
 
         return kinds()
-
-    def port_for(self, service: str, default: int) -> int:
-        """Return the port of a Service: its present one, or the first port from `default` that is free."""
-        controller = self.kinds.controllers(self, self.home)["Service"]
-        stored = controller.read(service)
-        first = stored["spec"]["ports"][0]["port"] if stored else default
-        for port in (first, *range(default, default + PORTS_TO_TRY)):
-            spec = {"selector": {"app": service}, "ports": [{"port": port}]}
-            with suppress(ConfigError):
-                controller.check({"kind": "Service", "metadata": {"name": service}, "spec": spec})
-                return port
-        return default
 
     def prefetch(self) -> None:
         """Start the services and restart dead deployments in the background. Returns immediately."""

@@ -12,9 +12,11 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.volume import volume_claim
 from rekindle.errors import RekindleError, say
 from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.model_services import may_use_any_port
 from rekindle.view import outcome, overview
 from rekindle.view.progress import LogProgress
 
@@ -37,7 +39,14 @@ def run(
     """
     other_objects = [*other_objects, *_claims(manifest)]
     # notes on manifests that Rekindle rendered would only be noise
-    local = foreground.create_run(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
+    local = foreground.create_run(
+        LocalCluster(home),
+        manifest,
+        parameters,
+        other_objects,
+        notes=full_status,
+        needs_ports=not (may_use_any_port(manifest) or parameters.get(BACKFILL) == "true"),
+    )
     return Pipeline(local).run(as_json=as_json, ask=ask, full_status=full_status)
 
 

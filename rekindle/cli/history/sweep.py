@@ -64,7 +64,7 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
     from rekindle.view import foreground, reuse
 
     with run_output(as_json):
-        workflow, _ = source.manifests(check_sweep)
+        workflow, _ = source.manifests(check_sweep, to_run_here=True)
         values = reuse.add_cached(home(), workflow, {}, not no_cache)
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():

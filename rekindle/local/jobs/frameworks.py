@@ -64,9 +64,14 @@ def operator_environment(obj: Object, role: str, index: int, address: Address) -
 
 def port_of(obj: Object, role: str) -> int:
     """Return the container port with the operator's port name, or the operator's default port."""
-    name, default = JOBS[obj["kind"]].port
+    return find_port(obj, role) or JOBS[obj["kind"]].port[1]
+
+
+def find_port(obj: Object, role: str) -> int | None:
+    """Return the container port with the operator's port name, or None."""
+    name = JOBS[obj["kind"]].port[0]
     ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
-    return next((port["containerPort"] for port in ports if port.get("name") == name), default)
+    return next((port["containerPort"] for port in ports if port.get("name") == name), None)
 
 
 def _total_replicas(obj: Object) -> int:

@@ -34,6 +34,7 @@ from rekindle.local.jobs.frameworks import (
     replicas_of,
     tolerates_failure,
 )
+from rekindle.local.ports import move_job_port
 
 MIN_RETRYABLE_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
 SUCCEEDED_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
@@ -69,6 +70,11 @@ class TrainingJobs(Controller):
         reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
             sole_container(replica["template"]["spec"], f"{label}: {role}")
+
+    def apply(self, obj: Object) -> Object:
+        """Apply the job, at another port if a program has taken the job's default port from all pods."""
+        self.check(obj)
+        return super().apply(move_job_port(self.cluster, obj, self.read(obj["metadata"]["name"])))
 
     def on_write(self, stored: Object) -> Object:
         self._adopt(stored)

@@ -24,6 +24,7 @@ from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.frameworks import port_of
 from rekindle.local.jobs.training_job import TrainingJobs, condition, is_finished
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
@@ -149,8 +150,10 @@ class Training:
     def accepts_connections(self) -> bool:
         pid = self.launcher(COORDINATOR)
         if pid and pid != self._answering_pid:
+            job = self.cluster.find("PyTorchJob", self.name)
             with suppress(OSError):
-                socket.create_connection((self.cluster.address(self._pod(COORDINATOR)), PORT), 0.05).close()
+                port = port_of(job, "Master") if job else PORT
+                socket.create_connection((self.cluster.address(self._pod(COORDINATOR)), port), 0.05).close()
                 self._answering_pid = pid
         return pid is not None and pid == self._answering_pid
 

@@ -1,7 +1,6 @@
 """This machine as a cluster: the addresses, credentials and images of its pods."""
 
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from argolocal.controllers.base import Controller
 from argolocal.manifest.read import workflow
 from argolocal.runner.preflight import check
-from rekindle.blocks.manifest.config import load_config
-from rekindle.cli.runs import with_free_port
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 
@@ -58,25 +55,3 @@ def test_the_error_for_a_models_occupied_port_names_its_setting(cluster: LocalCl
             "spec": {"selector": {"a": "b"}, "ports": [{"port": server.getsockname()[1]}]},
         }
         cluster.kinds.controllers(cluster, cluster.home)["Service"].check(service)
-
-
-def test_a_model_without_a_chosen_port_gets_the_next_free_port(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        port = LocalCluster(tmp_path).port_for("demo", taken)
-        assert port > taken
-        socket.create_server(("127.0.0.1", port)).close()
-    assert LocalCluster(tmp_path).port_for("demo", taken) == taken
-
-
-def test_a_taken_port_is_replaced_aloud_unless_the_user_has_chosen_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    demo = Path(__file__).parents[3] / "configs/demo.yaml"
-    with suppress(OSError), socket.create_server(("127.0.0.1", 8080)):  # or another program has it
-        port = with_free_port(load_config(demo, (), {}), LocalCluster(tmp_path)).serve.port
-        assert port > 8080
-        assert f"the model is served at port {port}" in capsys.readouterr().err
-        chosen = load_config(demo, ("serve.port=8080",), {})
-        assert with_free_port(chosen, LocalCluster(tmp_path)).serve.port == 8080
-        assert not capsys.readouterr().err

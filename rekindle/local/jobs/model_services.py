@@ -1,0 +1,97 @@
+"""The Deployments and Services of models. The port of a Service is a setting of the config.
+
+If the user has not chosen a port, the Service gets a free port when it is applied: a training may take hours, and other
+programs and runs may take a port meanwhile.
+"""
+
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from argolocal.controllers.base import Object
+from argolocal.controllers.deployment import Deployments, Services, is_headless
+from argolocal.state.journal import RunFiles
+from rekindle.errors import ConfigError, say
+from rekindle.local.ports import move_address_port, move_server_port
+
+PORTS_TO_TRY = 100
+ANY_PORT = "rekindle.dev/any-port"  # annotation of a workflow whose model may be served at any free port
+
+
+def allow_any_port(workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the workflow with the permission to serve its model at any free port of this machine."""
+    metadata = workflow["metadata"]
+    annotations = (metadata.get("annotations") or {}) | {ANY_PORT: "true"}
+    return {**workflow, "metadata": {**metadata, "annotations": annotations}}
+
+
+def may_use_any_port(workflow: Mapping[str, Any]) -> bool:
+    """Return True if the workflow has the permission of `allow_any_port`."""
+    metadata = workflow.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    return isinstance(annotations, dict) and annotations.get(ANY_PORT) == "true"
+
+
+class ModelDeployments(Deployments):
+    """The Deployments of model servers."""
+
+    def apply(self, obj: Object) -> Object:
+        """Apply the Deployment, at another port if a program has taken the port from all pods."""
+        self.check(obj)
+        return super().apply(move_server_port(self.cluster, obj))
+
+
+class ModelServices(Services):
+    """Stores Services of models. The Service of a model keeps its port from release to release."""
+
+    hint = " (--set serve.port=...)"
+
+    def apply(self, obj: Object) -> Object:
+        """Apply the Service, at a free port if the run may use any port. Raises ConfigError."""
+        spec = obj.get("spec") or {}
+        if not spec.get("ports"):
+            return super().apply(obj)  # raises ConfigError
+        if is_headless(obj):
+            self.check(obj)
+            return super().apply(move_address_port(self.cluster, obj))
+        if not self._may_use_any_port():
+            return super().apply(obj)
+
+        # until the Service is stored, another run of this home must not choose the same port
+        with self._choosing():
+            return super().apply(self._with_free_port(obj))
+
+    def _may_use_any_port(self) -> bool:
+        run = RunFiles(self.cluster.home, self.run.name)
+        return run.is_own_folder() and may_use_any_port(run.workflow())
+
+    @contextmanager
+    def _choosing(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".ports.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _with_free_port(self, obj: Object) -> Object:
+        """Return the Service with its current port, or else the next free port."""
+        name, (first, *others) = obj["metadata"]["name"], obj["spec"]["ports"]
+        default, current = first["port"], self.read(name)
+        first_choice = current["spec"]["ports"][0]["port"] if current else default
+        ports_of_others = self._ports_of_other_services(name)
+        for port in (first_choice, *range(default, default + PORTS_TO_TRY)):
+            if port in ports_of_others:
+                continue
+            moved = {**obj, "spec": {**obj["spec"], "ports": [{**first, "port": port}, *others]}}
+            with suppress(ConfigError):
+                self.check(moved)
+                if port != default:
+                    reason = f"because port {default} is taken (setting serve.port)"
+                    say(f"note: the model is served at port {port}, {reason}.")
+                return moved
+        return obj
+
+    def _ports_of_other_services(self, name: str) -> set[int]:
+        """Return the ports of the other Services of this home, also of those that `rekindle down` has stopped."""
+        services = [service for other, service in self.objects().items() if other != name]
+        return {port["port"] for service in services if not is_headless(service) for port in service["spec"]["ports"]}
