@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from argolocal.common.json_text import without_nan
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.sections import Section
 
@@ -137,8 +138,8 @@ class Decision:
             "candidate": {"sha256": self.candidate, **values["candidate"]},
             "champion": champion_record,
             "baseline": values.get("baseline"),
-            "difference": asdict(evaluation.difference) if evaluation.difference else None,
-            "baseline_difference": asdict(evaluation.baseline_difference) if evaluation.baseline_difference else None,
+            "difference": _as_json(evaluation.difference),
+            "baseline_difference": _as_json(evaluation.baseline_difference),
             "chosen": evaluation.chosen,
             "parts": evaluation.parts,
             "warnings": evaluation.warnings,
@@ -199,6 +200,8 @@ class Decision:
         return [f"its advantage over the baseline{chance} {self._interval(difference)}"], []
 
     def _interval(self, difference: Difference) -> str:
+        if not all(map(math.isfinite, (difference.low, difference.high))):
+            return f"{difference.metric} is not a number in most draws of the bootstrap, so it has no interval"
         digits = next(metric.digits for metric in self.metrics if metric.name == difference.metric)
         return (
             f"{difference.mean:+.{digits}f}, {self.gate.confidence:.0%} interval {difference.low:+.{digits}f} to "
@@ -217,7 +220,11 @@ class Decision:
         if not (chosen := self.evaluation.chosen):
             return []
         by, values = chosen["by"], chosen["validation"]
-        other_values = ", ".join(f"{name} {values[name][by]:.5g}" for name in values if name != chosen["family"])
+        other_values = ", ".join(
+            f"{name} {'not a number' if values[name][by] is None else format(values[name][by], '.5g')}"
+            for name in values
+            if name != chosen["family"]
+        )
         value = f"{values[chosen['family']][by]:.5g}"
         return [f"Validation chose the family {chosen['family']} by {by} {value} ({other_values})."]
 
@@ -241,6 +248,11 @@ class Decision:
         if low > 0:
             return "release", f"The candidate is better, and not by chance: {figures}."
         return "release", f"The candidate is not worse by more than gate.tolerance ({gate.tolerance:g}): {figures}."
+
+
+def _as_json(difference: Difference | None) -> dict[str, Any] | None:
+    """Return the fields of a difference; the bounds of an interval that is unknown are None."""
+    return without_nan(asdict(difference)) if difference else None
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:

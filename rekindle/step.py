@@ -9,7 +9,6 @@ field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Art
 
 import argparse
 import base64
-import json
 import os
 import shutil
 import sys
@@ -30,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import describe_not_finite, from_json, to_json
 from argolocal.common.wording import shorten, visible
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
@@ -61,7 +60,7 @@ def _scratch(parent: str, process: int) -> Path:
 class StepInputs(BaseModel):
     """The inputs of a step: each field is a flag."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @property
     def workdir(self) -> Path:
@@ -161,7 +160,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     values: dict[str, Any] = {}
     for name, text in texts.items():
         try:
-            values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else json.loads(text)
+            values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else from_json(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
     try:
@@ -228,7 +227,13 @@ def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
 
 
 def output_text(name: str, value: Any) -> str:
-    """Format an output for Argo. Raises DataError for a text that Argo would not pass on unchanged."""
+    """Format an output for Argo. Raises DataError for a text that Argo would not pass on unchanged, and for NaN."""
+    plain_value = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    if problem := describe_not_finite({name: plain_value}):
+        raise DataError(
+            f"the output {problem}, since conditions and other tasks cannot read it. Return a finite number, or raise "
+            "rekindle.DataError with the reason."
+        )
     text = to_text(value)
     if "{{" not in text:
         return text

@@ -8,6 +8,7 @@ same (the candidate has the weights of the champion). The report contains verdic
 """
 
 import json
+import math
 import os
 from typing import Any
 
@@ -101,7 +102,7 @@ def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
     """Return the values to log to MLflow by name.
 
     These are the metrics of candidate, champion and baseline, the intervals of the candidate's differences from
-    champion and baseline, and the validation values of all families.
+    champion and baseline, and the validation values of all families. Numbers that are not finite are left out.
     """
     metrics = evaluation.metrics
     values = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
@@ -110,7 +111,8 @@ def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
             values |= {f"{difference.metric}_{other}difference_{k}": getattr(difference, k) for k in INTERVAL}
     families = (evaluation.chosen or {"validation": {}})["validation"]
     values |= {f"validation/{family}/{name}": v for family in families for name, v in families[family].items()}
-    return {f"{prefix}{name}": value for name, value in (metrics["candidate"] | values).items()}
+    values = metrics["candidate"] | values
+    return {f"{prefix}{name}": value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:

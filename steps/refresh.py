@@ -104,10 +104,11 @@ def predict(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[dic
     import torch
 
     from rekindle.release.examples import batches
-    from rekindle.release.predictor import open_predictor
+    from rekindle.release.predictor import check_json, open_predictor
 
     torch.set_num_threads(1)
     predictor = open_predictor(folder)
     for batch in batches(instances or predictor.example()["instances"]):
         request = {"instances": batch}
-        yield request, predictor.predict([predictor.Request.model_validate_json(to_json(request))])[0]
+        predictions = predictor.predict([predictor.Request.model_validate_json(to_json(request))])[0]
+        yield request, [check_json(prediction, f"instance {row}") for row, prediction in enumerate(predictions)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from argolocal.common.json_text import without_nan
 from rekindle import RekindleError, StepInputs, StepOutputs
 
 MAX_EXAMPLES = 100  # maximum number of test rows to predict
@@ -63,7 +64,8 @@ def run(inputs: Inputs) -> Outputs:
         report |= {"error": str(reported), "exit_code": reported.exit_code}
     else:
         report["stage"] = ""
-    return Outputs(report=report)
+    # after a single step a loss or a metric may be undefined, which is no error: a training continues, too
+    return Outputs(report=without_nan(report))
 
 
 def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
@@ -158,12 +160,4 @@ def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -
     if len(examples.instances):
         report |= {"instance": examples.instances[0], "prediction": predictions[0]}
     report["stage"] = "metrics"
-    truths = evaluation.to_array(examples.truths)
-    arrays = {"candidate": evaluation.to_array(predictions)}
-    parts = evaluation.split_parts(examples)
-    values = [
-        evaluation.compute_metrics(workload.metrics, arrays, truths, rows)["candidate"] for rows in parts.values()
-    ]
-    report["metrics"] = {
-        metric.name: evaluation.mean(value[metric.name] for value in values) for metric in workload.metrics
-    }
+    report["metrics"] = evaluation.average(evaluation.compute_metrics(workload.metrics, predictions, examples))

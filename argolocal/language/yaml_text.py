@@ -21,7 +21,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from argolocal.common.files import read_input
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import describe_not_finite, to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 
@@ -102,13 +102,19 @@ def read_text(file: Path) -> str:
 def parse(text: str, source: str = "the manifest") -> list[Any]:
     """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError with a one-line message."""
     try:
-        return [document for document in _read(text) if document is not None]
+        documents = [document for document in _read(text) if document is not None]
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {_describe(error, text)}") from None
     except _TooMuch as error:
         raise ConfigError(f"{source} is rejected: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{source} is not YAML: {error}") from None
+
+    # YAML has .nan and .inf; JSON, to which these documents are converted, has not
+    for document in documents:
+        if problem := describe_not_finite(document):
+            raise ConfigError(f"{source}: {problem}.")
+    return documents
 
 
 def parse_one(text: str, source: str) -> Any:

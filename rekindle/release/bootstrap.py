@@ -25,8 +25,8 @@ def paired_bootstrap(
     """Return (value, low, high): `statistic` of all rows 0..size-1, and its interval over draws with replacement.
 
     Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together: use it for dependent
-    rows, such as all of one customer. Draws whose statistic is undefined (it raises ValueError or is NaN) do not count;
-    if fewer than half of the draws remain, the interval is NaN.
+    rows, such as all of one customer. Draws whose statistic is undefined (it raises ValueError or ArithmeticError,
+    or is NaN) do not count; if fewer than half of the draws remain, the interval is NaN.
     """
     members = _members(size, groups)
     generator = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ def paired_bootstrap(
         drawn_groups = generator.integers(len(members), size=len(members))
         try:
             draws.append(statistic(np.concatenate([members[index] for index in drawn_groups])))
-        except ValueError:
+        except (ValueError, ArithmeticError):
             continue
     return statistic(np.arange(size)), *_interval(draws, resamples, confidence)
 

@@ -4,16 +4,18 @@ The report contains a sample of the examples with the candidate's predictions. `
 first row becomes the server's example request.
 """
 
+import math
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argolocal.common.json_text import describe_not_finite
 from rekindle import project
 from rekindle.errors import CodeError, DataError, RekindleError
 from rekindle.gate import Difference, Evaluation, Gate, Metric
@@ -24,6 +26,18 @@ from rekindle.release.files import model_description
 from rekindle.workload import compares, dataset_facts, digest_of
 
 Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
+PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
+
+
+class Scored(NamedTuple):
+    """A model's predictions, and its metrics on each part."""
+
+    predictions: Any
+    metrics: PartMetrics
+
+
+class NotFinite(DataError):
+    """A metric is NaN or infinite on the test rows."""
 
 
 def evaluate(
@@ -45,42 +59,44 @@ def evaluate(
     if champion and digest_of(champion) != digest_of(dataset):
         examples, warnings, incomparable = exclude_seen(workload, all_examples, dataset, dataset_facts(champion))
     all_examples.max_batch = examples.max_batch = max_batch
-    other_predictions: dict[str, Any] = {}
+
+    others: dict[str, Scored] = {}
     if champion and not incomparable:
         try:
-            other_predictions["champion"] = score(examples, champion, champion)
+            others["champion"] = compute_finite_metrics(workload, score(examples, champion, champion), examples)
         # for example, the champion expects inputs of another shape, or other classes
         except (DataError, CodeError, RuntimeError) as error:
             examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
-        other_predictions["baseline"] = examples.baseline
-    predictions = {"candidate": score(examples, candidate, dataset)} | other_predictions
-    arrays = {name: to_array(values) for name, values in predictions.items()}
-    truths, parts = to_array(examples.truths), split_parts(examples)
-    by_part = {name: compute_metrics(workload.metrics, arrays, truths, rows) for name, rows in parts.items()}
-    metrics = {
-        model: {metric.name: mean(part[model][metric.name] for part in by_part.values()) for metric in workload.metrics}
-        for model in arrays
-    }
-    named_parts = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
+        try:
+            others["baseline"] = compute_finite_metrics(workload, examples.baseline, examples)
+        except NotFinite as error:
+            warnings = [*warnings, f"the baseline is not compared: {error}"]
+    judged = compute_finite_metrics(workload, score(examples, candidate, dataset), examples)
+
     differences = {
-        name: compute_difference(workload.metrics[0], arrays["candidate"], arrays[name], truths, parts, examples, gate)
-        for name in other_predictions
+        name: compute_difference(workload.metrics[0], judged, other, examples, gate) for name, other in others.items()
     }
+    scored = {"candidate": judged, **others}
+    predictions = {name: model.predictions for name, model in scored.items()}
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)
     with convert_errors("the report cannot be written"):
         evaluation = Evaluation(
-            metrics,
+            {name: average(model.metrics) for name, model in scored.items()},
             rows=len(examples),
-            parts=named_parts,
+            parts=named_parts(scored, examples),
             difference=differences.get("champion"),
             baseline_difference=differences.get("baseline"),
             chosen=model_description(candidate).get("chosen"),
             incomparable=incomparable,
             warnings=warnings,
         )
-        return examples.report(report, predictions, evaluation)
+        evaluation = examples.report(report, predictions, evaluation)
+
+    if problem := describe_not_finite({"metrics": evaluation.metrics, "parts": evaluation.parts}):
+        raise NotFinite(f"`report` returned an evaluation whose {problem}. Leave such numbers out.")
+    return evaluation
 
 
 def read_examples(
@@ -159,13 +175,43 @@ def select(values: Any, rows: Any) -> Any:
     return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in np.arange(len(values))[rows]]
 
 
-def compute_metrics(metrics: Any, predictions: dict[str, Any], truths: Any, rows: Any) -> dict[str, dict[str, float]]:
-    """Compute the metrics of each model on some of the rows."""
-    truths = select(truths, rows)
-    return {
-        name: {metric.name: compute(metric, select(array, rows), truths) for metric in metrics}
-        for name, array in predictions.items()
-    }
+def compute_metrics(metrics: Any, predictions: Any, examples: Examples) -> PartMetrics:
+    """Compute the metrics of a model on each part of the test rows."""
+    array, all_truths = to_array(predictions), to_array(examples.truths)
+    result: PartMetrics = {}
+    for name, rows in split_parts(examples).items():
+        selected_predictions, truths = select(array, rows), select(all_truths, rows)
+        result[name] = {metric.name: compute(metric, selected_predictions, truths) for metric in metrics}
+    return result
+
+
+def compute_finite_metrics(workload: Any, predictions: Any, examples: Examples) -> Scored:
+    """Compute the metrics of a model. Raises NotFinite that names a metric which is NaN or infinite, and the part."""
+    by_part = compute_metrics(workload.metrics, predictions, examples)
+    for part, values in by_part.items():
+        for name, value in values.items():
+            if not math.isfinite(value):
+                rows = f'the test rows of the part "{part}"' if part else "the test rows"
+                raise NotFinite(
+                    f"the metric {name} is {value} on {rows}: it must be a finite number. Let the metric's function "
+                    "return a number for such rows, or leave them out of `examples`."
+                )
+    return Scored(predictions, by_part)
+
+
+def named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str, Any]]:
+    """Return name, number of rows, and metrics of each model, for each part that has a name."""
+    return [
+        {"name": name, "rows": int(rows.sum())} | {model: scored[model].metrics[name] for model in scored}
+        for name, rows in split_parts(examples).items()
+        if name
+    ]
+
+
+def average(by_part: PartMetrics) -> dict[str, float]:
+    """Return the mean of each metric over the parts."""
+    names = next(iter(by_part.values()))
+    return {name: mean(values[name] for values in by_part.values()) for name in names}
 
 
 def mean(values: Iterable[float]) -> float:
@@ -179,21 +225,14 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
         return float(metric.function(predictions, truths))
 
 
-def compute_difference(
-    metric: Metric,
-    candidate_predictions: Any,
-    other_predictions: Any,
-    truths: Any,
-    parts: Parts,
-    examples: Examples,
-    gate: Gate,
-) -> Difference:
-    """Return the difference of `metric` between the predictions, with the interval of a paired bootstrap."""
+def compute_difference(metric: Metric, candidate: Scored, other: Scored, examples: Examples, gate: Gate) -> Difference:
+    """Return the difference of `metric` between two models, with the interval of a paired bootstrap."""
+    models = [to_array(model.predictions) for model in (candidate, other)]
+    truths, parts = to_array(examples.truths), split_parts(examples)
     function, weighted = metric.function, metric.weighted
     assert function, "workload.load rejects a metric without a function"
 
     def difference_in_part(rows: Rows) -> float:
-        models = (candidate_predictions, other_predictions)
         a, b = (function(select(array, rows), select(truths, rows)) for array in models)
         return a - b
 
@@ -205,7 +244,6 @@ def compute_difference(
         total = np.zeros(draws.shape[1])
         for mask in parts.values():
             arguments = select(truths, mask), group[mask], draws
-            models = (candidate_predictions, other_predictions)
             a, b = (weighted(select(array, mask), *arguments) for array in models)
             total += a - b
         return total / len(parts)

@@ -11,12 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import CodeError, DataError
+from rekindle.errors import DataError
 from rekindle.gate import Evaluation
 from rekindle.release.compare import INSTANCES_PER_REQUEST
 from rekindle.release.config import MAX_BATCH
 from rekindle.release.files import link, record_predictions, serving_files
-from rekindle.release.predictor import open_predictor
+from rekindle.release.predictor import check_json, open_predictor
 from rekindle.release.validation import parse
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import Example
@@ -79,7 +79,7 @@ class Examples:
             self._requests = self._requests or [self._request(predictor.Request, row) for row in range(len(self))]
             parts = batches(self._requests, self.max_batch)
             answers = (answer for requests in parts for answer in predictor.predict(requests))
-            return [check_json(prediction) for [prediction] in answers]
+            return [check_json(prediction, f"test row {row}") for row, [prediction] in enumerate(answers)]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
         """Write the report of the evaluation into `out`, and return the evaluation, which may be extended.
@@ -100,8 +100,8 @@ class Examples:
     def _request(self, kind: Any, row: int) -> Any:
         try:
             body = to_json({"instances": [self.instances[row]]}).encode()
-        except TypeError as error:
-            raise _invalid_row(row, f"{error}.") from error
+        except (TypeError, ValueError) as error:
+            raise _invalid_row(row, f"{error}.".replace("instances[0].", "")) from error
         try:
             return parse(kind, body)
         except DataError as error:
@@ -126,15 +126,3 @@ def serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         link(Path(folder), serving_files(model, dataset))
         yield Path(folder)
-
-
-def check_json(prediction: Any) -> Any:
-    """Return `prediction`. Raises CodeError if the prediction is not JSON."""
-    try:
-        to_json(prediction)
-    except (TypeError, ValueError) as error:
-        raise CodeError(
-            f"`predict` returned a prediction that is not JSON ({error}): it must return numbers, text, lists or "
-            "objects; `.tolist()` and `.item()` convert tensors."
-        ) from error
-    return prediction

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field, create_model
 
+from argolocal.common.json_text import describe_not_finite, to_json
 from rekindle import families
 from rekindle.errors import CodeError, DataError
 from rekindle.release.files import EXAMPLE, model_description
@@ -92,6 +93,26 @@ def predict(
                 )
             predictions += result
     return predictions
+
+
+def check_json(prediction: Any, row: str) -> Any:
+    """Return `prediction`. `row`: the row that it is for, in words.
+
+    Raises CodeError if the prediction is not JSON, and DataError if it has a number that is NaN or infinite.
+    """
+    try:
+        to_json(prediction)
+    except (TypeError, ValueError) as error:
+        if problem := describe_not_finite({"prediction": prediction}):
+            raise DataError(
+                f"`predict` returned NaN or infinity for {row}: {problem}. Correct `predict` or the row; if the "
+                "training diverged, lower train.learning_rate."
+            ) from error
+        raise CodeError(
+            f"`predict` returned a prediction that is not JSON ({error}): it must return numbers, text, lists or "
+            "objects; `.tolist()` and `.item()` convert tensors."
+        ) from error
+    return prediction
 
 
 def evaluated_batch(release: Path) -> int:

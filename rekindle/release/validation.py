@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator, from_json
 
+from argolocal.common.json_text import numbers
 from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
@@ -83,15 +83,6 @@ def reject_huge_numbers(body: bytes) -> None:
             raise DataError(f"{format_path(path)} is {format_value(value)}: it must fit into 64 bits.")
         if not math.isfinite(value):
             raise DataError(f"{format_path(path)} is {value}: it must be a finite number.")
-
-
-def numbers(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int | float]]:
-    """Yield (path, number) for all numbers in a JSON value."""
-    if isinstance(value, (int, float)):
-        yield path, value
-    elif isinstance(value, (dict, list)):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from numbers(inner, (*path, key))
 
 
 def describe_error(request: type[BaseModel], detail: Any) -> str:

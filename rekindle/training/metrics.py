@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import to_json, without_nan
 from rekindle.errors import TrackingError, say
 
 MAX_POINTS = 500  # maximum number of points of a curve; each point is the mean over the same number of steps
@@ -34,8 +34,8 @@ class Curve:
             self.losses[step] = loss
 
     def dump(self) -> bytes:
-        """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]."""
-        return to_json(sorted(self.losses.items())).encode()
+        """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]; null if not finite."""
+        return to_json(without_nan(sorted(self.losses.items()))).encode()
 
 
 class Metrics:

@@ -26,10 +26,10 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _model(report)
     if "loss" in report:
         flops = f", {report['flops_per_step']:,} FLOPs" if "flops_per_step" in report else ""
-        yield f"step        loss {report['loss']:.4g}, gradient norm {report['gradient_norm']:.4g}{flops}"
+        yield f"step        loss {_number(report['loss'])}, gradient norm {_number(report['gradient_norm'])}{flops}"
     for name in ("validation", "metrics"):
         if name in report:
-            yield f"{name:11} {', '.join(f'{key} {value:.4g}' for key, value in report[name].items())}"
+            yield f"{name:11} {', '.join(f'{key} {_number(value)}' for key, value in report[name].items())}"
     if "instance" in report:
         yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
 
@@ -61,6 +61,10 @@ def _elements(values: Iterable[Any]) -> int:
 
 def _tensor(value: dict[str, Any]) -> str:
     return f"{value['dtype']} {value['shape']}"
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4g}"
 
 
 def _short(value: Any) -> str:

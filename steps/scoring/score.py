@@ -49,6 +49,7 @@ def run(inputs: Inputs) -> Outputs:
 
 def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
     """Write the prediction of each line of `source` to a line of `target`; return the number of lines."""
+    from rekindle.release.predictor import check_json
     from rekindle.release.validation import parse
 
     lines = source.read_bytes().splitlines()
@@ -59,6 +60,6 @@ def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
                 request = parse(predictor.Request, b'{"instances": [%s]}' % b", ".join(batch))
             except DataError as error:
                 raise DataError(f"{target.name}, lines {start + 1} to {start + len(batch)}: {error}") from error
-            for prediction in predictor.predict([request])[0]:
-                predictions.write(to_json(prediction) + "\n")
+            for line, prediction in enumerate(predictor.predict([request])[0], start + 1):
+                predictions.write(to_json(check_json(prediction, f"{target.name}, line {line}")) + "\n")
     return len(lines)

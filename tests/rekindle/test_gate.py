@@ -1,11 +1,15 @@
 """A worse model must not replace a better one, and the verdict must give its reason in figures."""
 
+import json
+import math
 from typing import Any
 
 import pytest
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.gate import Decision, Difference, Evaluation, Gate, Metric, check_bounds
+from steps.evaluate import metrics_to_log
 
 CHAMPION = ("3", "b" * 64)
 
@@ -55,6 +59,25 @@ def test_a_candidate_below_the_minimum_is_not_released_even_if_the_champion_is_w
 
 def test_a_nan_metric_fails_a_minimum():
     assert decide(Gate(minimum={"ap": 0.1}), evaluation(ap=float("nan")), "a" * 64, None)[0] == "keep"
+
+
+def test_an_interval_that_is_unknown_is_null_in_the_verdict() -> None:
+    found = evaluation((0.02, math.nan, math.nan))
+    decision = Decision(Gate(), METRICS, found, "a" * 64, CHAMPION)
+    verdict, reason = decision.decide()
+    assert (verdict, "nan" in reason) == ("keep", False)
+    assert "ap is not a number in most draws of the bootstrap, so it has no interval" in reason
+    difference = json.loads(to_json(decision.record(verdict, reason)))["difference"]
+    assert difference == {"metric": "ap", "mean": 0.02, "low": None, "high": None}
+    assert metrics_to_log(found, "").keys() == {"ap", "auc", "champion_ap", "champion_auc", "ap_difference_mean"}
+
+
+def test_a_family_without_a_finite_validation_is_named_in_the_reason() -> None:
+    chosen = {"family": "trees", "by": "loss", "validation": {"trees": {"loss": 0.5}, "network": {"loss": None}}}
+    found = evaluation(chosen=chosen)
+    _, reason = decide(Gate(minimum={"ap": 0.1}), found, "a" * 64, None)
+    assert "Validation chose the family trees by loss 0.5 (network not a number)." in reason
+    assert metrics_to_log(found, "").keys() == {"ap", "auc", "validation/trees/loss"}
 
 
 def test_equal_weights_are_not_a_new_version():

@@ -1,14 +1,17 @@
 """Steps as commands: typed inputs, outputs in the right files, clear errors."""
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from rekindle.errors import ConfigError, DataError
 from rekindle.step import Artifact, StepInputs, StepOutputs, load, main, output_text, parse, to_text, write_outputs
@@ -79,6 +82,37 @@ def test_an_output_of_json_has_no_template_tags(value: object) -> None:
 def test_an_output_of_text_with_a_template_tag_is_refused() -> None:
     with pytest.raises(DataError, match=r'the output note is .*workflow.uid.* must not contain "{{"'):
         output_text("note", "id {{workflow.uid}}")
+
+
+class Interval(BaseModel):
+    low: float
+    high: float
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda number: number, "figure"),
+        (lambda number: {"rmse": 1.0, "auc": number}, "figure.auc"),
+        (lambda number: [{"auc": (0.5, number)}], r"figure\[0\].auc\[1\]"),
+        (lambda number: Interval(low=number, high=1.0), "figure.low"),
+    ],
+)
+def test_an_output_that_is_not_finite_is_refused_by_its_name(
+    number: float, wrap: Callable[[float], Any], place: str
+) -> None:
+    with pytest.raises(DataError, match=rf"^the output {place} is {number}: it must be a finite number"):
+        output_text("figure", wrap(number))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("rate", "nan"), ("rate", "inf"), ("table", '{"a": NaN}'), ("table", '{"a": 1e999}'), ("items", "[Infinity]")],
+)
+def test_an_input_that_is_not_finite_is_refused_by_its_flag(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--{name}\S* is "):
+        parse(Inputs, {"text": "", name: text})
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ trial. Source: L. Li and others, A System for Massively Parallel Hyperparameter 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from rekindle.training.search.config import Settings, Sweep
 
@@ -45,10 +45,15 @@ class Job:
     rung: int
 
 
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Return True for the metric of a trial that has not failed."""
+    return value is not None and math.isfinite(value)
+
+
 def best_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
     """Return the best trials, best first; equal trials by number. Failed trials (None or not finite) are left out."""
     sign = 1 if better == "lower" else -1
-    finite_values = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
+    finite_values = {number: value for number, value in values.items() if is_finite(value)}
     return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
 
 

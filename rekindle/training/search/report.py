@@ -1,13 +1,12 @@
 """The result of a sweep as rows, as a table and as a plot."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rekindle.training.cost.bill import amount
 from rekindle.training.search.config import Choice
-from rekindle.training.search.halving import Trial, best_trials
+from rekindle.training.search.halving import Trial, best_trials, is_finite
 from rekindle.training.search.study import Study
 
 
@@ -78,7 +77,7 @@ def picture(study: Study, file: Path) -> None:
     steps_axis, *setting_axes = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
     winner = rows(study)[0]["trial"]
     for trial in study.trials():
-        points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _is_finite(value)]
+        points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if is_finite(value)]
         is_winner = trial.number == winner
         style: dict[str, Any] = {"color": "C1", "zorder": 3} if is_winner else {"color": "C0", "alpha": 0.5}
         steps_axis.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style)
@@ -94,7 +93,7 @@ def picture(study: Study, file: Path) -> None:
 
 
 def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], winner: int) -> None:
-    finished_trials = [trial for trial in trials if _is_finite(trial.value)]
+    finished_trials = [trial for trial in trials if is_finite(trial.value)]
     values = [trial.settings[path] for trial in finished_trials]
     if choice.choices:
         values = [choice.choices.index(value) for value in values]
@@ -110,7 +109,3 @@ def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial],
             axis.scatter([value], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2)
     if choice.log:
         axis.set_xscale("log")
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)

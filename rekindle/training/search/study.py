@@ -21,7 +21,7 @@ from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
 from rekindle.training.search import budget, halving
 from rekindle.training.search.config import LOSS, Settings, Sweep
-from rekindle.training.search.halving import Job, Trial
+from rekindle.training.search.halving import Job, Trial, is_finite
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -205,10 +205,13 @@ class Study:
         metrics, best_validation = self._read_json(f"{output}/validation.json") or {}, model.get("best", {})
         if metric not in metrics:
             return {"why": f"its validation has only the metrics {', '.join(metrics) or '(none)'}"}
-        value = metrics[metric]
+        finite_values = [value for value in [metrics[metric]] if is_finite(value)]
         if metric == LOSS and best_validation.get("released"):
-            value = min(best_validation["validation_loss"], value)
-        return {"value": value, "steps": model["step"], "sha256": model["sha256"]}
+            finite_values.append(best_validation["validation_loss"])
+        result = {"value": min(finite_values, default=None), "steps": model["step"], "sha256": model["sha256"]}
+        if not finite_values:
+            result["why"] = f"its {metric} is not a number: lower the learning rate if the training diverged"
+        return result
 
     def _read_json(self, key: str) -> dict[str, Any] | None:
         try:

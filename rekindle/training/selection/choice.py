@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import to_json, without_nan
 from rekindle import families
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
@@ -47,7 +47,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
     best_family = best_of(values, metric)
     shutil.copytree(models[best_family], out)
-    chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": values}
+    chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": without_nan(values)}
     description = json.loads((out / "model.json").read_text()) | {"chosen": chosen}
     (out / "model.json").write_text(to_json(description, indent=1))
     return best_family

@@ -1,5 +1,6 @@
 """Untrusted YAML and JSON is rejected with one sentence, quickly."""
 
+import re
 import resource
 import subprocess
 import sys
@@ -101,3 +102,16 @@ def test_ordinary_texts_are_parsed(text: str, value: Any):
 def test_parse_one_rejects_two_documents():
     with pytest.raises(ConfigError, match=r"a\.yaml has 2 documents: it must have one"):
         parse_one("a: 1\n---\nb: 1\n", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("spec:\n  items: [1, .nan]", "a.yaml: spec.items[1] is nan: it must be a finite number."),
+        ("spec: {limit: -.inf}", "a.yaml: spec.limit is -inf: it must be a finite number."),
+        ('{"spec": {"limit": 1e999}}', "spec.limit is inf: it must be a finite number"),
+    ],
+)
+def test_a_number_that_json_does_not_have_is_refused_by_its_key(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(text, "a.yaml")

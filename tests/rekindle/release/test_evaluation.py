@@ -1,8 +1,10 @@
 """The evaluation uses the predictions that servers will give, of the candidate and the champion on the same rows."""
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -327,3 +329,91 @@ def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
     assert evaluation.metrics["champion"]["mse"] == pytest.approx((first + second) / 2)
     assert evaluation.difference.mean == pytest.approx(-(first + second) / 2)
     assert -380 < evaluation.difference.low < evaluation.difference.mean < evaluation.difference.high < -100
+
+
+def undefined_for(rows: Callable[[Any], Any], number: float = math.nan) -> Callable[[Any, Any], float]:
+    """Return a metric that is not a number if its predictions have these values."""
+    return lambda predictions, truths: number if np.any(rows(predictions)) else 1.0
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_not_finite_is_named_with_the_part_of_the_rows(
+    number: float, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Example({"x": float(x)}, 2.0 * x, part="first" if x < 15 else "last") for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
+    metric = Metric("auc", undefined_for(lambda predictions: predictions > 35, number))
+    monkeypatch.setattr(lines, "metrics", (*lines.metrics, metric))
+    message = rf'the metric auc is {number} on the test rows of the part "last": it must be a finite number\. Let'
+    with pytest.raises(DataError, match=message):
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_champion_with_a_metric_that_is_not_finite_is_incomparable(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "metrics", (Metric("auc", undefined_for(lambda predictions: predictions < 0)),))
+    good, bad = write_model(tmp_path / "good", 2.0), write_model(tmp_path / "bad", -1.0, dataset)
+    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    assert "the metric auc is nan on the test rows" in evaluation.incomparable
+    assert evaluation.metrics == {"candidate": {"auc": 1.0}, "baseline": {"auc": 1.0}}
+
+
+def test_a_baseline_with_a_metric_that_is_not_finite_is_left_out_with_a_warning(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Example({"x": float(x)}, 2.0 * x, baseline=math.nan if x == 3 else 1.0) for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
+    evaluation = run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    assert (evaluation.metrics.keys(), evaluation.baseline_difference) == ({"candidate"}, None)
+    [warning] = evaluation.warnings
+    assert warning.startswith("the baseline is not compared: the metric rmse is nan on the test rows: ")
+
+
+@pytest.mark.parametrize("slope", [math.nan, math.inf])
+def test_a_prediction_that_is_not_finite_is_named_with_its_row(slope: float, dataset: Path, tmp_path: Path) -> None:
+    rows = [[float(x), 2.0 * x] for x in range(1, 20)]
+    (dataset / "test.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=rf"for test row 0: prediction is {slope}: it must be a finite number"):
+        run_evaluation(write_model(tmp_path / "broken", slope), None, dataset, tmp_path / "report")
+    evaluation = run_evaluation(
+        write_model(tmp_path / "good", 2.0), write_model(tmp_path / "bad", slope, dataset), dataset, tmp_path / "report"
+    )
+    assert f"prediction is {slope}" in evaluation.incomparable and "champion" not in evaluation.metrics
+
+
+def test_an_instance_that_is_not_finite_is_named_with_its_row(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "examples", lambda path: iter([({"x": 1.0}, 2.0), ({"x": math.nan}, 2.0)]))
+    with pytest.raises(DataError, match="gives test row 1, which is not a valid instance: x is nan: it must be"):
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+def divide(predictions: Any, truths: Any) -> float:
+    """Compute a share as pure Python does: a draw without large truths raises ZeroDivisionError."""
+    large = [float(prediction) for prediction, truth in zip(predictions, truths, strict=True) if truth > 36]
+    return sum(large) / len(large)
+
+
+def test_a_draw_without_a_value_does_not_count(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "metrics", (Metric("share", divide),))
+    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
+    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    assert evaluation.difference.mean == evaluation.difference.low == evaluation.difference.high == 19.0
+
+
+class Extended(Examples):
+    """Adds a figure that is undefined for this candidate."""
+
+    def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
+        return replace(evaluation, metrics={"candidate": evaluation.metrics["candidate"] | {"recall": math.nan}})
+
+
+def test_a_figure_that_report_adds_must_be_finite(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "examples", lambda path: Extended(np.array([2.0]), [{"x": 1.0}]))
+    with pytest.raises(DataError, match=r"an evaluation whose metrics\.candidate\.recall is nan: it must be a finite"):
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")

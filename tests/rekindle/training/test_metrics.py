@@ -1,8 +1,9 @@
+import math
 import re
 
 import pytest
 
-from rekindle.training.metrics import PROGRESS, Metrics
+from rekindle.training.metrics import PROGRESS, Curve, Metrics
 
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
 
@@ -28,6 +29,13 @@ def test_the_progress_line_shows_the_newest_validation_loss(capsys: pytest.Captu
     assert line.endswith(" validation_loss=0.25000") and last == "validation loss=0.12500 accuracy=0.87500"
     match = PROGRESS.search(line)
     assert match and match[6] == "0.25000"
+
+
+def test_the_curve_of_a_training_that_diverged_is_json() -> None:
+    curve = Curve(3)
+    for step, loss in ((1, 0.5), (2, math.inf), (3, math.nan)):
+        curve.record(step, loss)
+    assert curve.dump() == b"[[1, 0.5], [2, null], [3, null]]"
 
 
 def test_points_that_mlflow_did_not_accept_are_counted_at_the_end(

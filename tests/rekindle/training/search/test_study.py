@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.search import report
@@ -99,6 +100,32 @@ def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) ->
         finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
     assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
     assert report.rows(study)[-1]["state"] == "failed"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "null"])
+def test_a_trial_with_an_undefined_metric_has_failed(study: Study, number: str) -> None:
+    """A training writes null; a sweep that an earlier version began may have NaN."""
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        finish(study, *claim)
+        if claim[0].number == 4:
+            validation = f'{{"step": 1, "loss": {number}}}'.encode()
+            study.store.put(f"{study.output(claim[0].number, claim[1])}/validation.json", validation)
+    assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
+    row = report.rows(study)[-1]
+    assert (row["trial"], row["state"], row["loss"]) == (4, "failed", None)
+    assert row["why"].startswith("its loss is not a number: ")
+    assert "NaN" not in to_json(report.rows(study))
+
+
+def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study) -> None:
+    claim = study.claim(0, DEFAULT, WHOLE)
+    assert claim
+    finish(study, *claim)
+    output = study.output(claim[0].number, claim[1])
+    best = {"best": {"step": 3, "validation_loss": 0.25, "released": True}, "step": 10, "sha256": "0"}
+    study.store.put(f"{output}/model.json", json.dumps(best).encode())
+    study.store.put(f"{output}/validation.json", b'{"step": 1, "loss": null}')
+    assert study.result(Job(claim[0].number, claim[1])) == {"value": 0.25, "steps": 10, "sha256": "0"}
 
 
 def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: Study) -> None:
