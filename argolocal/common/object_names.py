@@ -6,13 +6,15 @@ A name that tags compute is known only at run time, so each name is checked wher
 Source: Kubernetes' apimachinery/pkg/util/validation (validation.go) and apis/core/validation.
 """
 
+import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from argolocal.errors import ConfigError
 
+DATA_KINDS, DATA_FIELDS = ("ConfigMap", "Secret"), ("data", "binaryData", "stringData")
 MAX_SHOWN_CHARACTERS = 300  # of an invalid name in a message
 
 
@@ -98,14 +100,35 @@ def check_object(kind: str, name: object) -> None:
 
 def check_labels(labels: Mapping[Any, Any] | None, where: str) -> None:
     """Raise ConfigError for a label that the API server rejects."""
-    for key, value in (labels or {}).items():
+    for key, value in _items(labels, where):
         QUALIFIED_NAME.check(key, where)
         LABEL_VALUE.check(value, f"{where}.{key}")
 
 
 def check_annotations(annotations: Mapping[Any, Any] | None, where: str) -> None:
     """Raise ConfigError for an annotation that the API server rejects; case does not matter in their keys."""
-    for key, value in (annotations or {}).items():
+    for key, value in _items(annotations, where):
         QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, where)
         if not isinstance(value, str):
             raise ConfigError(f"{where}.{key} is {value!r}: it must be a string. Quote it.")
+
+
+def check_data(obj: Mapping[str, Any], kind: str, name: str) -> None:
+    """Raise ConfigError for the data of a ConfigMap or Secret that the API server rejects."""
+    for field in DATA_FIELDS:
+        is_encoded = field == "binaryData" or (field == "data" and kind == "Secret")
+        for key, value in _items(obj.get(field), f"{kind} {name}.{field}"):
+            DATA_KEY.check(key, f'{kind} "{name}" is invalid: data')
+            if not isinstance(value, str):
+                raise ConfigError(f"{kind} {name}.{field}.{key} is not a string: quote it.")
+            try:
+                base64.b64decode(value if is_encoded else "", validate=True)
+            except ValueError:
+                hint = "Encode the value, or move the plain text to stringData (of a ConfigMap: data)."
+                raise ConfigError(f"{kind} {name}.{field}.{key} is not base64. {hint}") from None
+
+
+def _items(values: Mapping[Any, Any] | None, where: str) -> Iterable[tuple[Any, Any]]:
+    if values and not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is {values!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values.")
+    return (values or {}).items()

@@ -24,7 +24,6 @@ from argolocal.language.gofmt import timestamp
 from argolocal.pods import volumes
 
 Object = dict[str, Any]
-DATA_KINDS, DATA_FIELDS = ("ConfigMap", "Secret"), ("data", "binaryData", "stringData")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -51,9 +50,8 @@ class Controller:
         where = f'{self.kind} "{metadata["name"]}" is invalid: metadata'
         object_names.check_labels(metadata.get("labels"), f"{where}.labels")
         object_names.check_annotations(metadata.get("annotations"), f"{where}.annotations")
-        if self.kind in DATA_KINDS:
-            for key in (key for field in DATA_FIELDS for key in obj.get(field) or {}):
-                object_names.DATA_KEY.check(key, f'{self.kind} "{metadata["name"]}" is invalid: data')
+        if self.kind in object_names.DATA_KINDS:
+            object_names.check_data(obj, self.kind, metadata["name"])
 
     def apply(self, obj: Object) -> Object:
         """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.

@@ -222,7 +222,7 @@ class Resources:
             obj = parse_one(text, "the manifest")
         except ConfigError as error:
             raise KubectlError(str(error)) from None
-        if isinstance(obj, dict) and resource.get("setOwnerReference"):
+        if isinstance(obj, dict) and _has_kind_and_metadata(obj) and resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
             owner = {"apiVersion": self.workflow["apiVersion"], "kind": "Workflow", "controller": True}
             owner |= {"name": meta["name"], "uid": meta["uid"], "blockOwnerDeletion": True}

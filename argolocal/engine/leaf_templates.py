@@ -11,6 +11,7 @@ from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
 from argolocal.engine.inputs import SubstitutedTemplate
 from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
+from argolocal.engine.pod_fields import add_workflow_fields
 from argolocal.errors import ConfigError
 from argolocal.language.substitute import substitute
 from argolocal.manifest import pod_patch
@@ -43,6 +44,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     try:
         values = {**context.inputs.globals, **scope, "pod.name": pod_name}
         resolved_template = template if isinstance(template, SubstitutedTemplate) else substitute(template, values)
+        resolved_template = add_workflow_fields(resolved_template, context.spec, values)
         patches = substitute(context.spec.get("podSpecPatch"), values), resolved_template.get("podSpecPatch")
         resolved_template = pod_patch.apply_patches(resolved_template, patches)
     except (PatchError, ConfigError) as error:

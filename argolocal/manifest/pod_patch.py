@@ -14,7 +14,8 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PatchError, strategic
 from argolocal.manifest.schema import walk
 
-POD_FIELDS = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+DEADLINES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+CHECKED_FIELDS = ("nodeSelector", "serviceAccountName", "priorityClassName", "schedulerName", "hostAliases")
 CONTAINER_FIELDS = ("env", "resources")
 ARGO_CONTAINERS = ("wait", "init")
 Template = dict[str, Any]
@@ -25,7 +26,8 @@ def apply_patches(template: Template, texts: Iterable[str | None]) -> Template:
     for text in filter(None, texts):
         patch = _load_patch(text, "podSpecPatch")
         list(walk(patch, "PodPatch", "podSpecPatch"))
-        template = {**template, **{key: patch[key] for key in POD_FIELDS if key in patch}}
+        pod_fields = {key: patch[key] for key in (*DEADLINES, *CHECKED_FIELDS) if key in patch}
+        template = strategic(template, pod_fields)
         for kind in ("containers", "initContainers"):
             for container in patch.get(kind) or []:
                 template = _patch_container(template, kind, container)

@@ -56,8 +56,12 @@ def check_names(template: Mapping[str, Any], pod: str) -> None:
     object_names.check_labels(metadata.get("labels"), f"{where}: metadata.labels")
     object_names.check_annotations(metadata.get("annotations"), f"{where}: metadata.annotations")
     object_names.check_labels(template.get("nodeSelector"), f"{where}: spec.nodeSelector")
-    if service_account := template.get("serviceAccountName"):
-        object_names.SUBDOMAIN.check(service_account, f"{where}: spec.serviceAccountName")
+    for field in ("serviceAccountName", "priorityClassName", "schedulerName"):
+        if template.get(field):
+            object_names.SUBDOMAIN.check(template[field], f"{where}: spec.{field}")
+    for alias in template.get("hostAliases") or []:
+        for name in (alias.get("hostnames") or []) if isinstance(alias, dict) else []:
+            object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
 
 
 def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:

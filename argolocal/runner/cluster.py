@@ -212,7 +212,8 @@ class LocalCluster:
                     f"{kind} {name!r} in the Workflow's file is not supported: use one of {', '.join(STORABLE_KINDS)}."
                 )
             object_names.check_object(kind, name)
-            _check(obj, f"{kind} {name}")
+            if kind in object_names.DATA_KINDS:
+                object_names.check_data(obj, str(kind), str(name))
             path = self.home / "objects" / str(kind) / f"{name}.json"
             homes.make(self.home)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,18 +238,3 @@ def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
     if data is None:
         raise KeyError(name)
     return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
-
-
-def _check(obj: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for data that the API server rejects."""
-    kind = obj.get("kind")
-    for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
-        is_encoded = key == "binaryData" or (key == "data" and kind == "Secret")
-        for name, value in (obj.get(key) or {}).items():
-            if not isinstance(value, str):
-                raise ConfigError(f"{where}.{key}.{name} is not a string: quote it.")
-            try:
-                base64.b64decode(value if is_encoded else "", validate=True)
-            except ValueError:
-                hint = "Encode the value, or move the plain text to stringData (of a ConfigMap: data)."
-                raise ConfigError(f"{where}.{key}.{name} is not base64. {hint}") from None

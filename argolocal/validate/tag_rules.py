@@ -1,5 +1,6 @@
 """Check tags: every `{{tag}}` must be closed and have a value."""
 
+import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from argolocal.validate.findings import Findings
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
 # first words of the tags that are substituted
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
+# all first words of tags; Argo leaves a tag with another first word in the text, such as a tag of Jinja
+FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
+SIMILARITY = 0.8  # lowest similarity of a misspelt first word
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
 # A tag that begins with one of these is not checked by Argo, but remains in the text if it does not have a value.
 # Source: validate.go, resolveAllVariables.
@@ -54,15 +58,34 @@ def check(findings: Findings, path: str, value: Any, scope: Scope, use: Use) -> 
 
 def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use) -> None:
     for tag in TAG.findall(text):
-        for name in _names_in(findings, path, tag):
+        names = _names_in(findings, path, tag)
+        for name in names:
             # Argo does not substitute a simple tag that is only a first word, such as {{inputs}}.
             is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
             if name.split(".")[0] in PREFIXES and not is_first_word and not _has_value(tag, name, scope):
                 message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
                 findings.add(path, "tag", message, use.is_fatal(tag, name))
+            is_variable = tag.startswith("=") and "." not in name
+            is_part = any(other.startswith(f"{name}.") for other in names)
+            if not is_variable and not is_part and (correct_name := _correct_first_word(name)):
+                message = f'"{name}" is not a tag, so Argo leaves it in the text. Did you mean "{correct_name}"?'
+                findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
             if RETRY_TAG.fullmatch(name) and not use.retries:
                 message = "the template does not have a retryStrategy: add one, or remove the tag."
                 findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
+
+
+def _correct_first_word(name: str) -> str:
+    """Return the tag that a name with a misspelt first word seems to mean, or ""."""
+    first_word, dot, rest = name.partition(".")
+    if first_word == "node":
+        return "" if name == "node.name" or not dot else "node.name"
+    if first_word in FIRST_WORDS or not re.fullmatch(r"[A-Za-z]+", first_word):
+        return ""
+
+    similar_words = difflib.get_close_matches(first_word.lower(), map(str.lower, FIRST_WORDS), 1, SIMILARITY)
+    index = [word.lower() for word in FIRST_WORDS].index(similar_words[0]) if similar_words else None
+    return "" if index is None else f"{FIRST_WORDS[index]}{dot}{rest}"
 
 
 def _has_value(tag: str, name: str, scope: Scope) -> bool:

@@ -55,6 +55,11 @@ def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None
         (resource({"kind": "ConfigMap", "metadata": {"name": f"x-{TAG}"}}), "RFC 1123 subdomain"),
         (resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": {"a": TAG}}}), "metadata.labels.a"),
         (resource({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {TAG: "1"}}), "valid config key"),
+        ({"container": ECHO, "hostAliases": [{"ip": "1.2.3.4", "hostnames": [TAG]}]}, "hostAliases.hostnames"),
+        ({"container": ECHO, "priorityClassName": TAG}, "spec.priorityClassName"),
+        ({"container": ECHO, "podSpecPatch": json.dumps({"serviceAccountName": TAG})}, "spec.serviceAccountName"),
+        (resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": TAG}}), "must map names to values"),
+        (resource({"kind": "Secret", "metadata": {"name": "x"}, "data": {"a": f"%{TAG}"}}), "not base64"),
         (resource({"kind": ["ConfigMap"], "metadata": {"name": TAG}}), "kind must be text"),
         ({"resource": {"action": "get", "flags": ["configmap", f"x-{TAG}"]}}, "must name a kind and an object"),
     ],
@@ -65,6 +70,33 @@ def test_a_name_that_tags_make_invalid_ends_the_node_and_runs_the_exit_handler(
     cluster = LocalCluster(tmp_path)
     check_that_only_the_node_failed(execute(workflow(template), {}, cluster), reason)
     check_that_only_the_node_failed(resume("w", cluster), reason)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"podMetadata": {"labels": {"branch": TAG}}}, "metadata.labels.branch"),
+        ({"podMetadata": {"annotations": {f"a {TAG}": "x"}}}, "metadata.annotations"),
+        ({"nodeSelector": {"zone": TAG}}, "spec.nodeSelector.zone"),
+        ({"serviceAccountName": TAG}, "spec.serviceAccountName"),
+        ({"podPriorityClassName": TAG}, "spec.priorityClassName"),
+        ({"hostAliases": [{"ip": "1.2.3.4", "hostnames": [TAG]}]}, "spec.hostAliases.hostnames"),
+        ({"podSpecPatch": json.dumps({"nodeSelector": {"zone": TAG}})}, "spec.nodeSelector.zone"),
+    ],
+)
+def test_a_name_that_the_workflow_sets_for_all_pods_ends_each_of_its_pods(
+    tmp_path: Path, spec: dict[str, Any], reason: str
+) -> None:
+    status = execute(workflow({"container": ECHO}, **spec), {}, LocalCluster(tmp_path))
+    phases = {node["name"]: node["phase"] for node in status["nodes"].values()}
+    assert phases == {"w": "Error", "w.onExit": "Error"}
+    assert all(reason in node["message"] for node in status["nodes"].values())
+
+
+def test_the_fields_of_a_template_win_over_those_of_the_workflow(tmp_path: Path) -> None:
+    template = {"container": ECHO, "metadata": {"labels": {"branch": "main"}}, "serviceAccountName": "own"}
+    spec = {"podMetadata": {"labels": {"branch": TAG}}, "serviceAccountName": TAG, "onExit": None}
+    assert execute(workflow(template, **spec), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
 
 
 @needs_mounts
