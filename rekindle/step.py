@@ -29,7 +29,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
-from argolocal.common.json_text import describe_not_finite, from_json, to_json
+from argolocal.common.documents import loads
+from argolocal.common.json_text import describe_not_finite, to_json
 from argolocal.common.wording import shorten, visible
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
@@ -160,7 +161,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     values: dict[str, Any] = {}
     for name, text in texts.items():
         try:
-            values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else from_json(text)
+            values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
     try:

@@ -6,7 +6,6 @@ command reads its `Data` and `Model` sections to check a config.
 
 import hashlib
 import inspect
-import json
 import shutil
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pydantic import BaseModel, Field, field_validator
 from argolocal.common.disk import check_space, size_of
 from argolocal.common.json_text import to_json
 from rekindle import families, project
+from rekindle.documents import DatasetFile, InvalidDocument, read_file
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
 from rekindle.sections import Section, copy_first_rows, leaves
@@ -358,24 +358,27 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
 
 def dataset_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a dataset or release directory. Raises DataError."""
-    return _read_record(path, "facts")
+    return dict(_read_dataset(path).facts)
 
 
 def digest_of(path: Path) -> str:
     """Return the digest of a dataset, or of a release's training dataset. Raises DataError."""
-    return _read_record(path, "digest")
+    digest = _read_dataset(path).digest
+    if not digest:
+        raise DataError(f"{path} is not a complete dataset: {DATASET} lacks the digest. Prepare it again.")
+    return digest
 
 
-def _read_record(path: Path, name: str) -> Any:
+def _read_dataset(path: Path) -> DatasetFile:
     try:
-        return json.loads((path / DATASET).read_text())[name]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a complete dataset ({DATASET}: {error}): prepare it again.") from error
+        return read_file(DatasetFile, path / DATASET)
+    except InvalidDocument as error:
+        raise DataError(f"{path} is not a complete dataset: {error} Prepare it again.") from error
 
 
 def data_until(path: Path) -> str:
     """Return the fact `data_until` of a dataset or release directory, or ""."""
-    return dataset_facts(path).get("data_until", "") if (path / DATASET).exists() else ""
+    return str(dataset_facts(path).get("data_until", "")) if (path / DATASET).exists() else ""
 
 
 def code_digest(workload: Any) -> str:

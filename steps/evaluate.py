@@ -7,7 +7,6 @@ same (the candidate has the weights of the champion). The report contains verdic
 `name`, the candidate is not compared with a champion; without `run_id`, nothing is logged to MLflow.
 """
 
-import json
 import math
 import os
 from typing import Any
@@ -63,7 +62,7 @@ def run(inputs: Inputs) -> Outputs:
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
     from rekindle.release.evaluation import evaluate
-    from rekindle.release.files import describe_changes, download_champion, model_description
+    from rekindle.release.files import describe_changes, download_champion, model_description, read_verdict
     from rekindle.storage import Store
 
     sha256 = model_description(inputs.model)["sha256"]
@@ -75,7 +74,7 @@ def run(inputs: Inputs) -> Outputs:
     module: Any = workload.load(inputs.workload)
     evaluation = evaluate(module, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch)
     compared = (release.version, release.sha256) if release else None
-    champion_rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
+    champion_rows = read_verdict(champion).rows if champion else 0
     same = release if release and release.sha256 == sha256 else None
     changed = describe_changes(Store.from_env(), same, module, inputs.servers) if same else ""
     decision = gate.Decision(inputs, module.metrics, evaluation, sha256, compared, champion_rows, changed)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from rekindle.errors import RekindleError
-from rekindle.notify import reasons, status, verdicts
+from rekindle.release.watch.notification import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs, unpack
 
 if TYPE_CHECKING:

@@ -34,15 +34,6 @@ def to_json(
         raise ValueError(describe_not_finite(value) or str(error)) from error
 
 
-def from_json(text: str) -> Any:
-    """Parse JSON from outside. Raises ValueError, also for NaN and Infinity, which Python's own parser accepts."""
-    return json.loads(text, parse_constant=_reject_constant)
-
-
-def _reject_constant(word: str) -> None:
-    raise ValueError(f"{word} is not a number of JSON")
-
-
 def without_nan(value: Any) -> Any:
     """Replace each NaN and infinity in a JSON value by None, which states that the number is unknown."""
     if isinstance(value, float):

@@ -6,7 +6,7 @@ from hera.workflows import DAG, Container, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.pod import environment
-from rekindle.notify import SECRET, NotifyConfig
+from rekindle.release.watch.notification import SECRET, NotifyConfig
 from rekindle.step import to_text
 
 PHASES = ("Succeeded", "Failed", "Errored")  # final phases of a task: a task that follows all of them always runs

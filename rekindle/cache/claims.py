@@ -7,16 +7,18 @@ A new run claims an entry, and then checks that the entry still exists; retentio
 claims. Therefore at least one of the two notices the other.
 """
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import ConfigDict, Field, RootModel
 
 from argolocal.common.json_text import to_json
+from rekindle.documents import parse
 from rekindle.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ INTERVAL_S = 3600  # a younger claim of a task is not renewed
 EXPIRY_S = 366 * 86400  # an older claim is deleted when the next is recorded
 RELEASES = "releases"  # first part of the key of a release
 THREADS = 8
+
+
+class Claims(RootModel[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]):
+    """The Unix time of the last claim by RUN/TASK, or by key of a release."""
+
+    model_config = ConfigDict(strict=True)
 
 
 def claim(store: "Store", tasks: Iterable[str]) -> None:
@@ -73,17 +81,4 @@ def _read(store: "Store", run: str) -> tuple[dict[str, float], str | None]:
         data, etag = store.get_with_etag(f"{FOLDER}{run}")
     except NotFound:
         return {}, None
-    try:
-        times = json.loads(data)
-    except ValueError:
-        times = None
-    if not isinstance(times, dict):  # another program wrote it
-        return {}, etag
-    # a time that is not a number counts as now, so that the artifacts stay
-    return {task: _time(value) for task, value in times.items()}, etag
-
-
-def _time(value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return time.time()
+    return parse(Claims, data, store.uri(f"{FOLDER}{run}")).root, etag

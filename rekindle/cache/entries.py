@@ -5,7 +5,6 @@ while all its artifacts exist with their recorded sizes: an entry may be written
 `rekindle prune` may delete them.
 """
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -13,13 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, RootModel, field_serializer
 
 from argolocal.common.json_text import to_json
 from argolocal.language.quantity import quantity
 from rekindle.cache import claims
+from rekindle.documents import Document, name_field, validate
 from rekindle.errors import Conflict, NotFound, StorageError
-from rekindle.names import Digest, InvalidName, TaskName, TaskReference
+from rekindle.names import Digest, TaskName, TaskReference
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -50,6 +52,57 @@ class Entry:
     @property
     def task(self) -> str:
         return self.at.partition("/")[2]
+
+
+def _without_tags(text: str) -> str:
+    """Raise ValueError for a template tag: outputs become parameters of a workflow, where Argo would replace it."""
+    if "{{" in text:
+        raise ValueError("an output must not contain {{")
+    return text
+
+
+class ArtifactFacts(Document):
+    """The content of an artifact; the sha256 of a training's model is unknown."""
+
+    sha256: Annotated[str, name_field(Digest, optional=True)]
+    files: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+
+
+class FactsFile(Document):
+    """The facts of an entry, as far as they are compared with the facts of a later run."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: str = ""
+    code: str = ""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    data_read: dict[str, str] = Field(default_factory=dict)
+
+
+class EntryFile(Document):
+    """An entry in the object store."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str
+    at: Annotated[str, name_field(TaskReference)]
+    outputs: dict[str, Annotated[str, AfterValidator(_without_tags)]]
+    artifacts: dict[Annotated[str, name_field(TaskName)], ArtifactFacts]
+    facts: FactsFile
+    seconds: float
+    made: float
+
+    @field_serializer("facts")
+    def _as_recorded(self, facts: FactsFile) -> dict[str, Any]:
+        return facts.model_dump(exclude_unset=True)
+
+
+class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
+    """The copies of entries: their ETag, and the entry, or null if another program wrote it."""
+
+    model_config = ConfigDict(strict=True)
 
 
 def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
@@ -107,34 +160,18 @@ def _object_key(key: str) -> str:
 def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
-        value = json.loads(store.get(_object_key(key)))
-    except (NotFound, ValueError, RecursionError):
+        return _entry_of(key, store.get(_object_key(key)))
+    except NotFound:
         return None
-    return _parse(key, value)
 
 
-def _parse(key: str, value: Any) -> Entry | None:
-    """Return the entry of `key` with these fields, or None if another program or version of Rekindle wrote it.
-
-    The outputs of an entry become parameters of a workflow, where Argo would replace template tags.
-    """
+def _entry_of(key: str, data: bytes | str) -> Entry | None:
+    """Return the entry of `key`, or None if another program or version of Rekindle wrote it."""
     try:
-        entry = Entry(**value)
-        TaskReference(entry.at)
-        float(entry.seconds)
-        float(entry.made)
-        for name, text in entry.outputs.items():
-            if not isinstance(name, str) or not isinstance(text, str) or "{{" in text:
-                return None
-        for name, artifact in entry.artifacts.items():
-            TaskName(name)
-            if artifact["sha256"]:  # the sha256 of a training's model is unknown
-                Digest(artifact["sha256"])
-            if type(artifact["files"]) is not int or type(artifact["bytes"]) is not int:
-                return None
-    except (InvalidName, AttributeError, KeyError, TypeError, ValueError):
+        entry = Entry(**validate(EntryFile, data).model_dump())
+    except ValueError:
         return None
-    return entry if entry.key == key and isinstance(entry.facts, dict) else None
+    return entry if entry.key == key else None
 
 
 def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:
@@ -224,11 +261,14 @@ class Index:
 
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
         try:
-            copies = json.loads(self.store.get(INDEX_KEY))
-            return {key: (etag, entry and _parse(key, entry)) for key, (etag, entry) in copies.items()}
+            copies = validate(IndexFile, self.store.get(INDEX_KEY)).root
         # the copies are missing, or another version of Rekindle wrote them
-        except (Conflict, StorageError, ValueError, TypeError, AttributeError, RecursionError):
+        except (StorageError, ValueError):
             return {}
+        return {
+            key: (etag, Entry(**entry.model_dump()) if entry and entry.key == key else None)
+            for key, (etag, entry) in copies.items()
+        }
 
 
 class Lookup:

@@ -15,31 +15,75 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import to_json
+from rekindle.documents import MODEL_FILE, Document, InvalidDocument, ModelFile, name_field, read_file, read_object
 from rekindle.errors import DataError
 from rekindle.keys import CURVE
+from rekindle.names import ArtifactKey, Digest, ModelName, Version
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.storage import NotFound, Store, file_sha256
 from rekindle.tracking import Release
 from rekindle.workload import code_digest, load
 
-MODEL = ("model.safetensors", "model.json")
+MODEL = ("model.safetensors", MODEL_FILE)
 EXAMPLE, CODE = "example.json", "workload.json"
-RECORD = "release.json"
+RECORD, VERDICT = "release.json", "verdict.json"
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
+Sha256 = Annotated[str, name_field(Digest)]
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
+
+
+class Owner(Document):
+    """The version that the files of a release belong to, in release.json."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, name_field(ModelName)]
+    version: Annotated[str, name_field(Version)]
+    removed: bool = False  # True while retention removes the files
+
+
+class Record(Document):
+    """release.json: the version, and the sha256 of each file that affects predictions."""
+
+    name: Annotated[str, name_field(ModelName)]
+    version: Annotated[str, name_field(Version)]
+    workload: str
+    model_sha256: Sha256
+    provenance: dict[str, str] = Field(default_factory=dict)
+    files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
+
+
+class ServingCode(Document):
+    """workload.json: the digest of the code that computes predictions."""
+
+    sha256: str
+
+
+class Verdict(Document):
+    """verdict.json, as far as later steps use it."""
+
+    rows: int = Field(default=0, ge=0)
+    max_batch: int = Field(default=1, ge=1)
 
 
 def model_description(model: Path) -> dict[str, Any]:
     """Return model.json of a trained model, with at least `sha256` and `workload`. Raises DataError."""
     try:
-        description = json.loads((model / "model.json").read_text())
-        return description | {name: description[name] for name in ("sha256", "workload")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{model} is not a trained model ({error!r}): it must contain model.json.") from error
+        return read_file(ModelFile, model / MODEL_FILE).as_json()
+    except InvalidDocument as error:
+        raise DataError(f"{model} is not a trained model ({error})") from error
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Return the verdict in a report or a release; the default values if it is missing. Raises InvalidDocument."""
+    file = folder / VERDICT
+    return read_file(Verdict, file) if file.exists() else Verdict()
 
 
 def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
@@ -49,7 +93,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     """
     shutil.rmtree(folder, ignore_errors=True)
     files, example = serving_files(model, dataset), _example(report)
-    reports = ["verdict.json", *([REFERENCE] if (report / REFERENCE).exists() else [])]
+    reports = [VERDICT, *([REFERENCE] if (report / REFERENCE).exists() else [])]
     link(folder, files | {name: report / name for name in reports})
     link(folder, {CURVE: model / CURVE} if (model / CURVE).exists() else {})
     if example:
@@ -62,7 +106,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
     """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared)."""
     try:
-        champion_code = json.loads(store.get(f"{champion.uri.rstrip('/')}/{CODE}"))["sha256"]
+        champion_code = read_object(ServingCode, store, f"{champion.uri.rstrip('/')}/{CODE}").sha256
     except NotFound:
         champion_code = ""
     differs = {"its code": champion_code and champion_code != code_digest(workload)}
@@ -82,13 +126,12 @@ def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
     store.put(f"{prefix}{RECORD}", to_json(record, indent=1).encode())
 
 
-def read_record(store: Store, prefix: str) -> dict[str, Any]:
-    """Return release.json; {} if it is missing, or if it is not a JSON object. Raises StorageError."""
+def read_owner(store: Store, prefix: str) -> Owner | None:
+    """Return the owner of a release; None if release.json is missing or malformed. Raises StorageError."""
     try:
-        record = json.loads(store.get(f"{prefix}{RECORD}"))
-    except (NotFound, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        return read_object(Owner, store, f"{prefix}{RECORD}")
+    except (NotFound, InvalidDocument):
+        return None
 
 
 def is_release(key: str) -> bool:
@@ -96,20 +139,17 @@ def is_release(key: str) -> bool:
     return RELEASE_KEY.fullmatch(key) is not None
 
 
-def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
+def download(store: Store, prefix: str, folder: Path) -> Record:
     """Download a release into `folder`, and return release.json.
 
     Raises StorageError, or DataError if a file is damaged.
     """
     store.download(prefix.rstrip("/") + "/", folder)
     try:
-        record = json.loads((folder / "release.json").read_text())
-        damaged = [key for key, sha256 in record["files"].items() if file_sha256(folder / key) != sha256]
-        record |= {name: record[name] for name in ("name", "workload", "model_sha256", "version")}
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{store.uri(prefix)} is not a complete release ({type(error).__name__}: {error}). Release it again."
-        ) from error
+        record = read_file(Record, folder / RECORD)
+        damaged = [key for key, sha256 in record.files.items() if file_sha256(folder / key) != sha256]
+    except (OSError, InvalidDocument) as error:
+        raise DataError(f"{store.uri(prefix)} is not a complete release ({error}). Release it again.") from error
     if damaged:
         raise DataError(f"{store.uri(prefix)}: {', '.join(damaged)} changed since the release. Release it again.")
     return record
@@ -119,7 +159,7 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     """Download the champion's release into `folder`, for the comparison. Raises NotFound if a file was deleted."""
     try:
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, "dataset.json", "verdict.json"):
+        for file in (*MODEL, "dataset.json", VERDICT):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
     except NotFound as error:

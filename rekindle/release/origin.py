@@ -4,18 +4,104 @@
 `curve.json` has the exact losses of the training. Both are next to the release's files, and are not part of its hash.
 """
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
+
+from argolocal.common.documents import loads
 from rekindle import tracking
+from rekindle.documents import MODEL_FILE, Document, ModelFile, parse, read_object, validate
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
-from rekindle.names import ArtifactKey
+from rekindle.names import ArtifactKey, Version
+from rekindle.release.files import RECORD, Record
 from rekindle.storage import NotFound, Store
 
 FILE = "origin.json"
-Curve = dict[int, float]  # step → loss
+Curve = dict[int, float | None]  # step → loss; None if it is not finite
+Object = dict[str, JsonValue]
+
+
+class DataSection(Document):
+    source: str
+
+
+class PodSection(Document):
+    image: str = ""
+
+
+class ClusterSection(PodSection):
+    pods: dict[str, PodSection] = Field(default_factory=dict)
+
+
+class SweepSection(Document):
+    space: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+
+
+class Config(Document):
+    """The parts of a config that are needed before the commit of the release renders the config."""
+
+    data: DataSection
+    cluster: ClusterSection = Field(default_factory=ClusterSection)
+    sweep: SweepSection = Field(default_factory=SweepSection)
+
+
+class Parameter(Document):
+    name: str
+    value: JsonValue = ""
+
+
+class Arguments(Document):
+    parameters: list[Parameter] = Field(default_factory=list)
+
+
+class Spec(Document):
+    arguments: Arguments = Field(default_factory=Arguments)
+    templates: list[Object] = Field(default_factory=list)
+
+
+class RenderedManifest(Document):
+    """The parts of a manifest that are compared; the manifest itself is only printed."""
+
+    spec: Spec
+
+
+def _check_manifest(manifest: Object) -> Object:
+    if manifest:
+        RenderedManifest.model_validate(manifest)
+    return manifest
+
+
+def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
+    if text := parameters.get("config"):
+        try:
+            validate(Config, text)
+        except ValueError as error:
+            raise ValueError(f"config: {error}") from None
+    return parameters
+
+
+class RunFile(Document):
+    """origin.json: the run that made a release."""
+
+    parameters: Annotated[dict[str, str], AfterValidator(_check_parameters)]
+    manifest: Annotated[Object, AfterValidator(_check_manifest)]
+    created: str = ""
+    source_digest: str = ""
+    champion: str = Field(default="", pattern=rf"^({Version.PATTERN.pattern})?$")
+    python: str
+    packages: list[str]
+    modules: list[str]
+    code: dict[str, str]
+
+
+class CurveFile(RootModel[list[tuple[int, float | None]]]):
+    """curve.json: step and loss of the recorded steps; a loss that is not finite is None."""
+
+    model_config = ConfigDict(strict=True)
 
 
 @dataclass(frozen=True)
@@ -27,20 +113,26 @@ class Origin:
     prefix: str  # key prefix of the release
     sha256: str  # of the weights
     provenance: dict[str, str]
-    files: dict[str, str]  # {file: sha256} of the files that affect predictions
-    model: dict[str, Any]  # model.json
-    run: dict[str, Any]  # origin.json
+    files: Mapping[str, str]  # {file: sha256} of the files that affect predictions
+    model: ModelFile
+    run: RunFile
     curve: Curve
     run_id: str = ""  # MLflow run of the workflow
 
     @property
     def parameters(self) -> dict[str, str]:
         """The workflow parameters of the run, without `manifest`."""
-        return self.run["parameters"]
+        return self.run.parameters
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return json.loads(self.parameters["config"])
+    @cached_property
+    def config(self) -> Config:
+        """The parts of the config that are needed before it is rendered."""
+        return Config.model_validate_json(self.parameters["config"])
+
+    @cached_property
+    def whole_config(self) -> dict[str, Any]:
+        """The config, which the commit of the release renders and validates."""
+        return loads(self.parameters["config"])
 
     @property
     def commit(self) -> str:
@@ -60,26 +152,36 @@ def read(store: Store, name: str, version: str = "") -> Origin:
         )
     prefix = ArtifactKey(release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}").prefix
     try:
-        record, model = (json.loads(store.get(prefix + file)) for file in ("release.json", "model.json"))
-        run = json.loads(store.get(prefix + FILE))
+        record = read_object(Record, store, prefix + RECORD)
+        model = read_object(ModelFile, store, prefix + MODEL_FILE)
+        run = read_object(RunFile, store, prefix + FILE)
     except NotFound as error:
         raise ConfigError(
             f"version {release.version} of {name} cannot be reproduced: {error} Versions that an earlier Rekindle "
             "released lack this file: train and release again."
         ) from error
-    if not run["manifest"] or not run["parameters"].get("config"):
+    if not run.manifest or not run.parameters.get("config"):
         raise ConfigError(
             f"version {release.version} of {name} cannot be reproduced: it was not released by a workflow that "
             "`rekindle run` or `rekindle submit` rendered from a config."
         )
-    provenance, files = record["provenance"], record["files"]
-    curve = read_curve(store, prefix)
-    return Origin(name, release.version, prefix, release.sha256, provenance, files, model, run, curve, release.run_id)
+    return Origin(
+        name=name,
+        version=release.version,
+        prefix=prefix,
+        sha256=release.sha256,
+        provenance=record.provenance,
+        files={**record.files},
+        model=model,
+        run=run,
+        curve=read_curve(store, prefix),
+        run_id=release.run_id,
+    )
 
 
 def read_curve(store: Store, prefix: str) -> Curve:
     """Return the losses of the model at `prefix`; {} if it was not trained step by step."""
     try:
-        return dict(json.loads(store.get(prefix + CURVE)))
+        return dict(parse(CurveFile, store.get(prefix + CURVE), store.uri(prefix + CURVE)).root)
     except NotFound:
         return {}

@@ -9,7 +9,6 @@ prediction can depend on its batch: the kernels of a network depend on the shape
 a row. With `max_batch` 1, `predict` gets one instance at a time, and a prediction has the same bits everywhere.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from pydantic import Field, create_model
 
 from argolocal.common.json_text import describe_not_finite, to_json
 from rekindle import families
+from rekindle.documents import InvalidDocument, read_any_file
 from rekindle.errors import CodeError, DataError
-from rekindle.release.files import EXAMPLE, model_description
+from rekindle.release.files import EXAMPLE, model_description, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
 
@@ -58,8 +58,8 @@ class InstancePredictor:
     def example(self) -> dict[str, Any]:
         """Return a request with one of the test rows. Raises DataError if the release lacks the request."""
         try:
-            return json.loads((self.release / EXAMPLE).read_text())
-        except (OSError, ValueError) as error:
+            return read_any_file(self.release / EXAMPLE)
+        except InvalidDocument as error:
             raise DataError(f"{self.release} is not a complete release ({error}). Release the model again.") from error
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
@@ -117,8 +117,7 @@ def check_json(prediction: Any, row: str) -> Any:
 
 def evaluated_batch(release: Path) -> int:
     """Return `max_batch` of the evaluation of a release; 1 if its verdict.json does not contain that value."""
-    verdict = release / "verdict.json"
-    return json.loads(verdict.read_text()).get("max_batch", 1) if verdict.exists() else 1
+    return read_verdict(release).max_batch
 
 
 def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: dict[str, Any]) -> Any:

@@ -5,24 +5,27 @@ version is rejected if the champion that it was compared with has been replaced.
 from before its first change until its end, so that the next command finishes an interrupted rollback.
 """
 
-import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import Field, model_validator
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
+from rekindle.documents import Document, InvalidDocument, name_field, parse
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
-from rekindle.names import ModelName
+from rekindle.names import ModelName, ObjectId, ObjectName, Version
 from rekindle.release.config import ServeConfig
 from rekindle.storage import NotFound, Store
 
 UNFINISHED_TIMEOUT_S = 2.0  # time that another run gets to finish its promotion
 RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
 State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
+OptionalVersion = Annotated[str, name_field(Version, optional=True)]
+OptionalDeployment = Annotated[str, name_field(ObjectName, optional=True)]
 T = TypeVar("T")
 
 
@@ -36,11 +39,28 @@ class ChampionChanged(RekindleError):
 class Rollback:
     """A rollback in progress."""
 
-    version: str  # target version
-    deployment: str  # Deployment of the target version
-    champion: str  # version of the champion at the start, or ""
-    replicas: int  # pods of the Deployment at the start
+    version: Annotated[str, name_field(Version)]  # target version
+    deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
+    champion: OptionalVersion  # version of the champion at the start, or ""
+    replicas: Annotated[int, Field(ge=0)]  # pods of the Deployment at the start
     decided: bool = False  # True: the version becomes the champion, and the rollback can only be finished
+
+
+class PromotionFile(Document):
+    """promotion.json: the last promotion, and the rollback in progress."""
+
+    version: OptionalVersion = ""
+    deployment: OptionalDeployment = ""
+    former: OptionalDeployment = ""  # previous Deployment, if it differs
+    run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""  # run of MLflow that promotes the version
+    unfinished: bool = False
+    rollback: Rollback | None = None
+
+    @model_validator(mode="after")
+    def _has_target(self) -> Self:
+        if self.unfinished and not (self.version and self.deployment):
+            raise ValueError("an unfinished promotion must have a version and a deployment")
+        return self
 
 
 def promote(store: Store, name: str, version: str, champion: str, deployment: str, run_id: str = "") -> str:
@@ -195,6 +215,8 @@ def retry(call: Callable[[], T], deadline: float) -> T:
     while True:
         try:
             return call()
+        except InvalidDocument:
+            raise
         except (StorageError, TrackingError) as error:
             if time.monotonic() > deadline:
                 raise
@@ -233,14 +255,7 @@ def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str 
 
 def _parse_rollback(state: dict[str, Any]) -> Rollback | None:
     record = state.get("rollback")
-    if not record:
-        return None
-    try:
-        return Rollback(**record)
-    except TypeError as error:
-        raise StorageError(
-            f"the record of a rollback was changed ({error}): remove promotion.json of the model."
-        ) from error
+    return Rollback(**record) if record else None
 
 
 def _format_version(version: str) -> str:
@@ -256,11 +271,7 @@ def _read(store: Store, key: str) -> State:
         content, etag = store.get_with_etag(key)
     except NotFound:
         return {}, None
-    with suppress(ValueError):
-        state = json.loads(content)
-        if isinstance(state, dict) and all(isinstance(state.get(name, ""), str) for name in ("version", "deployment")):
-            return state, etag
-    raise StorageError(f"{store.uri(key)} was changed: it is not the record of a promotion. Remove or restore it.")
+    return parse(PromotionFile, content, store.uri(key)).model_dump(exclude_unset=True), etag
 
 
 def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import ip_address
@@ -99,7 +99,7 @@ class Metrics:
 
     def show_age(self, data_until: str) -> None:
         """Let `/metrics` show the time since the data cut-off."""
-        if data_until:
+        with suppress(ValueError, OverflowError):  # the dataset does not record a time
             end = datetime.fromisoformat(data_until).timestamp()
             self.age.set_function(lambda: time.time() - end)
 
@@ -185,7 +185,7 @@ class ModelServer:
         info, *_ = await asyncio.gather(
             *(loop.run_in_executor(process.threads, process.load, folder) for process in self.processes)
         )
-        name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
+        name, version, sha256 = release.name, release.version, release.model_sha256
         self.metrics.scores.version = self.metrics.features.version = version
         for counter in (self.metrics.warned, self.metrics.replayed):
             counter.labels(version)  # the counter shows 0 until it is increased

@@ -11,8 +11,10 @@ from argolocal.common.disk import check_space
 from argolocal.common.json_text import to_json
 from rekindle.cache.folder import CACHE, cache_folder
 from rekindle.errors import ConfigError, DataError, RekindleError
+from rekindle.names import show
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
+from rekindle.workload import digest_of
 
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
@@ -29,10 +31,10 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
             unfinished = root / f"{digest}.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)
             _download(store, prefix, unfinished)
-            actual = json.loads((unfinished / "dataset.json").read_text()).get("digest")
+            actual = digest_of(unfinished)
             if actual != digest:
                 raise DataError(
-                    f"{store.uri(prefix)} has the digest {str(actual)[:12]}, but this run expects {digest[:12]}. "
+                    f"{store.uri(prefix)} has the digest {show(actual[:12])}, but this run expects {digest[:12]}. "
                     "Run the step prepare again, or pass the digest that it returned."
                 )
             unfinished.rename(target)

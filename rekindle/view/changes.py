@@ -14,8 +14,8 @@ from rekindle.cluster.scale import scale_workers
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
-from rekindle.notify import SECRET, Message, NotifyConfig, send
 from rekindle.release.rollback import Result, roll_back
+from rekindle.release.watch.notification import SECRET, Message, NotifyConfig, send
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 

@@ -11,6 +11,7 @@ from rekindle.step import to_text
 from rekindle.tracking import RunData
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
+YEARS = range(1900, 9000)  # years of a time in a tag
 MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last training's rows
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
 WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
@@ -54,14 +55,15 @@ def warn_of_stale_data(
         for run in reversed(runs)
         if WINDOW_END_TAG in run.tags
         and SAME_TAG not in run.tags
-        and (until := datetime.fromisoformat(run.tags[WINDOW_END_TAG])) < time
+        and (until := parse_time(run.tags[WINDOW_END_TAG]))
+        and until < time
         and (moved := data.at(until)) != data
         and _unmoved_params(data, moved).items() <= run.params.items()
     }
     if not earlier:
         return []
     until, last = max(earlier.items(), key=lambda pair: pair[0])
-    rows, last_rows = prepared.rows, int(last.metrics["rows"])
+    rows, last_rows = prepared.rows, int(_finite(last.metrics.get("rows")))
     counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
     ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
     if rows < data.minimum_share * last_rows and not is_past:
@@ -76,8 +78,18 @@ def warn_of_stale_data(
 
 def has_no_newer_rows(newest: str, last: RunData) -> bool:
     """Return True if the run `last` already had the newest row of a source, whose time is `newest`."""
-    last_newest = last.tags.get(NEWEST_TAG)
-    return bool(newest and last_newest) and datetime.fromisoformat(newest) <= datetime.fromisoformat(last_newest or "")
+    newest_time, last_time = parse_time(newest), parse_time(last.tags.get(NEWEST_TAG, ""))
+    return bool(newest_time and last_time and newest_time <= last_time)
+
+
+def parse_time(text: str) -> datetime | None:
+    """Return a time with its zone; None for anything else, such as a tag that another client of MLflow wrote."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # other years are too close to the first and the last time that Python knows
+    return time if time.tzinfo and time.year in YEARS else None
 
 
 def identity_tags(manifest: str, code: str) -> dict[str, str]:
@@ -91,8 +103,8 @@ def last_scheduled(experiment: str, workload: str, except_run: str, time: dateti
     """Return the last successful run that was scheduled before `time`; runs of a backfill do not count."""
     has_succeeded = f"tags.`{CODE_TAG}` != '' AND attributes.status = 'FINISHED'"
     runs = tracking.last_prepared(experiment, workload, except_run, has_succeeded)
-    times = [(datetime.fromisoformat(run.tags[SCHEDULED_TAG]), -number) for number, run in enumerate(runs)]
-    earlier = [pair for pair in times if pair[0] < time]
+    times = [(parse_time(run.tags.get(SCHEDULED_TAG, "")), -number) for number, run in enumerate(runs)]
+    earlier = [(scheduled, position) for scheduled, position in times if scheduled and scheduled < time]
     return runs[-max(earlier)[1]] if earlier else None
 
 
@@ -108,6 +120,11 @@ def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData
             f"the code ({commits[0]} → {commits[1]})" if all(commits) and len({*commits}) == 2 else "the code"
         )
     return descriptions or (["the manifest"] if "rekindle.manifest_hash" in changed_tags else [])
+
+
+def _finite(value: Any) -> float:
+    """Return a metric; 0 for anything else than a finite number, which MLflow returns as a text."""
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:

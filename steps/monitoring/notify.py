@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from rekindle.notify import Message, NotifyConfig, deliver, reasons, status, verdicts
+from rekindle.release.watch.notification import Message, NotifyConfig, deliver, reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 MAX_FAILURES = 5  # maximum number of failed steps in a notification

@@ -91,14 +91,16 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(s3: Store, name: s
     losses = {1: 0.1 + 0.2, 2: 1 / 3}
     (artifacts["model"] / "curve.json").write_text(json.dumps(sorted(losses.items())))
     manifest = {"spec": {"templates": [{"container": {"args": ["steps.prepare", "--x=steps.digits"]}}]}}
-    parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps({"name": name}), "rows": "7"}
+    config = {"data": {"source": "rows.csv"}}
+    parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps(config), "rows": "7"}
     listed = [{"name": key, "value": value} for key, value in parameters.items()]
     outputs = release.run(inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1"))
     found = origin.read(s3, name, outputs.version)
     assert (found.prefix, found.sha256, found.commit) == (outputs.model_uri, CARD["sha256"], "c0ffee")
-    assert found.config == {"name": name} and found.parameters["rows"] == "7" and found.run["manifest"] == manifest
+    assert found.whole_config == config and found.parameters["rows"] == "7"
+    assert found.run.manifest == manifest
     assert found.curve == losses  # all digits
-    assert found.run["modules"] == ["steps.digits", "steps.prepare"] and "rekindle.workload" in found.run["code"]
+    assert found.run.modules == ["steps.digits", "steps.prepare"] and "rekindle.workload" in found.run.code
     assert (found.provenance["lock_hash"], found.provenance["source_digest"]) == ("l1", "s1")
     assert "origin.json" not in found.files and "curve.json" not in found.files
     without_curve = outputs.content

@@ -24,8 +24,8 @@ from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
-from rekindle.notify import NotifyConfig
 from rekindle.release.config import RetentionConfig, ServeConfig
+from rekindle.release.watch.notification import NotifyConfig
 from rekindle.sections import Section, Setting, absolute_paths, broken_rule, known_keys, leaves, settings
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load

@@ -22,7 +22,7 @@ from rekindle.errors import say
 from rekindle.mlflow_api import RequestRefused, condition, request
 from rekindle.names import ArtifactKey, ModelName, ObjectId, RunName, TaskReference, Version, show
 from rekindle.release import origin, promotion
-from rekindle.release.files import is_release, read_record
+from rekindle.release.files import is_release, read_owner
 from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
 from rekindle.release.retention.ownership import Mark, store_id
@@ -320,8 +320,8 @@ def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None)
     number = Version.or_none(row["version"])
     if not key or not number or not is_release(key):
         return None
-    record = read_record(store, key.prefix)
-    has_files = (record.get("name"), record.get("version")) == (row["name"], number)
+    owner = read_owner(store, key.prefix)
+    has_files = owner is not None and (owner.name, owner.version) == (row["name"], number)
     is_marked = tags.get(tracking.REMOVED) == own_id
     if not has_files and not is_marked:
         return None
@@ -334,7 +334,7 @@ def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None)
         run=run.name if run else "",
         created=int(row.get("creation_timestamp", 0)) / 1000,
         # the tag alone proves nothing while the store has the files
-        marked=is_marked and (record.get("removed") is True or not has_files),
+        marked=is_marked and (not has_files or (owner is not None and owner.removed)),
     )
 
 

@@ -10,12 +10,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
-from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName
-from rekindle.release.files import RECORD, read_record
+from rekindle.release.files import RECORD, read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, Run, RunRemoval
 from rekindle.storage import Store
@@ -153,10 +152,11 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
 def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
     """Remove the files of a release, release.json last: it says that the others belong to the release."""
     record_key = f"{release.prefix}{RECORD}"
-    record = read_record(store, release.prefix)
-    if (record.get("name"), record.get("version")) != (release.model, str(release.version)):
+    owner = read_owner(store, release.prefix)
+    if not owner or (owner.name, owner.version) != (release.model, str(release.version)):
         return
-    store.put(record_key, to_json(record | {"removed": True}).encode())
+    mark = owner.model_copy(update={"removed": True})
+    store.put(record_key, mark.model_dump_json().encode())
     store.delete([key for key in keys if key != record_key])
     store.delete([record_key])
 

@@ -1,23 +1,54 @@
 """Compares the requests since the last check with the test rows of the release."""
 
-import json
 import time
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
+from rekindle.documents import Document, read_object
 from rekindle.errors import DataError, RekindleError, say
+from rekindle.names import ModelName
 from rekindle.release.config import PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, shift
 from rekindle.release.watch.reference import REFERENCE
+from rekindle.release.watch.scores import BUCKET_BOUNDS
 from rekindle.release.watch.scrape import Counts, increments, scrape
 from rekindle.storage import NotFound, Store
 
 DAY_S = 86400
+Count = Annotated[int, Field(ge=0)]
+Buckets = Annotated[list[Count], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))]
 Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) → its shift
+
+
+class Histograms(Document):
+    """Counts of the values of requests, by bucket."""
+
+    rows: Count
+    scores: dict[str, Buckets] = Field(default_factory=dict)
+    features: dict[str, Buckets] = Field(default_factory=dict)
+
+
+class Reference(Histograms):
+    """reference.json: the counts of the test rows of a release."""
+
+    rows: int = Field(ge=1)
+
+
+class State(Document):
+    """drift.json of a model: the counts of the last check by process of a server, and the last retraining."""
+
+    version: str = ""
+    workflow: str = ""
+    before: dict[str, Histograms] = Field(default_factory=dict)
+    seen: dict[str, Histograms] = Field(default_factory=dict)
+    retrained: float = 0.0  # Unix time
+    retrained_by: str = ""
 
 
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
@@ -30,18 +61,19 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     if not champion or not champion.deployment:
         raise DataError(f'the model "{config.model}" does not have a champion: correct drift.model, or release it.')
     try:
-        reference = json.loads(store.get(f"{champion.uri.rstrip('/')}/{REFERENCE}"))
+        reference = read_object(Reference, store, f"{champion.uri.rstrip('/')}/{REFERENCE}").model_dump()
     except NotFound as error:
         raise DataError(f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again.") from error
     state = _state(store, config.model)
-    is_same_version = state.get("version") == champion.version
-    earlier_counts = state.get("before" if state.get("workflow") == workflow else "seen", {}) if is_same_version else {}
+    is_same_version = state.version == champion.version
+    histograms = state.before if state.workflow == workflow else state.seen
+    earlier_counts = {process: item.model_dump() for process, item in histograms.items()} if is_same_version else {}
     current_counts = scrape(f"http://{champion.deployment}:{PORT}", champion.version, earlier_counts)
     new_counts = increments(current_counts, earlier_counts)
     if new_counts["rows"] < config.minimum:
         return new_counts["rows"], {}
-    state |= {"version": champion.version, "workflow": workflow, "before": earlier_counts, "seen": current_counts}
-    _write(store, config.model, state)
+    changes = {"version": champion.version, "workflow": workflow, "before": earlier_counts, "seen": current_counts}
+    _write(store, config.model, state, changes)
     return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
 
 
@@ -57,7 +89,8 @@ def count_from_now(store: Store, model: str, version: str) -> None:
         seen = scrape(f"http://{champion.deployment}:{PORT}", version, {})
     except RekindleError as error:
         return say(f"the next check for drift counts all requests of version {version}: {error}")
-    _write(store, model, _state(store, model) | {"version": version, "workflow": "", "before": {}, "seen": seen})
+    changes = {"version": version, "workflow": "", "before": {}, "seen": seen}
+    _write(store, model, _state(store, model), changes)
 
 
 def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
@@ -84,12 +117,12 @@ def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
 def days_until_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
     """Return 0 if the model may be trained again, and record its retraining by `workflow`; else the days to wait."""
     now, state = time.time(), _state(store, config.model)
-    if state.get("retrained_by") == workflow:
+    if state.retrained_by == workflow:
         return 0.0
-    last_training_time = max(tracking.last_start(config.model), state.get("retrained", 0.0))
+    last_training_time = max(tracking.last_start(config.model), state.retrained)
     if (remaining_days := config.min_days_between - (now - last_training_time) / DAY_S) > 0:
         return remaining_days
-    _write(store, config.model, state | {"retrained": now, "retrained_by": workflow})
+    _write(store, config.model, state, {"retrained": now, "retrained_by": workflow})
     return 0.0
 
 
@@ -119,15 +152,15 @@ def draw(shifts: Shifts, threshold: float, file: Path) -> None:
 
 
 def _key(model: str) -> str:
-    return f"releases/{model}/drift.json"
+    return f"releases/{ModelName(model)}/drift.json"
 
 
-def _state(store: Store, model: str) -> dict[str, Any]:
+def _state(store: Store, model: str) -> State:
     try:
-        return json.loads(store.get(_key(model)))
+        return read_object(State, store, _key(model))
     except NotFound:
-        return {}
+        return State()
 
 
-def _write(store: Store, model: str, state: Mapping[str, Any]) -> None:
-    store.put(_key(model), to_json(state).encode())
+def _write(store: Store, model: str, state: State, changes: Mapping[str, Any]) -> None:
+    store.put(_key(model), to_json(state.model_dump() | dict(changes)).encode())

@@ -109,12 +109,12 @@ def increments(current_counts: Mapping[str, Counts], earlier_counts: Mapping[str
     total: Counts = {"rows": 0, "scores": {}, "features": {}}
     for process, counts in current_counts.items():
         previous_counts = earlier_counts.get(process, {"rows": 0, "scores": {}, "features": {}})
-        total["rows"] += counts["rows"] - previous_counts["rows"]
+        total["rows"] += max(0, counts["rows"] - previous_counts["rows"])
         for kind in ("scores", "features"):
             for name, buckets in counts[kind].items():
                 zeros = [0] * len(buckets)
                 columns = total[kind].get(name, zeros), buckets, previous_counts[kind].get(name, zeros)
-                total[kind][name] = [a + b - c for a, b, c in zip(*columns, strict=True)]
+                total[kind][name] = [a + max(0, b - c) for a, b, c in zip(*columns, strict=True)]
     return total
 
 

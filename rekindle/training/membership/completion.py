@@ -1,9 +1,10 @@
 """Check whether a run is complete: `<out>/model.json` is in the object store. Imports no torch."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from rekindle.documents import InvalidDocument, ModelFile, read_object
 from rekindle.errors import ConfigError, NotFound
+from rekindle.names import show
 from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -17,21 +18,20 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
     """
     store, key = open_store(), f"{spec.out}/model.json"
     try:
-        model = json.loads(store.get(key))
-        identity = model["identity"]
+        model = read_object(ModelFile, store, key)
     except NotFound:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except InvalidDocument as error:
         raise ConfigError(
-            f"{store.uri(key)} is not a valid model.json ({error!r}): nothing was changed. Remove it, or give this "
-            "run another `out` prefix."
+            f"{error} Nothing was changed: remove the file, or give this run another `out` prefix."
         ) from error
+    identity = model.identity
     if identity != spec.identity_hash():
         raise ConfigError(
-            f"{store.uri(key)} is the model of another run (identity {str(identity)[:12]}, this run's is "
+            f"{store.uri(key)} is the model of another run (identity {show(identity[:12])}, this run's is "
             f"{spec.identity_hash()[:12]}): nothing was changed. Give this run another `out` prefix."
         )
-    return model
+    return model.as_json()
 
 
 def open_store() -> "Store":

@@ -53,7 +53,7 @@ def describe_untried(study: Study) -> list[str]:
         f"{len(trials)} of {sweep.trial_count} trials were started, {trained} trained to the end."
     ]
     for path, choice in sweep.choices():
-        tried = [trial.settings[path] for trial in trials]
+        tried = [trial.settings[path] for trial in trials if path in trial.settings]
         if missing := [value for value in choice.choices if value not in tried]:
             lines.append(f"{path}: the values {', '.join(map(str, missing))} were not tried.")
         elif not choice.choices and tried:

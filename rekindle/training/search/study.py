@@ -9,19 +9,23 @@ A decision is written, if it does not exist yet, before a pod acts on it, and de
 their results. It may therefore be repeated at any time.
 """
 
-import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from argolocal.common.json_text import to_json
+from rekindle.documents import InvalidDocument, read_object
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
 from rekindle.training.search import budget, halving
 from rekindle.training.search.config import LOSS, Settings, Sweep
 from rekindle.training.search.halving import Job, Trial, is_finite
+from rekindle.training.search.records import Decision, Failure, Seconds, TrialModel, Validation
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -30,6 +34,7 @@ FOLDER = "search"  # folder below the name of the workflow
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 30.0
 TAKEOVER_TIMEOUT_S = 300.0  # a replaced pod continues its own trial within minutes
+D = TypeVar("D", bound=BaseModel)
 
 
 class StallDetector:
@@ -79,12 +84,26 @@ class Study:
         """Read new decisions and results. Returns all trials with their results, by number."""
         keys = [entry.key for entry in self.store.list(f"{self.root}/jobs/")][len(self.records) :]
         with ThreadPoolExecutor(THREADS) as pool:
-            self.records += [json.loads(data) for data in pool.map(self.store.get, keys)]
+            for key, decision in zip(keys, pool.map(partial(read_object, Decision, self.store), keys), strict=True):
+                self._check(decision, key)
+                self.records.append(decision.model_dump(exclude_unset=True))
             running = [job for job in self.jobs if job not in self.results]
             for job, result in zip(running, pool.map(self.result, running), strict=True):
                 if result:
                     self.results[job] = result
         return self.trials()
+
+    def _check(self, decision: Decision, key: str) -> None:
+        """Raise InvalidDocument for a decision that does not belong to this sweep."""
+        if decision.stop:
+            return
+        started = {job.trial for job in self.jobs}
+        has_settings = decision.trial in started or decision.settings is not None
+        if (decision.rung or 0) >= self.sweep.rungs or not has_settings:
+            raise InvalidDocument(
+                f"{self.store.uri(key)} is malformed: the sweep does not have this trial, or not this rung. Restore "
+                "it, or start the sweep again."
+            )
 
     def trials(self, job_count: int | None = None) -> list[Trial]:
         """Return all started trials, with the results of the first `job_count` jobs (default: all)."""
@@ -180,11 +199,11 @@ class Study:
 
     def seconds(self) -> dict[Job, float]:
         """Return the seconds that all processes have used for each job."""
-        total: Counter[Job] = Counter()
+        total: dict[Job, float] = defaultdict(float)
         keys = [entry.key for entry in self.store.list(f"{self.root}/seconds/")]
         with ThreadPoolExecutor(THREADS) as pool:
-            for data in pool.map(self.store.get, keys):
-                for text, used in json.loads(data).items():
+            for seconds in pool.map(partial(read_object, Seconds, self.store), keys):
+                for text, used in seconds.root.items():
                     trial, _, rung = text.partition("/")
                     total[Job(int(trial), int(rung))] += used
         return dict(total)
@@ -199,22 +218,26 @@ class Study:
     def result(self, job: Job) -> dict[str, Any] | None:
         """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both are missing."""
         output, metric = self.output(job.trial, job.rung), self.sweep.metric
-        model = self._read_json(f"{output}/model.json")
+        model = self._read(TrialModel, f"{output}/model.json")
         if model is None:
-            return self._read_json(f"{output}/failed.json")
-        metrics, best_validation = self._read_json(f"{output}/validation.json") or {}, model.get("best", {})
+            failure = self._read(Failure, f"{output}/failed.json")
+            return failure and failure.model_dump()
+        validation = self._read(Validation, f"{output}/validation.json")
+        metrics = validation.root if validation else {}
+        best_validation = model.best
         if metric not in metrics:
             return {"why": f"its validation has only the metrics {', '.join(metrics) or '(none)'}"}
-        finite_values = [value for value in [metrics[metric]] if is_finite(value)]
-        if metric == LOSS and best_validation.get("released"):
-            finite_values.append(best_validation["validation_loss"])
-        result = {"value": min(finite_values, default=None), "steps": model["step"], "sha256": model["sha256"]}
+        values = [metrics[metric]]
+        if metric == LOSS and best_validation and best_validation.released:
+            values.append(best_validation.validation_loss)
+        finite_values = [value for value in values if is_finite(value)]
+        result = {"value": min(finite_values, default=None), "steps": model.step, "sha256": model.sha256}
         if not finite_values:
             result["why"] = f"its {metric} is not a number: lower the learning rate if the training diverged"
         return result
 
-    def _read_json(self, key: str) -> dict[str, Any] | None:
+    def _read(self, document: type[D], key: str) -> D | None:
         try:
-            return json.loads(self.store.get(key))
+            return read_object(document, self.store, key)
         except NotFound:
             return None

@@ -1,6 +1,5 @@
 """Chooses between the trained families of a workload, by their loss or a measure of the held-out samples."""
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from torch import nn
 
 from argolocal.common.json_text import to_json, without_nan
 from rekindle import families
+from rekindle.documents import MODEL_FILE, ModelFile, read_file
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
@@ -38,9 +38,9 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     facts, metric = dataset_facts(dataset), families.criterion(workload)
     values: dict[str, Values] = {}
     for name, folder in models.items():
-        description = json.loads((folder / "model.json").read_text())
-        check_held_out(name, description.get("train", {}), spec)
-        family_spec = spec.model_copy(update={key: description.get(key, "") for key in ("model", "family")})
+        description = read_file(ModelFile, folder / MODEL_FILE)
+        check_held_out(name, description.train, spec)
+        family_spec = spec.model_copy(update={"model": description.model, "family": description.family})
         model = build_model(family_spec, workload, facts)
         model.load_state_dict(load_file(folder / "model.safetensors"))
         values[name] = validate(spec, workload, model.to(device), held_out, device)
@@ -48,8 +48,8 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     best_family = best_of(values, metric)
     shutil.copytree(models[best_family], out)
     chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": without_nan(values)}
-    description = json.loads((out / "model.json").read_text()) | {"chosen": chosen}
-    (out / "model.json").write_text(to_json(description, indent=1))
+    description = read_file(ModelFile, out / MODEL_FILE).as_json() | {"chosen": chosen}
+    (out / MODEL_FILE).write_text(to_json(description, indent=1))
     return best_family
 
 

@@ -8,7 +8,6 @@ Everything is observed from outside: the coordinator's log lists the groups, sha
 worker, /proc the processes.
 """
 
-import json
 import re
 import secrets
 import socket
@@ -22,6 +21,7 @@ from argolocal.common.processes import start_time
 from argolocal.controllers.base import Controller
 from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
+from rekindle.documents import ModelFile, read_object
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import port_of
@@ -113,7 +113,7 @@ class Training:
             time.sleep(OBSERVE_INTERVAL_S)
 
     def sha256(self) -> str:
-        return json.loads(self.cluster.store().get(f"{self.inputs.out}/model.json"))["sha256"]
+        return read_object(ModelFile, self.cluster.store(), f"{self.inputs.out}/model.json").sha256
 
     @property
     def pods(self) -> dict[str, Pod]:

@@ -1,10 +1,10 @@
 """Comparison of a model that was trained again with the model of the release."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.documents import ModelFile, read_object
 from rekindle.errors import RekindleError
 from rekindle.release.origin import Curve, Origin, read_curve
 from rekindle.storage import Store
@@ -18,7 +18,7 @@ class Model:
     """A model of the run: `prefix` of its files, and model.json."""
 
     prefix: str
-    description: dict[str, Any]
+    description: ModelFile
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ def compare(origin: Origin, store: Store, run: str) -> Comparison:
     if not models:
         raise RekindleError(f"the run {run} has not stored a model, so nothing can be compared.")
     model = max(models, key=lambda model: _similarity(origin, model))
-    sha256 = str(model.description["sha256"])
+    sha256 = model.description.sha256
     if sha256 == origin.sha256:
         return Comparison(sha256, _state_difference(origin, store, run))
-    differences = _settings_differences(origin.model, model.description)
+    differences = _settings_differences(origin.model.as_json(), model.description.as_json())
     curve = curve_difference(origin.curve, read_curve(store, model.prefix))
     return Comparison(sha256, next(differences, curve))
 
@@ -51,16 +51,17 @@ def _models(store: Store, run: str) -> Iterator[Model]:
     for entry in store.list(f"{run}/"):
         prefix, _, file = entry.key.rpartition("/")
         if file == "model.json":
-            description = json.loads(store.get(entry.key))
-            if not description.get("paused"):
+            description = read_object(ModelFile, store, entry.key)
+            if not description.paused:
                 yield Model(f"{prefix}/", description)
 
 
 def _similarity(origin: Origin, model: Model) -> tuple[bool, int]:
     """Return how much of a model equals the release: a run may train several models."""
     names = ("digest", *SETTING_ENTRIES)
-    equal_settings = sum(origin.model.get(name) == model.description.get(name) for name in names)
-    return model.description["sha256"] == origin.sha256, equal_settings
+    expected, actual = origin.model.as_json(), model.description.as_json()
+    equal_settings = sum(expected.get(name) == actual.get(name) for name in names)
+    return model.description.sha256 == origin.sha256, equal_settings
 
 
 def _settings_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:

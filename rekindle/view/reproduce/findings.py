@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import python
@@ -59,7 +58,7 @@ class Commit:
 
 def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Finding]:
     """Compare the code of the release with the files of the commit, and with the installed packages of Rekindle."""
-    recorded, current = origin.run["code"], code.digests(origin.run["modules"], [str(folder)])
+    recorded, current = origin.run.code, code.digests(origin.run.modules, [str(folder)])
     names = sorted(name for name in recorded.keys() | current.keys() if recorded.get(name) != current.get(name))
     rekindle_modules = [name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")]
     project_modules = [name for name in names if name not in rekindle_modules]
@@ -76,14 +75,14 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
 
 def environment_findings(origin: Origin) -> Iterator[Finding]:
     """Compare Python, the packages, the lock file and the image."""
-    if (recorded := origin.run["python"]) != (current := platform.python_version()):
+    if (recorded := origin.run.python) != (current := platform.python_version()):
         yield Finding("python", f"the release was made with Python {recorded}, this is {current}")
     lock, recorded_lock = provenance.lock_hash(), origin.provenance.get("lock_hash", "")
     if lock != recorded_lock:
         file = provenance.lock_file()
         here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
         yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
-    recorded_packages, current_packages = (_versions(names) for names in (origin.run["packages"], code.packages()))
+    recorded_packages, current_packages = (_versions(names) for names in (origin.run.packages, code.packages()))
     names = sorted(recorded_packages.keys() | current_packages.keys())
     changes = [
         f"{name} {recorded_packages.get(name, '(missing)')} → {current_packages.get(name, '(missing)')}"
@@ -101,12 +100,11 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
 
 def machine_findings(origin: Origin) -> Iterator[Finding]:
     """Compare torch, the device and the processor, if the model was trained by Rekindle."""
-    recorded: dict[str, Any] = origin.model.get("fingerprint", {})
-    train = origin.model.get("train", {})
+    model, recorded = origin.model, origin.model.fingerprint
     if not recorded:
         return
-    settings = {name: value for name, value in train.items() if name in TrainConfig.model_fields}
-    spec = to_json([origin.model["workload"], origin.model["model"], settings, origin.model.get("family", "")])
+    settings = {name: value for name, value in model.train.items() if name in TrainConfig.model_fields}
+    spec = to_json([model.workload, model.model, settings, model.family])
     command = python("-m", "rekindle.view.reproduce.machine", spec)
     process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if process.returncode:
@@ -125,10 +123,8 @@ class Data:
     """
 
     def __init__(self, origin: Origin, source: str, folder: Path) -> None:
-        self.recorded_source, self.recorded_digest = (
-            str(origin.config["data"]["source"]),
-            origin.provenance.get("source_digest", ""),
-        )
+        self.recorded_source = origin.config.data.source
+        self.recorded_digest = origin.provenance.get("source_digest", "")
         self.given_source, self.folder = source, folder
 
     @cached_property

@@ -18,6 +18,7 @@ from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED,
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
+from rekindle.names import show
 from rekindle.release.origin import Origin, read
 from rekindle.storage import Store
 from rekindle.view.reproduce import findings as checks
@@ -100,7 +101,7 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         report(checks.machine_findings(origin))
         inputs = Inputs(origin, store, data.source)
         report(inputs.findings())
-        manifest = render(workspace, folder, origin.config)
+        manifest = render(workspace, folder, origin.whole_config)
         report(manifest_findings(origin, manifest))
         recorded = recorded_values(local.home, origin)
         report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
@@ -117,11 +118,11 @@ class Inputs:
 
     def __init__(self, origin: Origin, store: Store, source: str) -> None:
         self.origin, self.store, self.source = origin, store, source
-        self.start = str(origin.model.get("start", ""))
+        self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
         if self.start.startswith("releases/"):  # and not another training of the run
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
-        champion = origin.run["champion"]
+        champion = origin.run.champion
         release = tracking.find_version(origin.name, champion) if champion else None
         if release and release.sha256 == origin.sha256:  # the release is a refreshed champion
             self.releases[origin.name] = release
@@ -152,9 +153,9 @@ def render(workspace: Workspace, folder: Path, config: Mapping[str, Any], *sets:
 
 def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     """Compare the rendered manifest with the manifest of the release."""
-    if manifest_sha256(manifest) == origin.provenance["manifest_hash"]:
+    if manifest_sha256(manifest) == origin.provenance.get("manifest_hash"):
         return
-    texts = [to_yaml(_without_provenance(each)).splitlines() for each in (origin.run["manifest"], manifest)]
+    texts = [to_yaml(_without_provenance(each)).splitlines() for each in (origin.run.manifest, manifest)]
     lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
     more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"] if len(lines) > MAX_DIFF_LINES else []
     diff = "\n".join([*lines[:MAX_DIFF_LINES], *more])
@@ -177,7 +178,7 @@ def run_pipeline(
     `values`: outputs of suspended steps.
     """
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
-    sets += [f"data.source={source}"] if source != origin.config["data"]["source"] else []
+    sets += [f"data.source={source}"] if source != origin.config.data.source else []
     manifest = render(workspace, folder, training_config(origin), *sets)
     resume_at_once(manifest, values)
     workspace.use_images(origin.config, manifest, user_home)
@@ -193,14 +194,25 @@ def training_config(origin: Origin) -> dict[str, Any]:
 
     The search is not repeated: with a budget, it depends on the speed of the machine.
     """
-    config = origin.config
-    if SWEEP_STEP not in origin.run["modules"]:
+    config = origin.whole_config
+    if SWEEP_STEP not in origin.run.modules:
         return config
     space = {
-        section: {key: [origin.model[section][key]] for key in keys}
-        for section, keys in config["sweep"]["space"].items()
+        section: {key: [_released_setting(origin, section, key)] for key in keys}
+        for section, keys in origin.config.sweep.space.items()
     }
     return config | {"sweep": config["sweep"] | {"space": space, "trials": 1, "rungs": 1, "budget": {}}}
+
+
+def _released_setting(origin: Origin, section: str, key: str) -> Any:
+    """Return the value that the released trial of a sweep has for a setting. Raises ConfigError."""
+    settings = {"model": origin.model.model, "train": origin.model.train}.get(section, {})
+    if key not in settings:
+        raise ConfigError(
+            f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks {show(section)}, "
+            f"{show(key)}, which the sweep searched. Train and release again."
+        )
+    return settings[key]
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:
@@ -209,8 +221,8 @@ def run_parameters(origin: Origin) -> dict[str, str]:
     A moving window ends at the scheduled time, or else at the creation time of that run.
     """
     values = {name: value for name, value in origin.parameters.items() if name not in PROVENANCE}
-    if uses_scheduled_time(origin.run["manifest"]):
-        values[SCHEDULED] = values.get(SCHEDULED) or origin.run["created"]
+    if uses_scheduled_time(origin.run.manifest):
+        values[SCHEDULED] = values.get(SCHEDULED) or origin.run.created
     return values | {BACKFILL: "true"}
 
 

@@ -25,6 +25,7 @@ from rekindle.cache.key import find_objects
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
+from rekindle.release.origin import Config
 from rekindle.storage import Store
 from rekindle.view.outcome import NOT_RELEASED
 
@@ -85,15 +86,15 @@ class Workspace:
             output.seek(0)
             return output.read()
 
-    def use_images(self, config: Mapping[str, Any], manifest: Mapping[str, Any], user_home: Path) -> None:
+    def use_images(self, config: Config, manifest: Mapping[str, Any], user_home: Path) -> None:
         """Copy images.yaml of the user's home, which maps images to interpreters; add the variables of the commit."""
         homes.make(self.home)
         file = user_home / "images.yaml"
         table = (yaml.safe_load(file.read_text()) or {}) if file.exists() else {}
         templates = manifest["spec"].get("templates") or []
         images = {container["image"] for template in templates for _, container in containers_of(template)}
-        cluster = config["cluster"]  # the images of jobs and servers
-        images |= {pod["image"] for pod in (cluster, *cluster["pods"].values()) if pod.get("image")}
+        cluster = config.cluster  # the images of jobs and servers
+        images |= {pod.image for pod in (cluster, *cluster.pods.values()) if pod.image}
         for image in images if self.commit_variables else ():
             table.setdefault(image, {}).setdefault("env", {}).update(self.commit_variables)
         (self.home / "images.yaml").write_text(yaml.safe_dump(table))

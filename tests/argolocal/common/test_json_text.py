@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.json_text import describe_not_finite, from_json, to_json, without_nan
+from argolocal.common.documents import loads
+from argolocal.common.json_text import describe_not_finite, to_json, without_nan
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
@@ -37,10 +38,10 @@ def test_values_that_cannot_be_json_keep_the_reason() -> None:
 
 def test_an_unknown_number_is_null() -> None:
     value = {"loss": math.nan, "losses": [(1, math.inf), (2, 0.5)], "text": "nan"}
-    assert from_json(to_json(without_nan(value))) == {"loss": None, "losses": [[1, None], [2, 0.5]], "text": "nan"}
+    assert loads(to_json(without_nan(value))) == {"loss": None, "losses": [[1, None], [2, 0.5]], "text": "nan"}
 
 
 @pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "[-Infinity]"])
 def test_json_from_outside_has_no_nan(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a number of JSON"):
-        from_json(text)
+    with pytest.raises(ValueError, match="is not a finite number"):
+        loads(text)

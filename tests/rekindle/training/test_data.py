@@ -34,7 +34,7 @@ def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> 
 
 def test_a_dataset_with_another_digest_is_rejected(s3: Store) -> None:
     s3.put("other/dataset/dataset.json", json.dumps({"digest": "other"}).encode())
-    with pytest.raises(DataError, match="has the digest other, but this run expects mine"):
+    with pytest.raises(DataError, match='has the digest "other", but this run expects mine'):
         local_dataset(s3, "other/dataset", "mine")
     with pytest.raises(DataError, match=r"nowhere/ does not exist.* First run the step prepare"):
         local_dataset(s3, "nowhere", "mine")

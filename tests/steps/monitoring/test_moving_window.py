@@ -67,6 +67,14 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
     assert newer.unchanged == "" and "verdict" not in tracking.tags_of(newer.run_id)
 
 
+@pytest.mark.parametrize("time", ["x", "", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-01:00", "2024-04-15", "1"])
+@pytest.mark.parametrize("tag", ["data.newest", "data.window_until", "rekindle.scheduled"])
+def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, time: str) -> None:
+    first = weeks.run("2024-04-15")
+    tracking.log(first.run_id, tags={tag: time}, metrics={"rows": float("inf")})
+    weeks.run("2024-04-22")
+
+
 def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -> None:
     weeks.run("2024-04-15")
     changed = weeks.run("2024-04-22", train={"seed": 2})

@@ -7,8 +7,9 @@ from uuid import uuid4
 
 import pytest
 
+from rekindle.documents import ModelFile, parse
 from rekindle.errors import RekindleError
-from rekindle.release.origin import Origin
+from rekindle.release.origin import Origin, RunFile
 from rekindle.storage import Store, file_sha256
 from rekindle.view.reproduce.comparison import compare
 
@@ -33,7 +34,9 @@ def store_run(s3: Store, models: Models) -> str:
 
 
 def origin(files: dict[str, str] | None = None) -> Origin:
-    return Origin("digits", "1", "releases/digits/1/", "aa", {}, files or {}, MODEL, {}, CURVE)
+    model = parse(ModelFile, json.dumps(MODEL), "model.json")
+    run = RunFile(parameters={}, manifest={}, python="", packages=[], modules=[], code={})
+    return Origin("digits", "1", "releases/digits/1/", "aa", {}, files or {}, model, run, CURVE)
 
 
 @pytest.mark.parametrize(

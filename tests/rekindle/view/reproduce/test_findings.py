@@ -13,8 +13,9 @@ import pytest
 
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code, key
+from rekindle.documents import ModelFile, parse
 from rekindle.errors import ConfigError
-from rekindle.release.origin import Origin
+from rekindle.release.origin import Origin, RunFile
 from rekindle.storage import Store
 from rekindle.view.reproduce import findings
 from rekindle.view.reproduce.checkout import check_out, find_commit
@@ -65,7 +66,10 @@ def make_origin(repository: Path) -> Callable[..., Origin]:
         run = {"python": platform.python_version(), "packages": code.packages(), "modules": ["steps.shop"]}
         run |= {"code": code.digests(["steps.shop"], [str(folder)]), "created": "2026-11-02T03:00:00Z"}
         run |= {"parameters": {"config": json.dumps({"data": {"source": source}})}} | changes.pop("run", {})
-        return Origin("shop", "3", "releases/shop/1/", "ab", facts, {}, changes.pop("model", {}), run, {})
+        run = parse(RunFile, json.dumps({"manifest": {}} | run), "origin.json")
+        model = {"sha256": "ab", "workload": "steps.shop"} | changes.pop("model", {})
+        model_file = parse(ModelFile, json.dumps(model), "model.json")
+        return Origin("shop", "3", "releases/shop/1/", "ab", facts, {}, model_file, run, {})
 
     return make
 
@@ -199,7 +203,8 @@ def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> No
 def test_a_moving_window_ends_when_the_run_was_created(make_origin: Callable[..., Origin], reads_time: bool) -> None:
     tag = "{{workflow.parameters.scheduled-time}}"
     manifest = {"spec": {"templates": [{"arguments": tag if reads_time else ""}]}}
-    parameters = {"config": "{}", "cached": "{}", "scheduled-time": "", "rows": "7"}
+    config = json.dumps({"data": {"source": "rows.csv"}})
+    parameters = {"config": config, "cached": "{}", "scheduled-time": "", "rows": "7"}
     values = run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
     created = "2026-11-02T03:00:00Z" if reads_time else ""
     assert values == {"scheduled-time": created, "rows": "7", "backfill": "true"}
@@ -247,7 +252,8 @@ def test_a_training_may_start_from_another_training_of_its_run(s3: Store, make_o
 
 def test_only_the_released_trial_of_a_sweep_is_trained(make_origin: Callable[..., Origin]) -> None:
     space = {"model": {"hidden": {"choices": [4, 8]}}, "train": {"learning_rate": {"low": 0.001, "high": 0.1}}}
-    config = {"name": "shop", "sweep": {"trials": 9, "rungs": 2, "budget": {"hours": 1.0}, "seed": 3, "space": space}}
+    sweep = {"trials": 9, "rungs": 2, "budget": {"hours": 1.0}, "seed": 3, "space": space}
+    config = {"name": "shop", "data": {"source": "rows.csv"}, "sweep": sweep}
     model = {"model": {"hidden": 8, "depth": 2}, "train": {"learning_rate": 0.0123, "epochs": 4}}
     run = {"parameters": {"config": json.dumps(config)}, "modules": ["steps.search.trial"]}
     trial = {"model": {"hidden": [8]}, "train": {"learning_rate": [0.0123]}}

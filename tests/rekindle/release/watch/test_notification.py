@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from rekindle import notify
-from rekindle.notify import Message, NotifyConfig, send
+from rekindle.release.watch import notification as notify
+from rekindle.release.watch.notification import Message, NotifyConfig, send
 from tests.rekindle.hook import SECRET, hook
 from tests.waiting import until
 

@@ -1,0 +1,157 @@
+"""JSON documents from the object store, MLflow, a cluster or a folder, as types that only a valid document has.
+
+    class Verdict(Document):
+        rows: int = Field(0, ge=0)
+
+    verdict = read_object(Verdict, store, "releases/fraud/0123456789ab/verdict.json")
+    verdict = read_file(Verdict, folder / "verdict.json")
+
+A malformed document is an InvalidDocument, whose message has one line: the document, the wrong field and the rule.
+Unknown fields are ignored: a later version of Rekindle may have written the document.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from argolocal.common.documents import MAX_BYTES, loads
+from argolocal.common.files import read_regular
+from argolocal.common.names import Name, show
+from argolocal.errors import InvalidDocument
+from rekindle.errors import rule
+
+__all__ = [
+    "DatasetFile",
+    "Document",
+    "InvalidDocument",
+    "ModelFile",
+    "name_field",
+    "parse",
+    "parse_object",
+    "read_any_file",
+    "read_file",
+    "read_object",
+    "validate",
+]
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+MODEL_FILE = "model.json"
+
+
+class Document(BaseModel):
+    """A document from outside, as strict as JSON permits: a number is not a text."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+
+D = TypeVar("D", bound=BaseModel)
+
+
+class BestValidation(Document):
+    """The lowest loss on the held-out samples; None if it is not finite. `released`: the weights are of this step."""
+
+    step: int = Field(ge=0)
+    validation_loss: float | None
+    released: bool = False
+
+
+class ModelFile(Document):
+    """model.json of a trained model. Other fields are kept, since a workload may add its own."""
+
+    model_config = ConfigDict(extra="allow")
+    sha256: str = Field(min_length=1)  # of the weights
+    workload: str
+    family: str = ""
+    start: str = ""
+    digest: str = ""
+    identity: str = ""
+    step: int = Field(default=0, ge=0)
+    model: dict[str, JsonValue] = Field(default_factory=dict)
+    train: dict[str, JsonValue] = Field(default_factory=dict)
+    fingerprint: dict[str, JsonValue] = Field(default_factory=dict)
+    chosen: dict[str, JsonValue] = Field(default_factory=dict)
+    best: BestValidation | None = None
+    paused: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields that the document has."""
+        return self.model_dump(exclude_unset=True)
+
+
+class DatasetFile(Document):
+    """dataset.json of a dataset or a release."""
+
+    facts: dict[str, JsonValue] = Field(default_factory=dict)
+    digest: str = ""
+
+
+def parse(model: type[D], data: bytes | str, source: str, remedy: str = "Restore it, or remove it.") -> D:
+    """Return a document. Raises InvalidDocument. `source`: the name of the object or file, for the message."""
+    try:
+        return validate(model, data)
+    except ValueError as error:
+        raise InvalidDocument(f"{source} is malformed: {error}. {remedy}") from None
+
+
+def validate(model: type[D], data: bytes | str) -> D:
+    """Return a document. Raises ValueError with the first wrong field and the rule, for a document in a field."""
+    try:
+        loads(data)
+    except ValueError as error:
+        raise ValueError(f"it is not valid JSON ({error})") from None
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise ValueError(_first_rule(error)) from None
+
+
+def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
+    """Return the JSON object of a text whose fields have no fixed names. Raises InvalidDocument."""
+    return parse(_Object, data, source).model_dump()
+
+
+def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
+    """Return the mark of a text field that must be a name of this kind, or also "" if `optional`."""
+
+    def check(text: str) -> str:
+        if (text or not optional) and not kind.matches(text):
+            raise ValueError(f"{show(text)} is not {kind.KIND}: {kind.RULE}")
+        return text
+
+    return AfterValidator(check)
+
+
+def read_object(model: type[D], store: "Store", key: str) -> D:
+    """Return a document of the object store. Raises NotFound, InvalidDocument, StorageError."""
+    return parse(model, store.get(key), store.uri(key))
+
+
+def read_file(model: type[D], path: Path) -> D:
+    """Return the document in a file. Raises InvalidDocument, also if the file is missing or cannot be read."""
+    try:
+        data = read_regular(path, MAX_BYTES)
+    except OSError as error:
+        raise InvalidDocument(f"{path} cannot be read: {error.strerror or error}. Restore it.") from error
+    return parse(model, data, str(path))
+
+
+def read_any_file(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file whose fields have no fixed names. Raises InvalidDocument."""
+    return read_file(_Object, path).model_dump()
+
+
+class _Object(Document):
+    """A JSON object of any fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _first_rule(error: ValidationError) -> str:
+    """Return the first wrong field with its rule."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    broken_rule = rule(first["msg"]).removesuffix(".")
+    return f"{show(path)}: {broken_rule}" if path else broken_rule
