@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from argolocal.common import causes
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration, visible
 from argolocal.manifest.kinds import FAILED
@@ -213,7 +214,7 @@ class Tree:
 def cause_of(row: Step, progress: ProgressOf) -> str:
     """Return the cause of a failure on one line: the error of the step's job, or the step's message."""
     error = progress(row) if JOB_FAILED in row.message else ""
-    return " ".join((error or row.message).split())[:MAX_CAUSE_LENGTH]
+    return " ".join((error or causes.plain(row.message)).split())[:MAX_CAUSE_LENGTH]
 
 
 def task_of(row: Step) -> str:

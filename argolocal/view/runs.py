@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from argolocal.common import program
+from argolocal.common import causes, program
 from argolocal.common.processes import is_alive
 from argolocal.common.wording import duration, visible
 from argolocal.engine.suspend import suspended
@@ -92,7 +92,7 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
             "step": "  " * row.depth + row.label,
             "phase": row.phase,
             "took": duration(row.seconds),
-            "message": " ".join(row.message.split())[:80],
+            "message": " ".join(causes.plain(row.message).split())[:80],
         }
         for row in (steps(name, status) if rows is None else rows)
     ]
