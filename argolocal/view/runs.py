@@ -126,15 +126,16 @@ def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_
             check_step(run_names[0], name, newest_run.workflow())
             name, step = run_names[0], name
     files = RunFiles(home, name := name or newest(home))
-    manifest = files.workflow()
-    check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])
-    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
+    manifest, step = files.workflow(), step.removeprefix(f"{name}-")  # STEP may be the name of a pod
+    check_step(name, step, manifest, [path.stem.removeprefix(f"{name}-") for path in files.logs.glob("*.log")])
+    has_lines = display.follow(files.logs, name, step, lambda: not follow or files.runner() is None, out, as_json)
     reasons = {
         "Interrupted": f"{name} was interrupted, so its logs are incomplete: "
         f"`{program.name} resume {name}` continues it.",
         "Running": f"{name} is running: `{program.name} logs {name} -f` follows its logs.",
     }
-    return reasons.get(state(home, name)["phase"], "")
+    silence = "" if has_lines else f"{step or name} has printed nothing."
+    return reasons.get(state(home, name)["phase"], silence)
 
 
 def _runs(home: Path) -> Iterator[tuple[str, Status]]:

@@ -280,10 +280,10 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
     warned = warnings((status.get("nodes") or {}).values())
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = causes.plain((row and row.message) or run_message(name, status))
-    cause = runner_error or last_error(log) or message
-    # the rest of the message, such as a termination message
-    details = "" if message == causes.UNREPORTED else str(message).replace(cause, "").rstrip(": ")
+    message = str((row and row.message) or run_message(name, status))
+    cause = runner_error or last_error(log) or causes.plain(message)
+    # the rest of the message, such as a termination message; the message of a failed job only repeats its log
+    details = "" if causes.plain(message) != message else message.replace(cause, "").rstrip(": ")
     cause += f" ({details})" if details else ""
     lines += [
         f"step    {row.name if row else 'none: ' + run_message(name, status)}",
