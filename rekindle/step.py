@@ -174,8 +174,8 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
 def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
     inner = "".join(f".{key}" for key in error["loc"][1:])
-    if error["type"] == "missing" and not inner:
-        return f"{flag(name)} is missing: it is required."
+    if error["type"] == "missing":
+        return f"{flag(name)}{inner} is missing: it is required."
     subject = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
     return f"{subject}: {broken_rule(inputs, error)}"
 

@@ -9,8 +9,8 @@ summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, 
 import json
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -47,93 +47,109 @@ class Inputs(StepInputs):
 class Outputs(StepOutputs):
     run_id: str = Field(description="MLflow run that was closed; empty if the workflow did not create a run")
     training_costs: dict[str, float] = Field(description="cost of each training by task; empty without prices")
+    warnings: list[str] = Field(default=[], description="what could not be recorded or removed, one sentence each")
+
+
+class Problems:
+    """The errors that do not fail the run: they are lines of the log, and warnings of the run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @contextmanager
+    def noted(self, effect: str) -> Iterator[None]:
+        """Note an error of Rekindle in the body; `effect` says what is missing because of the error."""
+        try:
+            yield
+        except RekindleError as error:
+            self.texts.append(f"{effect}: {error}")
+            sys.stderr.write(f"warning: {self.texts[-1]}\n")
 
 
 def run(inputs: Inputs) -> Outputs:
     """Set the final status of the run and the reasons of a failure. Raises TrackingError if MLflow is unavailable."""
     from rekindle import tracking
 
+    problems = Problems()
     if limits := inputs.config.get("cache"):
-        trim_cache(limits)
+        with problems.noted("the cache is not trimmed"):
+            trim_cache(limits)
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
         sys.stderr.write(f"no MLflow run found for {inputs.workflow}: nothing to close\n")
-        return Outputs(run_id="", training_costs={})
+        return Outputs(run_id="", training_costs={}, warnings=problems.texts)
     if inputs.cached:
         record_cached(run_id, inputs)
     lines = reasons(inputs.failures)
     is_single_training, prefixes, costs = len(inputs.ledgers) == 1, list[str](), dict[str, float]()
     tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}  # WORKFLOW/TASK/checkpoints/ledger
     recorded = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
-    tariffs = training_tariffs(recorded, tasks)
+    tariffs = dict[str, "Tariff"]()
+    with problems.noted("the costs of the training are not recorded"):
+        tariffs = training_tariffs(recorded, tasks)
     for task, ledger in tasks.items():
-        if summary := training_summary(ledger):
+        summary = None
+        # the workflow must end even without the summary
+        with problems.noted("the summary of the training is not recorded"):
+            summary = training_summary(ledger)
+        if summary:
             prefixes.append("" if is_single_training else f"{task}/")
             cost = log(run_id, summary, inputs.workdir / task, prefixes[-1], tariffs.get(task))
             costs |= {} if cost is None else {task: cost}
             if lines and summary.state == "failed":
                 lines.insert(0, f"training: {summary.message}" if is_single_training else f"{task}: {summary.message}")
     if sweep := inputs.config.get("sweep"):
-        log_trial_costs(run_id, inputs.workflow, sweep, recorded)
+        with problems.noted("the costs of the trials are not recorded"):
+            log_trial_costs(run_id, inputs.workflow, sweep, recorded)
     if lines:
         failures = "\n".join(line[:FAILURE_LENGTH] for line in lines[:MAX_FAILURES])
         tracking.log(run_id, tags={"rekindle.failures": failures})
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
-    record_end(inputs, recorded)
-    apply_retention(inputs, run_id)
-    return Outputs(run_id=run_id, training_costs=costs)
+    with problems.noted("the end of the run is not recorded"):
+        record_end(inputs, recorded)
+    with problems.noted("old runs are not removed"):
+        apply_retention(inputs, run_id)
+    return Outputs(run_id=run_id, training_costs=costs, warnings=problems.texts)
 
 
 def trim_cache(limits: dict[str, Any]) -> None:
-    """Remove the entries of the cache that exceed its limits. Errors of the object store do not fail the run."""
+    """Remove the entries of the cache that exceed its limits."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
     from rekindle.storage import Store
 
-    try:
-        store = Store.from_env().short_retries()
-        removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
-        if removed:
-            remove_unused_code(store)
-    except RekindleError as error:
-        sys.stderr.write(f"the cache is not trimmed: {error}\n")
-        return
+    store = Store.from_env().short_retries()
+    removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
     if removed:
+        remove_unused_code(store)
         sys.stderr.write(f"removed {len(removed):,} of the oldest cache entries (config section cache)\n")
 
 
 def apply_retention(inputs: Inputs, run_id: str) -> None:
-    """Remove old runs and releases, unless `rekindle run` removes them on this machine. Errors do not fail the run."""
+    """Remove old runs and releases, unless `rekindle run` removes them on this machine."""
     from rekindle import tracking
     from rekindle.release.retention import listing, pod
     from rekindle.storage import Store
 
-    try:
-        store = Store.from_env().short_retries()
-        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(store)})
-        if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
-            return
-        promoted = tracking.tags_of(run_id).get("rekindle.promoted", "") if inputs.status == "Succeeded" else ""
-        names = pod.apply(store, inputs.workflow, inputs.config, promoted.rpartition(" ")[0])
-    except RekindleError as error:
-        sys.stderr.write(f"old runs are not removed: {error}\n")
+    store = Store.from_env().short_retries()
+    tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(store)})
+    if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
         return
+    promoted = tracking.tags_of(run_id).get("rekindle.promoted", "") if inputs.status == "Succeeded" else ""
+    names = pod.apply(store, inputs.workflow, inputs.config, promoted.rpartition(" ")[0])
     if names:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
 
 
 def record_end(inputs: Inputs, manifest: dict[str, Any]) -> None:
-    """Record in the object store that the run has ended. Errors do not fail the run."""
+    """Record in the object store that the run has ended."""
     from rekindle.release.retention import ownership
     from rekindle.storage import Store
 
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
-    try:
-        store = Store.from_env().short_retries()
-        ownership.end(store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded")
-    except RekindleError as error:
-        sys.stderr.write(f"the end of the run is not recorded: {error}\n")
+    store = Store.from_env().short_retries()
+    ownership.end(store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded")
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:
@@ -163,16 +179,12 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
 
 
 def training_summary(ledger: str) -> "Summary | None":
-    """Return the summary of a training; None if its ledger is missing, empty or unreadable."""
+    """Return the summary of a training; None if its ledger is missing or empty."""
     from rekindle.storage import Store
     from rekindle.training.ledger.accounting import summarize
     from rekindle.training.ledger.events import read
 
-    try:
-        summary = summarize(read(Store.from_env(), ledger))
-    except RekindleError as error:  # the workflow must end even without the summary
-        sys.stderr.write(f"the summary of the training is not recorded: {error}\n")
-        return None
+    summary = summarize(read(Store.from_env(), ledger))
     return summary if summary.intervals else None
 
 
@@ -180,15 +192,11 @@ def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[st
     """Return the prices and pods of the trainings, from the recorded manifest; {} if it has no prices."""
     from rekindle.training.cost import tariff
 
-    try:
-        return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks) if manifest else {}
-    except RekindleError as error:
-        sys.stderr.write(f"the costs of the training are not recorded: {error}\n")
-        return {}
+    return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks) if manifest else {}
 
 
 def log_trial_costs(run_id: str, workflow: str, sweep: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """Log the total cost of the trials of a sweep as metrics `cost/`. Errors do not fail the run."""
+    """Log the total cost of the trials of a sweep as metrics `cost/`."""
     from rekindle import tracking
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
@@ -196,15 +204,11 @@ def log_trial_costs(run_id: str, workflow: str, sweep: dict[str, Any], manifest:
     from rekindle.training.search.costs import total_amounts, trial_bills
     from rekindle.training.search.study import FOLDER, Study
 
-    try:
-        if not (prices := tariff.trial_tariff(manifest, tariff.prices_of(manifest))):
-            return
-        study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
-        study.read()
-        amounts = total_amounts(trial_bills(study, prices).values())
-    except RekindleError as error:
-        sys.stderr.write(f"the costs of the trials are not recorded: {error}\n")
+    if not (prices := tariff.trial_tariff(manifest, tariff.prices_of(manifest))):
         return
+    study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
+    study.read()
+    amounts = total_amounts(trial_bills(study, prices).values())
     metrics = {f"cost/{name}": value for name, value in amounts.items()}
     tracking.log(run_id, metrics=metrics, tags={"rekindle.currency": prices.prices.currency})
 

@@ -15,6 +15,20 @@ SECONDARY = re.compile(
     r"retryStrategy\.expression evaluated to false|No more retries left|Max duration limit exceeded"
     r"|Backoff would exceed max duration limit|retry exceeded workflow deadline|Backoff for .*|child '.*' failed"
 )
+# Argo's message about a job or another object that failed; this runner adds the cause that the object reports
+OBJECT_FAILED = re.compile(
+    r"(?:main: )?(?:Error \(exit code 64\): )?failure condition '[^']*' evaluated true(?:: (?P<cause>.+))?", re.DOTALL
+)
+
+UNREPORTED = "its job or Deployment has failed: the logs of the pods show why"
+
+
+def plain(message: str) -> str:
+    """Return the message without the condition that a job or Deployment met: with the cause that the object reports."""
+    match = OBJECT_FAILED.fullmatch(message)
+    if not match:
+        return message
+    return match["cause"] or UNREPORTED
 
 
 def is_secondary(message: str) -> bool:
@@ -52,7 +66,7 @@ def failed_steps(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
         messages = [str(item.get("message") or "") for item in items]
         message = root_message(messages[0], messages)
         is_step = items[0].get("displayName", "?") == name or STOPPED.search(message)
-        (steps if is_step else attempts).append((name, message or str(items[0].get("phase", "failed"))))
+        (steps if is_step else attempts).append((name, plain(message) or str(items[0].get("phase", "failed"))))
 
     phases = {str(item.get("phase")) for items in groups.values() for item in items} | {"failed"}
     roots = [[row for row in rows if row[1] not in phases and not is_secondary(row[1])] for rows in (steps, attempts)]

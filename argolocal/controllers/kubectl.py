@@ -36,6 +36,8 @@ ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/m
 CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
 # kinds whose objects do not have processes that a dead runner may leave
 PASSIVE_KINDS = ("HTTPRoute", "Ingress", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
+# type and status of the conditions of objects that have failed
+FAILURE_CONDITIONS = (("Failed", "True"), ("Progressing", "False"))
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
@@ -271,7 +273,10 @@ class Resources:
         if succeeded is None:
             return []
         self.forget(id)
-        return [self._success(waiting) if succeeded else _failure(id, reason)]
+        if succeeded:
+            return [self._success(waiting)]
+        cause = _reported_cause(obj)
+        return [_failure(id, f"{reason}: {cause}" if cause else reason)]
 
     def _success(self, waiting: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
@@ -289,6 +294,18 @@ class Resources:
                     )
             outputs.setdefault("parameters", []).append({**parameter, "value": value})
         return PodEnded(waiting.action.id, "Succeeded", "", outputs)
+
+
+def _reported_cause(obj: Object) -> str:
+    """Return the message of the condition that says why a job or a Deployment failed, or ""."""
+    status = obj.get("status")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    failures = [
+        condition
+        for condition in conditions or []
+        if (condition.get("type"), condition.get("status")) in FAILURE_CONDITIONS and condition.get("message")
+    ]
+    return str(failures[-1]["message"]) if failures else ""
 
 
 def _has_kind_and_metadata(obj: Object) -> bool:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from argolocal.common import causes
 from argolocal.common.json_text import to_json
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration, visible
@@ -213,7 +214,7 @@ class Tree:
 def cause_of(row: Step, progress: ProgressOf) -> str:
     """Return the cause of a failure on one line: the error of the step's job, or the step's message."""
     error = progress(row) if JOB_FAILED in row.message else ""
-    return " ".join((error or row.message).split())[:MAX_CAUSE_LENGTH]
+    return " ".join((error or causes.plain(row.message)).split())[:MAX_CAUSE_LENGTH]
 
 
 def task_of(row: Step) -> str:
@@ -244,15 +245,17 @@ def log_line(label: str, text: str, as_json: bool) -> str:
     return visible(to_json({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
 
 
-def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy all logs with `stem` in their names to `out`, each line with the name of its pod.
+def follow(logs: Path, run: str, step: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> bool:
+    """Copy the logs of the pods of `run` with `step` in their names to `out`, each line with the name of its pod.
 
-    Return when `is_finished()` is true and all lines are copied.
+    The name of a pod starts with the name of its run, which may contain the name of a step, too.
+
+    Return when `is_finished()` is true and all lines are copied: True if there was a line.
     """
     offsets: dict[Path, int] = {}
     while True:
         completed = is_finished()
-        matching_logs = [path for path in logs.glob("*.log") if stem in path.stem]
+        matching_logs = [path for path in logs.glob("*.log") if step in path.stem.removeprefix(f"{run}-")]
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
@@ -264,5 +267,5 @@ def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as
                     out.write(log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n")
         out.flush()
         if completed:
-            return
+            return bool(offsets)
         time.sleep(0.2)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from argolocal.common import program
+from argolocal.common import causes, program
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive
 from argolocal.common.wording import duration, visible
@@ -93,7 +93,7 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
             "step": "  " * row.depth + row.label,
             "phase": row.phase,
             "took": duration(row.seconds),
-            "message": " ".join(row.message.split())[:80],
+            "message": " ".join(causes.plain(row.message).split())[:80],
         }
         for row in (steps(name, status) if rows is None else rows)
     ]
@@ -127,15 +127,16 @@ def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_
             check_step(run_names[0], name, newest_run.workflow())
             name, step = run_names[0], name
     files = RunFiles(home, name := name or newest(home))
-    manifest = files.workflow()
-    check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])
-    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
+    manifest, step = files.workflow(), step.removeprefix(f"{name}-")  # STEP may be the name of a pod
+    check_step(name, step, manifest, [path.stem.removeprefix(f"{name}-") for path in files.logs.glob("*.log")])
+    has_lines = display.follow(files.logs, name, step, lambda: not follow or files.runner() is None, out, as_json)
     reasons = {
         "Interrupted": f"{name} was interrupted, so its logs are incomplete: "
         f"`{program.name} resume {name}` continues it.",
         "Running": f"{name} is running: `{program.name} logs {name} -f` follows its logs.",
     }
-    return reasons.get(state(home, name)["phase"], "")
+    silence = "" if has_lines else f"{step or name} has printed nothing."
+    return reasons.get(state(home, name)["phase"], silence)
 
 
 def _runs(home: Path) -> Iterator[tuple[str, Status]]:

@@ -175,10 +175,11 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     """Return the object that `-o json` prints. `facts`: keys to add or override before the key `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
     if message := run_message(name, status):
-        result["message"] = message
+        result["message"] = causes.plain(message)
     result |= facts
     result["steps"] = [
-        {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
+        {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds")}
+        | {"message": causes.plain(row.message)}
         for row in leaves(steps(name, status))
     ]
     return result | {"warnings": warnings((status.get("nodes") or {}).values())}
@@ -279,9 +280,10 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
     warned = warnings((status.get("nodes") or {}).values())
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = (row and row.message) or run_message(name, status)
-    cause = runner_error or last_error(log) or message
-    details = str(message).replace(cause, "").rstrip(": ")  # the rest of the message, such as a termination message
+    message = str((row and row.message) or run_message(name, status))
+    cause = runner_error or last_error(log) or causes.plain(message)
+    # the rest of the message, such as a termination message; the message of a failed job only repeats its log
+    details = "" if causes.plain(message) != message else message.replace(cause, "").rstrip(": ")
     cause += f" ({details})" if details else ""
     lines += [
         f"step    {row.name if row else 'none: ' + run_message(name, status)}",

@@ -109,7 +109,7 @@ def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     pods = ", ".join(f"{role} {count}" for role, count in counts.items())
     outcome = f"{job.phase.lower()} after {duration(job.seconds)}" if has_started else "has not started"
     words = f"{job.task}: {job.kind} ({pods}) {outcome}."
-    words += f" {job.message}." if job.message and job.phase != "Succeeded" else ""
+    words += f" Cause: {job.message.rstrip('.')}." if job.message and job.phase != "Succeeded" else ""
     words += f" It cost {money(cost, prices.currency)}." if prices and cost is not None else ""
 
     facts = {"task": job.task, "kind": job.kind, "pods": counts, "phase": job.phase, "seconds": job.seconds}

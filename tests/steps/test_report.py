@@ -72,7 +72,8 @@ def test_the_end_of_a_run_trims_the_cache(s3: Store, mlflow_server: str, monkeyp
     assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
     assert "cache-code/unused" not in {item.key for item in s3.list("cache-code/")}
     monkeypatch.setenv("S3_BUCKET", "missing")
-    report.run(inputs)  # a run ends even if its object store does not work
+    (warning, *_) = report.run(inputs).warnings  # a run ends even if its object store does not work
+    assert warning.startswith("the cache is not trimmed: ")
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
     entries.remove(s3, entries.entries(s3))
 
@@ -195,6 +196,8 @@ def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
     )
     assert report.run(inputs).run_id == run_id
     monkeypatch.delenv("S3_BUCKET")
-    assert report.run(inputs).run_id == run_id
+    outputs = report.run(inputs)
+    assert outputs.run_id == run_id
+    assert outputs.warnings[0].startswith("the summary of the training is not recorded: ")
     run = client(mlflow_server).get_run(run_id)
     assert (run.info.status, run.data.metrics) == ("FINISHED", {})

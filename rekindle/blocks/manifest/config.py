@@ -194,7 +194,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         origins[path] = origin
         sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
     if "workload" not in values:
-        raise ConfigError(f"{file}: workload is missing: name the module of the model, such as workload: steps.digits.")
+        raise ConfigError(_missing_workload(file))
     modules = {"workload": values["workload"], "pipeline": values.get("pipeline", DEFAULT_PIPELINE)}
     for key, module in modules.items():
         if not isinstance(module, str) or not module:
@@ -333,3 +333,11 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, fil
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(value), choices)
     return f"{location}: {path or 'the config'}{value_text}: {broken_rule(model, error)}{hint}"
+
+
+def _missing_workload(file: Path) -> str:
+    if file.suffix != ".py":
+        return f"{file}: workload is missing: name the module of the model, such as workload: steps.digits."
+    if not re.search(r"\bbuild\b", file.read_text(errors="replace")):
+        return f"{file} is not a pipeline, because it has no function build(config): give a config or a pipeline."
+    return f"{file}: this pipeline has no workload: add --set workload=MODULE, or give a config that names it."

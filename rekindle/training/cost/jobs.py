@@ -84,7 +84,7 @@ def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
         start = min(timestamp(node["startedAt"]) for node in found)
         seconds = max(0.0, max(end_of(node, status) for node in found) - start)
         messages = [str(node.get("message") or "") for node in found]
-        message = causes.root_message(str(step.get("message") or ""), messages)
+        message = causes.plain(causes.root_message(str(step.get("message") or ""), messages))
         result += [JobRun(task_of(found[0]), kind, items, phase, seconds, message) for kind, items in jobs]
     return result
 

@@ -277,7 +277,7 @@ HARMLESS = "\\u001b[2J\\u001b]0;owned\\u0007ared\\u000dspoofed \\u009b2J \\u202e
 def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bool):
     (tmp_path / "w-a.log").write_text(f"{HOSTILE}|\n", newline="\n")
     out = io.StringIO()
-    display.follow(tmp_path, "", lambda: True, out, as_json)
+    display.follow(tmp_path, "", "", lambda: True, out, as_json)
     assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
     if as_json:  # JSON has the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")

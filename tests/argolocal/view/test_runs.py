@@ -1,5 +1,6 @@
-"""The run that a command without a name means."""
+"""The run that a command without a name means, and the logs of its steps."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,22 @@ def test_resume_without_a_name_does_not_take_an_active_run(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="suspended"):
         runs.resumable(tmp_path)
     active.close()
+
+
+@pytest.mark.parametrize("step", ["clean", "cleaned-4k2xp-clean"])
+def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(tmp_path: Path, step: str) -> None:
+    tasks = [{"name": name, "template": name} for name in ("clean", "train", "report")]
+    templates = [{"name": "main", "dag": {"tasks": tasks}}]
+    files = RunFiles(tmp_path, "cleaned-4k2xp")
+    files.create(
+        {"kind": "Workflow", "metadata": {"name": files.name}, "spec": {"entrypoint": "main", "templates": templates}}
+    )
+    files.snapshot({"nodes": {}, "phase": "Succeeded"})
+    files.close()
+    files.logs.mkdir(parents=True, exist_ok=True)
+    for name in ("clean", "train"):
+        (files.logs / f"cleaned-4k2xp-{name}-1234.log").write_text(f"line of {name}\n")
+    out = io.StringIO()
+    runs.logs(tmp_path, "cleaned-4k2xp", step, False, out, False)
+    assert runs.logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False) == "report has printed nothing."
+    assert "line of clean" in out.getvalue() and "line of train" not in out.getvalue()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from argolocal.common import causes
 from argolocal.manifest.names import NODE_NAME, WORKFLOW
 from argolocal.view.display import cause_of
 from argolocal.view.summary import Step
@@ -229,7 +230,7 @@ def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, clus
     progress = TrainingProgress(cluster, "demo").of
     assert cause_of(attempt, progress) == "/app/own.py:7: KeyError: 3."
     server.refuse("GET", "/pods", 403, status(403, "Forbidden", "no"))
-    assert cause_of(attempt, progress) == attempt.message
+    assert cause_of(attempt, progress) == causes.UNREPORTED
 
 
 def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(server: ApiServer, cluster: Cluster):

@@ -161,7 +161,8 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     (job,) = report["jobs"]
     assert (job["kind"], job["pods"]) == ("MPIJob", {"Launcher": 1, "Worker": 2})
     if ended:
-        outcome = "failed after 1 min 00 s. failure condition 'x' evaluated true. It cost "
+        cause = "its job or Deployment has failed: the logs of the pods show why"
+        outcome = f"failed after 1 min 00 s. Cause: {cause}. It cost "
         assert f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text and "The whole run cost" in text
         assert (job["seconds"], job["cost"]) == (60, report["run_cost"]["steps"]["train"]) and job["cost"] > 0
     else:

@@ -281,3 +281,20 @@ def test_a_missing_source_is_reported_before_the_run_starts(tmp_path: Path, monk
         ConfigError, match=r'payment\.csv.: this file or folder does not exist\. Did you mean ".*payments\.csv"'
     ):
         load_config(file, ["data.source=~/payment.csv"], {}).config.data.check_source()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def run(inputs): ...", "it has no function build"),
+        ("def build(config): ...", "add --set workload=MODULE"),
+    ],
+)
+def test_a_module_without_a_workload_is_a_pipeline_or_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "own.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        load_config(tmp_path / "own.py", environment={})
