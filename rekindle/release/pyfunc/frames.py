@@ -117,8 +117,8 @@ class Rows:
     def _to_integer(self, value: float, location: str) -> int:
         if abs(value) > MAX_EXACT_FLOAT:
             raise DataError(
-                f"{location} is {value:.0f}, which has lost digits: a column of large integers with a missing value needs "
-                'the dtype "Int64".'
+                f"{location} is {value:.0f}, which has lost digits: a column of large integers with a missing value "
+                'needs the dtype "Int64".'
             )
         return int(value)
 
