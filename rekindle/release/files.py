@@ -3,7 +3,7 @@
 `releases/NAME/HASH/` contains model.safetensors, model.json, workload.json (digest of the serving code), dataset.json,
 state/ (the serving state), example.json (a request: the first row of the report's predictions), verdict.json,
 reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py), MLmodel with its
-examples (rekindle/release/pyfunc.py) and, written last,
+examples (rekindle/release/pyfunc/) and, written last,
 release.json with the sha256 of every file that affects predictions. HASH is computed over the names and contents of
 these files, so the same release always has the same prefix.
 """

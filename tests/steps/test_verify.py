@@ -103,11 +103,12 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     import pandas as pd
     from mlflow.pyfunc.scoring_server import init
     from mlflow.types import DataType
+    from mlflow.types.schema import AnyType
     from starlette.testclient import TestClient
 
     model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
     schema = model.metadata.get_input_schema()
-    assert schema and [(c.name, c.type) for c in schema][-1] == ("amount", DataType.double)
+    assert schema and [(c.name, c.type, c.required) for c in schema][-1] == ("amount", AnyType(), True)
     outputs_schema = model.metadata.get_output_schema()
     assert outputs_schema and [column.type for column in outputs_schema] == [DataType.double]
     app = TestClient(init(model))  # as `mlflow models serve` does

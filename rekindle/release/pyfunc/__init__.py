@@ -7,7 +7,6 @@
 validated and predicted by the same code as in the server.
 """
 
-import json
 import platform
 import warnings
 from pathlib import Path
@@ -16,18 +15,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import from_json, to_json
+from rekindle.errors import DataError
 from rekindle.release.predictor import open_predictor, warning
+from rekindle.release.pyfunc.frames import INSTANCES, Rows
 from rekindle.release.validation import parse
-from rekindle.sections import resolve
 from rekindle.workload import Predictor
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-INSTANCES = "instances"
-# type in a JSON schema → type of MLflow
-MLFLOW_TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}
 PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 
@@ -37,18 +34,16 @@ class Model:
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
+        self.rows = Rows(predictor.Request)
 
     def predict(self, frame: "DataFrame", params: dict[str, str] | None = None) -> list[Any]:
-        """Return the predictions of all rows; missing values are omitted. Raises DataError for an invalid request."""
-        import pandas
-        from pandas.api.types import is_scalar
-
-        rows = frame.to_dict("records")
-        instances = [
-            {key: value for key, value in row.items() if not (is_scalar(value) and pandas.isna(value))} for row in rows
-        ]
-        request = {INSTANCES: instances} | {name: json.loads(text) for name, text in (params or {}).items() if text}
-        body = to_json(request, default=_to_json_value).encode()
+        """Return the predictions of all rows. Raises DataError for an invalid request."""
+        instances = self.rows.to_instances(frame)
+        try:
+            others = {name: from_json(text) for name, text in (params or {}).items() if text}
+            body = to_json({INSTANCES: instances, **others}).encode()
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the request is not JSON: {error}.") from error
         parsed = parse(self.predictor.Request, body)
         if sentence := warning(self.predictor, parsed):
             warnings.warn(sentence, stacklevel=2)
@@ -93,15 +88,19 @@ def write_mlmodel(release: Path, run_id: str) -> None:
 
 
 def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return MLflow's columns and params of a request."""
-    schema = request.model_json_schema()
-    definitions, properties = schema.get("$defs", {}), schema["properties"]
-    instance = resolve(resolve(properties[INSTANCES], definitions)["items"], definitions)
-    columns = _fields(instance, definitions)
+    """Return MLflow's columns and params of a request.
+
+    The type of each column is `any`: MLflow would refuse an int column for a double, and a missing value in a column of
+    integers or booleans, and would convert texts. The request is validated as in the server instead.
+    """
+    rows = Rows(request)
+    columns = [{"name": name, "type": "any", "required": name in rows.required} for name in rows.properties]
     params = [
-        {"name": name, "type": "string", "default": "", "shape": None} for name in properties if name != INSTANCES
+        {"name": name, "type": "string", "default": "", "shape": None}
+        for name in rows.schema["properties"]
+        if name != INSTANCES
     ]
-    return [{"name": name, **column} for name, column in columns.items()], params
+    return columns, params
 
 
 def type_of(prediction: Any) -> dict[str, Any]:
@@ -112,27 +111,3 @@ def type_of(prediction: Any) -> dict[str, Any]:
         case {**values} if values:
             return {"type": "object", "properties": {k: type_of(v) | {"required": True} for k, v in values.items()}}
     return {"type": PYTHON_TYPES.get(type(prediction), "any")}
-
-
-def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    required = schema.get("required", [])
-    fields = schema.get("properties", {}).items()
-    return {name: _type(field, definitions) | {"required": name in required} for name, field in fields}
-
-
-def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Convert a JSON schema to MLflow's type; to `any` if MLflow lacks the type, such as a union of number and text."""
-    schema = resolve(schema, definitions)
-    match schema.get("type"):
-        case "array" if "items" in schema:
-            return {"type": "array", "items": _type(schema["items"], definitions)}
-        case "object" if schema.get("properties"):
-            return {"type": "object", "properties": _fields(schema, definitions)}
-        case str(kind) if kind in MLFLOW_TYPES and "format" not in schema:  # a time may be text or a pandas timestamp
-            return {"type": MLFLOW_TYPES[kind]}
-    return {"type": "any"}
-
-
-def _to_json_value(value: Any) -> Any:
-    """Convert a NumPy or pandas value to a JSON value."""
-    return value.isoformat() if hasattr(value, "isoformat") else value.tolist()

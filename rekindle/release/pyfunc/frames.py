@@ -1,0 +1,174 @@
+"""Converts the rows of a data frame to instances, as a client would send them in JSON.
+
+A frame cannot hold every instance: a missing value makes floats of integers, and hides if it was null or left out. The
+schema of the request decides what was meant.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, time
+from decimal import Decimal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from rekindle.errors import DataError
+from rekindle.sections import AnyModel, resolve
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+INSTANCES = "instances"
+MAX_EXACT_FLOAT = 2**53  # larger integers lose digits as floats
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+Schema = dict[str, Any]
+
+
+class Rows:
+    """The rows of frames for a kind of request."""
+
+    def __init__(self, request: type[BaseModel]) -> None:
+        self.schema: Schema = request.model_json_schema(schema_generator=AnyModel)
+        self.definitions: Schema = self.schema.get("$defs", {})
+
+    @cached_property
+    def instance(self) -> Schema:
+        """The JSON schema of an instance."""
+        instances = resolve(self.schema["properties"][INSTANCES], self.definitions)
+        return resolve(instances.get("items", {}), self.definitions)
+
+    @property
+    def properties(self) -> Schema:
+        return self.instance.get("properties", {})
+
+    @property
+    def required(self) -> set[str]:
+        return set(self.instance.get("required", []))
+
+    def to_instances(self, frame: "DataFrame") -> list[dict[str, Any]]:
+        """Return an instance per row. Raises DataError for an integer that has lost its digits."""
+        return [self._to_instance(row, number) for number, row in enumerate(self._rows(frame))]
+
+    def _rows(self, frame: "DataFrame") -> list[dict[str, Any]]:
+        """Return the rows of a frame; MLflow makes one row of a dictionary whose lists have texts only."""
+        names = list(map(str, frame.columns))
+        # `to_dict` would make None of pandas.NA
+        rows = [dict(zip(names, values, strict=True)) for values in frame.itertuples(index=False, name=None)]
+        if len(rows) != 1 or not rows[0] or not all(map(self._is_column, rows[0], rows[0].values())):
+            return rows
+
+        [columns] = rows
+        if len({len(column) for column in columns.values()}) != 1:
+            raise DataError(f"the columns {', '.join(columns)} must have the same length, with a value for each row.")
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def _is_column(self, name: str, value: Any) -> bool:
+        """Return True if a list is given for a field that does not accept a list."""
+        types = self._types(self.properties.get(name, {}))
+        return isinstance(value, list) and bool(types) and "array" not in types
+
+    def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Convert a row: a missing value is left out, unless null is the only way, or null itself, to state it."""
+        instance: dict[str, Any] = {}
+        for name, value in row.items():
+            field = self.properties.get(name, {})
+            accepts_null = name in self.properties and "null" in (self._types(field) or {"null"})
+            if not is_missing(value):
+                is_optional = accepts_null or name not in self.required
+                instance[name] = self._convert(value, field, f"{INSTANCES}[{number}].{name}", is_optional)
+            elif accepts_null and (value is None or name in self.required):
+                instance[name] = None
+        return instance
+
+    def _convert(self, value: Any, field: Schema, location: str, is_optional: bool = False) -> Any:
+        """Convert a value of a frame to JSON. `is_optional`: its column may have become floats for a missing value."""
+        options = list(self._options(field))
+        if isinstance(value, Mapping):
+            properties = {name: inner for option in options for name, inner in option.get("properties", {}).items()}
+            other = next((o["additionalProperties"] for o in options if o.get("additionalProperties")), {})
+            other = other if isinstance(other, dict) else {}
+            return {
+                name: self._convert(inner, properties.get(name, other), f"{location}.{name}")
+                for name, inner in value.items()
+            }
+        if is_collection(value):
+            items: Schema = next((option["items"] for option in options if "items" in option), {})
+            return [self._convert(item, items, f"{location}[{index}]") for index, item in enumerate(value)]
+        if is_missing(value) and not isinstance(value, float):
+            return None
+
+        return self._convert_scalar(to_python(value), field, location, is_optional)
+
+    def _convert_scalar(self, value: Any, field: Schema, location: str, is_optional: bool) -> Any:
+        types = self._types(field)
+        formats = {option.get("format") for option in self._options(field)}
+        match value:
+            case float() if is_optional and value.is_integer() and "integer" in types and "number" not in types:
+                return self._to_integer(value, location)
+            case Decimal() if "string" not in types:
+                return float(value)
+            case datetime() if "date" in formats and "date-time" not in formats and is_midnight(value):
+                return value.date().isoformat()
+            case datetime():  # with nanoseconds, if it is one of pandas
+                return value.isoformat()
+        return to_jsonable_python(value, serialize_unknown=True)
+
+    def _to_integer(self, value: float, location: str) -> int:
+        if abs(value) > MAX_EXACT_FLOAT:
+            raise DataError(
+                f"{location} is {value:.0f}, which has lost digits: a column of large integers with a missing value "
+                'needs the dtype "Int64".'
+            )
+        return int(value)
+
+    def _options(self, field: Schema) -> Iterator[Schema]:
+        """Yield the alternatives of a JSON schema."""
+        field = resolve(field, self.definitions) if "$ref" in field else field
+        alternatives = [*field.get("anyOf", []), *field.get("oneOf", []), *field.get("allOf", [])]
+        if not alternatives:
+            yield field
+        for alternative in alternatives:
+            yield from self._options(alternative)
+
+    def _types(self, field: Schema) -> set[str]:
+        """Return the JSON types that a field accepts; empty if it accepts any."""
+        types: set[str] = set()
+        for option in self._options(field):
+            choices = option.get("enum", [option["const"]] if "const" in option else [])
+            if "type" in option:
+                types |= {option["type"]} if isinstance(option["type"], str) else {*option["type"]}
+            elif choices:
+                types |= {JSON_TYPES.get(type(choice), "object") for choice in choices}
+            else:
+                return set()
+        return types
+
+
+def is_missing(value: Any) -> bool:
+    """Return True for None, NaN, NaT and pandas.NA."""
+    import pandas
+    from pandas.api.types import is_scalar
+
+    return is_scalar(value) and bool(pandas.isna(value))
+
+
+def is_collection(value: Any) -> bool:
+    """Return True for a list, tuple, set or array, which has values of its own."""
+    return isinstance(value, (list, tuple, set, frozenset)) or getattr(value, "ndim", 0) > 0
+
+
+def is_midnight(value: datetime) -> bool:
+    return value.tzinfo is None and value.time() == time()
+
+
+def to_python(value: Any) -> Any:
+    """Convert a scalar of NumPy to one of Python; a time to one of pandas, which keeps nanoseconds."""
+    import numpy
+    import pandas
+
+    if isinstance(value, numpy.datetime64):
+        return pandas.Timestamp(value)
+    if isinstance(value, numpy.timedelta64):
+        return pandas.Timedelta(value)
+    return value.item() if isinstance(value, numpy.generic) else value
