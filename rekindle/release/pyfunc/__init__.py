@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from argolocal.common.json_text import from_json, to_json
+from argolocal.common.documents import loads
+from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.pyfunc.frames import INSTANCES, Rows
@@ -40,7 +41,7 @@ class Model:
         """Return the predictions of all rows. Raises DataError for an invalid request."""
         instances = self.rows.to_instances(frame)
         try:
-            others = {name: from_json(text) for name, text in (params or {}).items() if text}
+            others = {name: loads(text) for name, text in (params or {}).items() if text}
             body = to_json({INSTANCES: instances, **others}).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"the request is not JSON: {error}.") from error

@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.documents import ModelFile, parse
 from rekindle.errors import RekindleError
-from rekindle.release.origin import Origin, RunFile
+from rekindle.release.origin import Curve, Origin, RunFile
 from rekindle.storage import Store, file_sha256
 from rekindle.view.reproduce.comparison import compare
 
@@ -21,7 +21,7 @@ MODEL: dict[str, Any] = {
     "train": {"seed": 1},
     "fingerprint": {"torch": "2.8", "data": "d1"},
 }
-CURVE = {1: 2.5, 2: 1 / 3}
+CURVE: Curve = {1: 2.5, 2: 1 / 3}
 Models = dict[str, tuple[dict[str, Any], dict[int, float]]]  # task → changes of model.json, curve
 
 
