@@ -22,7 +22,7 @@ MODEL: dict[str, Any] = {
     "fingerprint": {"torch": "2.8", "data": "d1"},
 }
 CURVE: Curve = {1: 2.5, 2: 1 / 3}
-Models = dict[str, tuple[dict[str, Any], dict[int, float]]]  # task → changes of model.json, curve
+Models = dict[str, tuple[dict[str, Any], Curve]]  # task → changes of model.json, curve
 
 
 def store_run(s3: Store, models: Models) -> str:
