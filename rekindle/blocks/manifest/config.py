@@ -6,14 +6,15 @@
 The class of each section is next to the code that it configures; the workload defines the sections `data` and `model`.
 """
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -210,7 +211,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         return other_root if other_root and origin in (str(file), "default") else Path.cwd()
 
     try:
-        config = model.model_validate(values, context={"folder_of": folder_of})
+        config = _validate(model, values, folder_of)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
@@ -227,6 +228,27 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     with _prefixed(loaded.origins.get("train.validation", str(file))):
         families.check_validation(families.select(workload, config.families), config.train.validation)
     return loaded
+
+
+def _validate(model: type[Config], values: dict[str, Any], folder_of: Callable[[str], Path]) -> Config:
+    """Validate the values of a config. Raises ValidationError.
+
+    Pydantic looks up a `FilePath` or `DirectoryPath` in the working directory. It may lie in the folder of its key.
+    """
+    context = {"folder_of": folder_of}
+    try:
+        return model.model_validate(values, context=context)
+    except ValidationError as error:
+        missing_paths = [item for item in error.errors() if item["type"] in ("path_not_file", "path_not_directory")]
+        if not missing_paths:
+            raise
+
+    for item in missing_paths:
+        *parents, last_key = item["loc"]
+        with suppress(KeyError, IndexError, TypeError):  # the location of a value in a union has further parts
+            holder: Any = reduce(operator.getitem, parents, cast(Any, values))
+            holder[last_key] = str(folder_of(".".join(map(str, item["loc"]))) / Path(holder[last_key]).expanduser())
+    return model.model_validate(values, context=context)
 
 
 @contextmanager
