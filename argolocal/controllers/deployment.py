@@ -18,6 +18,7 @@ from typing import Any
 
 from argolocal.common import program
 from argolocal.common.documents import read_object
+from argolocal.common.environment import without_secrets
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
@@ -181,6 +182,7 @@ class Deployments(Controller):
                 child = subprocess.Popen(
                     self._supervise(),
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                    env=without_secrets(os.environ),
                 )  # fmt: skip
             SUPERVISORS.append(child)
             record = {"pid": child.pid, "since": start_time(child.pid) or 0}

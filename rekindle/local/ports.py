@@ -38,6 +38,8 @@ def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> 
 
     `current_job`: the stored state of this job, whose pods already use a port.
     """
+    if job["kind"] not in JOBS:
+        return job
     name, default = JOBS[job["kind"]].port
     if not name or any(find_port(job, role) for role in replicas_of(job)):
         return job

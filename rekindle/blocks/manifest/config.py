@@ -6,14 +6,15 @@
 The class of each section is next to the code that it configures; the workload defines the sections `data` and `model`.
 """
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -22,7 +23,7 @@ from argolocal.manifest import cron as crontab
 from rekindle import families, project
 from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import DEFAULTS, CacheConfig, ClusterConfig
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, did_you_mean, without_user
 from rekindle.gate import Gate, check_bounds
 from rekindle.release.config import RetentionConfig, ServeConfig
 from rekindle.release.watch.notification import NotifyConfig
@@ -31,6 +32,8 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
+# a URL with a password, except a variable such as $(PASSWORD)
+PASSWORD = re.compile(r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@")
 MAX_ERRORS = 20  # maximum number of errors of a config in one message
 Keys = tuple[str, ...]  # path of a value: ("train", "workers")
 
@@ -210,7 +213,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         return other_root if other_root and origin in (str(file), "default") else Path.cwd()
 
     try:
-        config = model.model_validate(values, context={"folder_of": folder_of})
+        config = _validate(model, values, folder_of)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
@@ -218,8 +221,9 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
             _sentence(model, e, loaded.origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
         )
         remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
-        raise ConfigError("\n".join([*lines, *remainder])) from error
+        raise ConfigError(without_user("\n".join([*lines, *remainder]))) from error
     loaded = Loaded(config, origins)
+    _reject_passwords(loaded)
     with _prefixed(loaded.origin_below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
     with _prefixed(loaded.origin("train.validation")):
@@ -227,6 +231,39 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     with _prefixed(loaded.origins.get("train.validation", str(file))):
         families.check_validation(families.select(workload, config.families), config.train.validation)
     return loaded
+
+
+def _reject_passwords(loaded: Loaded) -> None:
+    """Raise ConfigError for a URL with a password: the config is recorded, and is shown by `ps` during a run."""
+    for key, value in leaves(loaded.config, ""):
+        name = key.lstrip(".")
+        if isinstance(value, str) and PASSWORD.search(value):
+            raise ConfigError(
+                f"{without_user(loaded.origin(name))}: {name} is a URL with a password, and whoever can read the "
+                "manifest or MLflow can read the config: remove it. A step can read a password from its environment, "
+                "which has the keys of the Secret rekindle-s3."
+            )
+
+
+def _validate(model: type[Config], values: dict[str, Any], folder_of: Callable[[str], Path]) -> Config:
+    """Validate the values of a config. Raises ValidationError.
+
+    Pydantic looks up a `FilePath` or `DirectoryPath` in the working directory. It may lie in the folder of its key.
+    """
+    context = {"folder_of": folder_of}
+    try:
+        return model.model_validate(values, context=context)
+    except ValidationError as error:
+        missing_paths = [item for item in error.errors() if item["type"] in ("path_not_file", "path_not_directory")]
+        if not missing_paths:
+            raise
+
+    for item in missing_paths:
+        *parents, last_key = item["loc"]
+        with suppress(KeyError, IndexError, TypeError):  # the location of a value in a union has further parts
+            holder: Any = reduce(operator.getitem, parents, cast(Any, values))
+            holder[last_key] = str(folder_of(".".join(map(str, item["loc"]))) / Path(holder[last_key]).expanduser())
+    return model.model_validate(values, context=context)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.errors import ConfigError
 from tests.effort import calls
@@ -298,3 +299,14 @@ def test_a_module_without_a_workload_is_a_pipeline_or_another_file(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=reason):
         load_config(tmp_path / "own.py", environment={})
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    demo, source = project.REFERENCE / "configs/demo.yaml", "data.source=s3://KEY:hunter2@bucket/x"
+    with pytest.raises(ConfigError, match=r"data\.source is a URL with a password") as caught:
+        load_config(demo, [source], {})
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"data\.source is 's3://bucket/x'") as caught:
+        load_config(project.REFERENCE / "configs/digits.yaml", [source], {})  # another rule is broken, too
+    assert "hunter2" not in str(caught.value)
+    assert load_config(demo, ["data.source=s3://bucket/a:b@c"], {}).config.data.source == "s3://bucket/a:b@c"

@@ -13,7 +13,7 @@ from rekindle.errors import ConfigError
 
 WORKLOAD = """
 from pathlib import Path
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, DirectoryPath, Field, FilePath
 from steps.digits import *
 from rekindle import DataConfig, Section
 
@@ -21,6 +21,8 @@ class Tables(BaseModel):
     prices: Path | None = None
     others: list[Path] = []
     by_name: dict[str, Path] = {}
+    files: list[FilePath] = []
+    folder: DirectoryPath | None = None
 
 class Data(DataConfig):
     source: str = "sklearn://digits"
@@ -66,6 +68,20 @@ def test_a_path_in_a_config_of_another_project_is_relative_to_that_project(
     data: Any = load_config(file, ["data.tables.others=[a.csv]"], {}).config.data
     assert data.tables.prices == folder / "prices.csv" and data.lookup == folder / "lookup.csv"
     assert data.tables.others == [here / "a.csv"], "a value of the command line is relative to the working directory"
+
+
+def test_an_existing_file_or_folder_may_lie_in_another_project(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pyproject.toml").write_text("[tool.rekindle]\n")
+    file = folder / write({"tables": {"files": ["lookup.csv"], "folder": "."}})
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+    data: Any = load_config(file, [], {}).config.data
+    tables = data.tables
+    assert tables.files == [folder / "lookup.csv"] and tables.folder == folder
+    with pytest.raises(ConfigError, match=r"data\.tables\.files\.0 is '.*/prices\.csv': Path does not point to a file"):
+        file.write_text(file.read_text().replace("lookup.csv", "prices.csv"))
+        load_config(file, [], {})
 
 
 def test_a_uri_in_a_path_is_refused_because_a_path_changes_it(folder: Path) -> None:

@@ -227,3 +227,18 @@ def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have
     for value in ("", " \n", "gehe\u00efm"):
         with pytest.raises(ConfigError, match="REKINDLE_TOKEN contains no token or other characters"):
             Services(tmp_path, {"REKINDLE_TOKEN": value}).store_serving_token()
+
+
+def test_services_do_not_inherit_the_secrets_of_the_user(tmp_path: Path) -> None:
+    secrets = {"HF_TOKEN": "t", "DB_PASSWORD": "p", "NOTIFY_URL": "u", "REKINDLE_TOKEN": "r"}
+    services = Services(tmp_path / "home", os.environ | secrets)
+    try:
+        services.start()
+        for name, needed in (("s3", "AWS_SECRET_ACCESS_KEY"), ("mlflow", "MLFLOW_TRACKING_TOKEN")):
+            environment = Path(f"/proc/{record(services, name).pid}/environ").read_bytes().split(b"\0")
+            variables = {entry.partition(b"=")[0].decode() for entry in environment}
+            assert needed in variables and "PATH" in variables
+            assert not variables & secrets.keys()
+            assert ("MLFLOW_TRACKING_TOKEN" in variables) == (name == "mlflow")
+    finally:
+        services.down()
