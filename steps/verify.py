@@ -159,7 +159,8 @@ def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     running, expired = [inputs.deployment], list[str]()
     if promoted:
         arguments = inputs.name, inputs.version, inputs.keep_releases, former
-        running, expired = promotion.running_deployments(*arguments), promotion.expired_deployments(*arguments)
+        running = promotion.own_servers(inputs.name, promotion.running_deployments(*arguments), inputs.deployment)
+        expired = promotion.own_servers(inputs.name, promotion.expired_deployments(*arguments))
     return {"promoted": promoted, "former": former, "running": running, "expired": expired}
 
 

@@ -19,20 +19,19 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from argolocal.pods.tarballs import CHUNK_BYTES, MAX_HEADER_BYTES, Headers, open_tar
+
 MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
-MAX_COUNTED_BYTES = 128 << 20  # unpacked size of the part of a tarball whose entries are counted before any is written
+COUNTED_BYTES = 128 << 20  # unpacked size of the part of a tarball whose entries are counted before they are written
+UNCOUNTED_ENTRIES = 1000  # number of entries that are written without counting the entries behind them
 MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
-MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
 MAX_RECORDS = 100  # number of global header records
 MAX_DEPTH = 200  # number of nested directories
-# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
-MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
 MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's central directory
-CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
 BLOCK_BYTES = 4096  # disk space of an empty file or a directory
 # errors of tarfile and zipfile for invalid archives; RuntimeError is for archives that are encrypted or nested too deep
 INVALID_ARCHIVE_ERRORS = (
@@ -43,83 +42,6 @@ INVALID_ARCHIVE_ERRORS = (
 
 class ArchiveError(Exception):
     """An archive is rejected because of its contents."""
-
-
-class _Entry(tarfile.TarInfo):
-    def _block(self, count: int) -> int:
-        if count < 0:  # without this check, tarfile would read the same headers for ever
-            raise tarfile.ReadError(f"it has an entry of {count} bytes")
-        return super()._block(count)  # type: ignore[misc]
-
-
-class _Members(io.RawIOBase):
-    """The decompressed members of a gzip file; to limit the time, only few members may be (almost) empty."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("rb")
-        self.decoder: Any = None
-        self.input, self.small_members = b"", MAX_SMALL_MEMBERS
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            data = self.input or self.file.read(CHUNK_BYTES)
-            if not self.decoder:
-                self.input = data.lstrip(b"\0")  # removes the padding between members
-                if not data:
-                    return 0
-                if self.input:
-                    self.small_members -= 1
-                    if self.small_members < 0:
-                        raise tarfile.ReadError(f"its gzip members have fewer than {SMALL_MEMBER_BYTES} bytes each")
-                    self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-                continue
-            out = self.decoder.decompress(data, len(buffer))
-            is_at_end = self.decoder.eof
-            self.input = self.decoder.unused_data if is_at_end else self.decoder.unconsumed_tail
-            self.small_members += (len(data) - len(self.input) + len(out)) / SMALL_MEMBER_BYTES
-            if is_at_end:
-                self.decoder = None
-            elif not (data or out):
-                raise EOFError("its last gzip member is incomplete")
-            if out:
-                buffer[: len(out)] = out
-                return len(out)
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-
-class _Headers:
-    """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still return."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = io.BufferedReader(_Members(path), CHUNK_BYTES)
-        self.budget, self.position = MAX_HEADER_BYTES, 0
-
-    def close(self) -> None:
-        self.file.close()
-
-    def tell(self) -> int:
-        return self.position
-
-    def seek(self, position: int) -> None:
-        if position < self.position:  # seeking back would decompress the file again
-            raise tarfile.ReadError("its parts are not in the order of their offsets")
-        while self.position < position and (skipped := len(self.file.read(min(position - self.position, CHUNK_BYTES)))):
-            self.position += skipped
-
-    def read(self, size: int | None = -1) -> bytes:
-        size = sys.maxsize if size is None or size < 0 else size
-        if size > self.budget:
-            raise tarfile.ReadError(f"it has a header of more than {MAX_HEADER_BYTES} bytes")
-        self.budget -= size
-        data = self.file.read(size)
-        self.position += len(data)
-        return data
 
 
 class _Directory(io.BufferedReader):
@@ -164,7 +86,7 @@ class _Budget:
 def is_tarball(path: Path) -> bool:
     """Return True if the file is a gzipped tar with at least one entry."""
     try:
-        with closing(_Headers(path)) as file, _open_tar(file) as archive:
+        with closing(Headers(path)) as file, open_tar(file) as archive:
             return archive.next() is not None
     except INVALID_ARCHIVE_ERRORS:
         return False
@@ -176,10 +98,11 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
     Owners, setuid bits, devices and hard links are dropped, as in Argo. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
-        _check_count(archive, path.name, max_entries)
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
-        with closing(_Headers(archive)) as file, _open_tar(file) as tar:
+        with closing(Headers(archive)) as file, open_tar(file) as tar:
+            counter = _Counter(path.name, max_entries)
             while True:
+                counter.check(file, tar.offset, tree.budget.entries)
                 file.budget = MAX_HEADER_BYTES
                 member = tar.next()
                 if not member:
@@ -227,23 +150,37 @@ def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budge
         end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
 
 
-def _check_count(archive: Path, name: str, max_entries: int) -> None:
-    """Raise ArchiveError if the beginning of a tarball has more than `max_entries` entries: writing files is slow."""
-    with closing(_Headers(archive)) as file, _open_tar(file) as tar:
-        for _ in range(max_entries + 1):
-            file.budget = MAX_HEADER_BYTES
-            member = tar.next()
-            if not member or member.offset_data + member.size > MAX_COUNTED_BYTES:
-                return
-            tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
-            if len(tar.pax_headers) > MAX_RECORDS:
-                return
-    raise ArchiveError(f"{name} has more than {max_entries} entries: pack fewer, larger files.")
+class _Counter:
+    """Counts the entries of the next part of a tarball before they are written, because writing files is slow.
 
+    The parts that large files fill are not decompressed twice.
+    """
 
-def _open_tar(file: _Headers) -> tarfile.TarFile:
-    content: Any = file
-    return tarfile.open(fileobj=content, mode="r:", tarinfo=_Entry)
+    def __init__(self, name: str, max_entries: int) -> None:
+        self.name, self.max_entries = name, max_entries
+        self.end, self.uncounted_entries = -1, UNCOUNTED_ENTRIES  # end of the part that was counted last
+
+    def check(self, file: Headers, offset: int, entries: int) -> None:
+        """Raise ArchiveError if the part at `offset` has more than `entries` entries."""
+        if offset < self.end:
+            return
+        self.uncounted_entries += 1
+        if self.uncounted_entries < UNCOUNTED_ENTRIES:
+            return
+        self.uncounted_entries, self.end = 0, offset + COUNTED_BYTES
+        with closing(file.copy()) as rest, suppress(*INVALID_ARCHIVE_ERRORS):
+            rest.seek(offset)
+            self._count(rest, entries)
+
+    def _count(self, file: Headers, entries: int) -> None:
+        with open_tar(file) as tar:
+            for _ in range(entries + 1):
+                file.budget = MAX_HEADER_BYTES
+                member = tar.next()
+                if not member or member.offset_data + member.size > self.end or len(tar.pax_headers) > MAX_RECORDS:
+                    return
+                tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
+        raise ArchiveError(f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files.")
 
 
 def _check_sparse(member: Any, stored_bytes: int) -> None:

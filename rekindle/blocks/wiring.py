@@ -1,6 +1,7 @@
 """Outputs of blocks, conditions over them, and errors that name the wrong line of the pipeline."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ from rekindle.keys import CACHED, REUSED_MODELS, cached
 ENGINE_PATHS = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
 # conversion functions of Argo's expressions, where every parameter is text
 NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
+KEY = re.compile(r"[\w@%+:/-]+")  # key of a mapping that can be a part of a JSONPath in an expression
 MAX_VALUE_CHARS = 100  # maximum number of characters of a value in a message
 LINE: ContextVar[str] = ContextVar("line", default="")  # line of the task that is checked now, see `blame`
 
@@ -108,6 +110,8 @@ class Value(str):
         if self.keys and key not in self.keys:
             hint = did_you_mean(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
             refuse(f'{self.name} has no "{key}".{hint}')
+        if not KEY.fullmatch(key):
+            refuse(f'{self.name} has no "{key}": a key must consist of letters, digits and "_-@%+:/". Rename it.')
         kind = getattr(self.kind, "__args__", (str, str))[1]
         return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
 

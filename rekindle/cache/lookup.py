@@ -7,7 +7,6 @@ A task's key needs the values of all its inputs; if some come from other tasks, 
 other tasks look up the cache when they start.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,10 @@ from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
 from rekindle.cache.key import Facts, NotReusable, OpenBucket, UnknownKey, facts, facts_without_data, key
+from rekindle.documents import parse_object
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
+from rekindle.names import TaskReference
 from rekindle.step import Step, StepInputs, is_artifact, load, parse
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def look_up(
     `read_only`: do not update the index of the cache, and do not claim entries for a new run.
     """
     parameter_values = _parameters(manifest) | dict(parameters)
-    cached: dict[str, Any] = json.loads(parameter_values.get(CACHED) or "{}")
+    cached = _cached_rows(parameter_values)
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
@@ -104,7 +105,7 @@ def look_up(
 
 def cached_parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
     """Return the value of the workflow parameter CACHED; without `reuse`, every task runs with this value."""
-    value: dict[str, Any] = json.loads(_parameters(manifest)[CACHED])
+    value = _cached_rows(_parameters(manifest))
     for result in results if reuse else []:
         if entry := result.entry:
             value[cached_name(result.task)] |= {**entry.outputs, "at": entry.at}
@@ -113,14 +114,19 @@ def cached_parameter(manifest: Mapping[str, Any], results: list[CacheResult], re
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Map each task that a run skipped to the earlier run and task whose outputs it reused."""
-    value = _parameters(manifest).get(CACHED) or "{}"
-    rows = (row for row in json.loads(value).values() if isinstance(row, dict))
-    return {row["task"]: row["at"] for row in rows if row.get("at")}
+    rows = (row for row in _cached_rows(_parameters(manifest)).values() if isinstance(row, dict))
+    references = {str(row.get("task")): TaskReference.or_none(row.get("at")) for row in rows}
+    return {task: reference for task, reference in references.items() if reference}
 
 
 def has_reuse(manifest: Mapping[str, Any]) -> bool:
     """Return True if the manifest has tasks that may be cached."""
-    return any(isinstance(row, dict) for row in json.loads(_parameters(manifest).get(CACHED) or "{}").values())
+    return any(isinstance(row, dict) for row in _cached_rows(_parameters(manifest)).values())
+
+
+def _cached_rows(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the workflow parameter CACHED, by task. Raises InvalidDocument."""
+    return parse_object(parameters.get(CACHED) or "{}", f"the parameter `{CACHED}`")
 
 
 def _spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -44,6 +44,8 @@ class SweepSection(Document):
 class Config(Document):
     """The parts of a config that are needed before the commit of the release renders the config."""
 
+    ALLOWS_NAN = True
+
     data: DataSection
     cluster: ClusterSection = Field(default_factory=ClusterSection)
     sweep: SweepSection = Field(default_factory=SweepSection)
@@ -132,7 +134,7 @@ class Origin:
     @cached_property
     def whole_config(self) -> dict[str, Any]:
         """The config, which the commit of the release renders and validates."""
-        return loads(self.parameters["config"])
+        return loads(self.parameters["config"], allow_nan=True)
 
     @property
     def commit(self) -> str:

@@ -5,6 +5,7 @@ version is rejected if the champion that it was compared with has been replaced.
 from before its first change until its end, so that the next command finishes an interrupted rollback.
 """
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ from rekindle import tracking
 from rekindle.documents import Document, InvalidDocument, name_field, parse
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
-from rekindle.names import ModelName, ObjectId, ObjectName, Version
+from rekindle.names import ModelName, ObjectId, ObjectName, Version, show
 from rekindle.release.config import ServeConfig
 from rekindle.storage import NotFound, Store
 
@@ -58,7 +59,7 @@ class PromotionFile(Document):
 
     @model_validator(mode="after")
     def _has_target(self) -> Self:
-        if self.unfinished and not (self.version and self.deployment):
+        if self.unfinished and not (self.version and "deployment" in self.model_fields_set):
             raise ValueError("an unfinished promotion must have a version and a deployment")
         return self
 
@@ -173,6 +174,18 @@ def running_deployments(name: str, version: str, keep: int, previous: str = "") 
     """Return the Deployments that may have pods: of all kept releases, including `version`, and a replaced one."""
     releases = tracking.promoted_releases(name)
     return _replaced(releases, previous) + _retained(releases, version, keep)
+
+
+def own_servers(name: str, deployments: list[str], current: str = "") -> list[str]:
+    """Return the Deployments whose name `deploy` gives to servers of this model, and `current`.
+
+    The others come from a tag that another client of MLflow wrote: the pipeline must not stop or delete them.
+    """
+    own_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}-[0-9a-f]{{6}}")
+    others = [deployment for deployment in deployments if deployment != current and not own_name.fullmatch(deployment)]
+    for deployment in others:
+        say(f"{show(deployment)} is kept: it does not have the name of a server of {name}")
+    return [deployment for deployment in deployments if deployment not in others]
 
 
 def retained_versions(name: str) -> set[str]:

@@ -1,11 +1,12 @@
 """`rekindle rollback` and `rekindle scale`, on this machine or on a cluster."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.documents import loads
+from argolocal.common.names import show
 from argolocal.view import runs
 from rekindle import tracking
 from rekindle.cluster.api import Cluster
@@ -57,11 +58,19 @@ def _notify(model: str, result: dict[str, str]) -> None:
     settings = tracking.params_of(champion.run_id)
     workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
     values = {name.removeprefix("notify."): value for name, value in settings.items() if name.startswith("notify.")}
-    values |= {"events": json.loads(values["events"])} if values else {}
+    values |= {"events": _list(values.get("events", ""))} if values else {}
     config = parse_section(NotifyConfig, values, "notify")
     previous = f" (before: version {result['before']})" if result["before"] else ""
     text = f"version {result['version']} is serving again{previous}, by `rekindle rollback`."
     send(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
+
+
+def _list(text: str) -> list[Any]:
+    """Return the list in a parameter of MLflow. Raises ConfigError."""
+    try:
+        return [*loads(text)]
+    except (ValueError, TypeError):
+        raise ConfigError(f"notify.events of the run is {show(text)}: it must be a list.") from None
 
 
 def _objects(home: Path, cluster: Cluster | None) -> Any:

@@ -3,7 +3,6 @@
 run(home, manifest, parameters, as_json=False, ask=True)     # → also 3: not released by the gate
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.volume import volume_claim
+from rekindle.documents import InvalidDocument
 from rekindle.errors import RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.model_services import may_use_any_port
@@ -52,10 +52,17 @@ def run(
 
 def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the run creates."""
-    config = json.loads(overview.parameter(manifest, "config") or "{}") if manifest.get("spec") else {}
-    cluster = config.get("cluster") if isinstance(config, dict) else None
+    cluster = _config(manifest).get("cluster") if manifest.get("spec") else None
     claim = cluster.get("cache") if isinstance(cluster, dict) else None
     return [volume_claim(claim, "1Gi")] if isinstance(claim, str) and claim else []
+
+
+def _config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a manifest; {} if Rekindle has not rendered the manifest."""
+    try:
+        return overview.recorded_config(manifest)
+    except InvalidDocument:
+        return {}
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
@@ -76,8 +83,8 @@ class Pipeline(foreground.Foreground):
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
         """Run the workflow, and then remove old runs of the pipeline as its config says."""
         code = super().run(as_json=as_json, ask=ask, full_status=full_status)
-        config = json.loads(overview.parameter(self.local.workflow, "config") or "{}")
-        if code < SIGNALLED and any((config.get("retention") or {}).values()):
+        limits = _config(self.local.workflow).get("retention")
+        if code < SIGNALLED and isinstance(limits, dict) and any(limits.values()):
             # imported in this function: it needs the clients of MLflow and the object store
             from rekindle.view import retention
 

@@ -1,12 +1,12 @@
 """Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit code."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.common.documents import loads
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import duration
 from argolocal.view import summary
@@ -94,10 +94,15 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
     """Return the metrics of the candidate by name, None for NaN or infinity; {} without an evaluation."""
     try:
-        numbers = json.loads(values.get("metrics") or "{}")
+        numbers = loads(values.get("metrics") or "{}", allow_nan=True)
     except ValueError:
         return {}
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    values_by_name = numbers.items() if isinstance(numbers, dict) else ()
+    return {
+        name: value if math.isfinite(value) else None
+        for name, value in values_by_name
+        if isinstance(value, int | float)
+    }
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:

@@ -9,6 +9,7 @@ from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status, steps
+from rekindle.documents import parse_object
 from rekindle.local.cluster import LocalCluster
 from rekindle.view import outcome
 from rekindle.view.plumbing import Plumbing
@@ -86,6 +87,12 @@ def parameter(manifest: Mapping[str, Any], name: str) -> str:
     """Return the value of a workflow parameter; "" if it is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     return next((str(item.get("value") or "") for item in parameters if item["name"] == name), "")
+
+
+def recorded_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config in the workflow parameter `config`; {} without the parameter. Raises InvalidDocument."""
+    name = (manifest.get("metadata") or {}).get("name") or "the workflow"
+    return parse_object(parameter(manifest, "config") or "{}", f"the parameter `config` of {name}")
 
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:

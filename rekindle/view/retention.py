@@ -1,9 +1,9 @@
 """The retention on this machine, at the end of a run and by `rekindle prune`, and on a cluster by `rekindle prune`."""
 
 import fcntl
-import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -97,11 +97,10 @@ class Machine:
     def remove(self, run: str) -> None:
         """Move the folder of the run away at once, then remove it: a part of the folder would look like another run."""
         files = RunFiles(self.home, run)
-        root, target = files.root, self.home / REMOVED_FOLDER / run
         if files.is_own_folder():
-            target.parent.mkdir(exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)
-            root.replace(target)
+            (self.home / REMOVED_FOLDER).mkdir(exist_ok=True)
+            target = Path(tempfile.mkdtemp(dir=self.home / REMOVED_FOLDER))
+            files.root.replace(target / run)
             shutil.rmtree(target)
 
 
@@ -264,9 +263,8 @@ def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
     """Return the section `retention` of a run's config, also of a workflow that refers to a WorkflowTemplate."""
-    text = overview.parameter(workflow, "config")
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
-    if not text and stored_spec:
-        text = overview.parameter({"spec": stored_spec}, "config")
-    config = json.loads(text or "{}")
+    config = overview.recorded_config(workflow)
+    if not config and stored_spec:
+        config = overview.recorded_config({"metadata": workflow["metadata"], "spec": stored_spec})
     return parse_section(RetentionConfig, config.get("retention") or {}, "retention")

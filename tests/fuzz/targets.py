@@ -34,6 +34,7 @@ from rekindle.local.services.s3.handler import Handler
 from rekindle.local.services.s3.signatures import Signature, signing_key
 from rekindle.release.validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
+from tests.fuzz.documents import parameters, stored_documents
 from tests.fuzz.mutation import change, mutate
 from tests.fuzz.names import names_from_outside
 from tests.fuzz.text import expressions, yaml_texts
@@ -357,6 +358,8 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
     "expressions": expressions,
     "web answers": web_answers,
     "names": names_from_outside,
+    "documents": stored_documents,
+    "parameters": parameters,
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 from argolocal.common.names import INVISIBLE
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
+from rekindle.cache.lookup import reused_tasks
 from rekindle.documents import InvalidDocument, ModelFile, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.names import RunName
@@ -26,6 +27,7 @@ from rekindle.release.watch.scores import ZERO_COUNTS
 from rekindle.storage import Store
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.study import Study
+from rekindle.view.overview import recorded_config
 from rekindle.view.reproduce.comparison import compare
 from rekindle.workload import dataset_facts
 from tests.rekindle.mutations import mutations
@@ -235,6 +237,16 @@ def test_a_command_prints_one_line_for_a_malformed_document(objects: Objects, do
     assert done.returncode == 1 and line.startswith(
         f"error: {objects.store.uri(objects.prefix)}{document} is malformed: "
     )
+
+
+@pytest.mark.parametrize("text", ["5", "[]", "{", "null", '{"a": 1, "a": 2}', "[" * 100_000])
+def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_run(text: str) -> None:
+    parameters = [{"name": "config", "value": text}, {"name": "cached", "value": text}]
+    workflow = {"metadata": {"name": "shop-1"}, "spec": {"arguments": {"parameters": parameters}}}
+    with pytest.raises(InvalidDocument, match="the parameter `config` of shop-1 is malformed: "):
+        recorded_config(workflow)
+    with pytest.raises(InvalidDocument, match="the parameter `cached` is malformed: "):
+        reused_tasks(workflow)
 
 
 @pytest.mark.parametrize(

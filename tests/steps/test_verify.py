@@ -290,6 +290,26 @@ def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
     )
 
 
+def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped_nor_deleted(
+    changed: verify.Inputs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, own, new = changed.name, f"{changed.name}-0123456789ab-abcdef", changed.deployment
+    foreign_names = ["payments-db", name, f"{own}-canary", f"other-{own}", "payments-0123456789ab-abcdef"]
+    inputs = changed.model_copy(update={"champion": "2", "keep_releases": 1})
+    for foreign in foreign_names:
+        tracking.record_deployment(name, "1", foreign)
+        tracking.promote(name, "2", own)
+        outputs = verify.conclude(inputs, Comparison(1e-5))
+        assert (outputs["running"], outputs["expired"]) == ([own, new], [])
+        assert f'"{foreign}" is kept' in capsys.readouterr().err
+
+        tracking.record_deployment(name, "1", own)
+        tracking.promote(name, "2", foreign)
+        outputs = verify.conclude(inputs, Comparison(1e-5))
+        assert (outputs["running"], outputs["expired"]) == ([new], [own])
+        assert f'"{foreign}" is kept' in capsys.readouterr().err
+
+
 def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     changed: verify.Inputs, s3: Store
 ) -> None:

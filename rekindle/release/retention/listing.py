@@ -61,6 +61,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     runs = {name: _with_mark(run, marks[name]) for name, run in context.runs.items()}
     versions = Versions()
     read_tasks: set[str] = set()
+    names_with_records: set[str] = set()
     for pipeline in (pipelines := set(pipelines)):
         records = [record for record in _records(pipeline) if record["tags"].get(STORE_TAG, own_id) == own_id]
         compared = _compared(records)
@@ -79,7 +80,9 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 continue
             is_emptied = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
             is_compared = record["id"] in compared
-            runs[name] = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
+            run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
+            runs[name] = _combine(runs[name], run) if name in names_with_records else run
+            names_with_records.add(name)
             by_id[record["id"]] = runs[name]
     releases = list(_releases(store, own_id, by_id, context, versions))
     for run_id in versions.run_ids(releases) & by_id.keys():
@@ -259,6 +262,19 @@ def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) 
         ended = None
     counted = tracking.BACKFILL not in record["tags"]
     return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
+
+
+def _combine(run: Run, other: Run) -> Run:
+    """Return a run of which MLflow has two records, one of which may be forged: what one of them protects is kept."""
+    return replace(
+        run,
+        ended=None if run.ended is None or other.ended is None else max(run.ended, other.ended),
+        succeeded=run.succeeded and other.succeeded,
+        counted=run.counted and other.counted,
+        uses=run.uses | other.uses,
+        compared=run.compared or other.compared,
+        emptied=run.emptied and other.emptied,
+    )
 
 
 def _uses(record: dict[str, Any]) -> frozenset[str]:

@@ -23,7 +23,7 @@ from rekindle.training.search import report
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.costs import total_amounts, trial_bills
 from rekindle.training.search.study import FOLDER, Study
-from rekindle.view.overview import parameter
+from rekindle.view.overview import recorded_config
 
 Trials = dict[str, Any]
 
@@ -56,7 +56,7 @@ def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
-    section = json.loads(parameter({"spec": spec}, "config") or "{}").get("sweep")
+    section = recorded_config({"metadata": {"name": name}, "spec": spec}).get("sweep")
     if not section:
         raise ConfigError(
             f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status` lists runs."

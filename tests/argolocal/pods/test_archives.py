@@ -7,6 +7,7 @@ import random
 import stat
 import struct
 import subprocess
+import sys
 import tarfile
 import tracemalloc
 import zipfile
@@ -285,6 +286,27 @@ def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
     assert is_tarball(tmp_path / "in.tmp")
     unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
     assert (tmp_path / "in").stat().st_size == 20 << 20
+
+
+@pytest.mark.parametrize("padding", [0, 129 << 20], ids=["at the beginning", "behind a large file"])
+def test_too_many_entries_are_refused_before_they_are_written(tmp_path: Path, padding: int) -> None:
+    with tarfile.open(tmp_path / "in.tmp", "w:gz", compresslevel=1) as tar:
+        tar.addfile(member("padding", size=padding), io.BytesIO(bytes(padding)))
+        for number in range(6000):
+            tar.addfile(member(f"d{number}", tarfile.DIRTYPE))
+    made = []
+
+    def note(_frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and function is os.mkdir:
+            made.append(function)
+
+    sys.setprofile(note)
+    try:
+        with pytest.raises(ArchiveError, match="in has more than 5000 entries"):
+            unpack_tar(tmp_path / "in.tmp", tmp_path / "in", max_entries=5000)
+    finally:
+        sys.setprofile(None)
+    assert len(made) <= 1001
 
 
 def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -> None:

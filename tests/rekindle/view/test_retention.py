@@ -590,6 +590,22 @@ def test_a_run_that_only_mlflow_knows_removes_nothing(runs: Runs, tmp_path: Path
     assert tracking.find_run(runs.pipeline, name), "the record in MLflow stays, too"
 
 
+def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Runs) -> None:
+    scheduled, other, last = runs.make(), runs.make(), runs.make(keep_runs=1)
+    run_id = tracking.find_run(runs.pipeline, scheduled) or ""
+    tracking.log(run_id, tags={"rekindle.code": "abc"})
+
+    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["experiment_id"]
+    tags = [{"key": tracking.WORKFLOW, "value": scheduled}]
+    forged = request("POST", "mlflow/runs/create", json={"experiment_id": experiment, "start_time": 1, "tags": tags})
+    forged_id = forged["run"]["info"]["run_id"]
+    request("POST", "mlflow/runs/update", json={"run_id": forged_id, "status": "FINISHED", "end_time": 2})
+
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["lifecycle_stage"] == "active"
+    assert runs.places(other) == set()
+
+
 def test_runs_that_only_mlflow_knows_do_not_count(runs: Runs) -> None:
     names = [runs.make() for _ in range(2)]
     for number in range(9):

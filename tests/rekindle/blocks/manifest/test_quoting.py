@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,10 +12,12 @@ import argolocal
 from argolocal.language.govaluate import should_execute
 from argolocal.language.substitute import substitute
 from argolocal.pods.process import expand_variables
+from rekindle.blocks.jobs.kubeflow import FRAMEWORKS
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json
-from rekindle.blocks.manifest.render import render_manifest
+from rekindle.blocks.manifest.render import Kind, render_manifest
 from rekindle.blocks.resource import number, render, text
+from rekindle.blocks.wiring import Value, WiringError
 from tests.commands import ROOT
 from tests.rendered import VARIANTS
 
@@ -26,17 +28,52 @@ BOOLEAN = re.compile(r"[^?]*(==|!=|>|<)[^?]*")  # the value of a comparison is t
 INTEGER = re.compile(r"asInt\(.*\)|[\w.]+ [-+] asInt\(.*\)")
 
 
+# places where a tag is not quoted, since the text is not parsed after Argo has replaced the tag
+WHOLE_TAG = re.compile(r"\{\{[^{}]*\}\}")  # a list of tasks' items that is the value of one tag
+UNPARSED = re.compile(
+    r"spec\.templates\[\]\.dag\.tasks\[\]\.arguments\.(parameters\[\]\.value|artifacts\[\]\.s3\.key)"
+    r"|spec\.templates\[\]\.outputs\.(parameters\[\]\.valueFrom\.parameter|artifacts\[\]\.s3\.key)"
+    r"|spec\.workflowSpec\.arguments\.parameters\[\]\.value"
+)
+PARSED = re.compile(
+    r"spec\.templates\[\]\.(container\.args\[\]|dag\.tasks\[\]\.when|resource\.(flags\[\]|manifest|successCondition))"
+)
+
+
+@cache
+def workflows() -> list[tuple[str, dict[str, Any]]]:
+    """Return the objects of all configs and of a pipeline with every kind of job, each with a label."""
+    configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    other_jobs = ("trees.yaml", ["pipeline=tests.rekindle.blocks.all_jobs"])
+    result = list[tuple[str, dict[str, Any]]]()
+    for name, settings in (*configs, *VARIANTS, other_jobs):
+        config = load_config(ROOT / "configs" / name, settings, environment={}).config
+        kinds: tuple[Kind, ...] = get_args(Kind)
+        result += [(f"{name} {' '.join(settings)} {kind}", render_manifest(config, kind)) for kind in kinds]
+    return result
+
+
 @cache
 def manifests() -> list[tuple[str, dict[str, Any]]]:
-    """Return the distinct templates of all configs, each with a label."""
-    configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    """Return the distinct templates of all objects, each with a label."""
     distinct = dict[str, tuple[str, dict[str, Any]]]()
-    for name, settings in (*configs, *VARIANTS):
-        workflow = render_manifest(load_config(ROOT / "configs" / name, settings, environment={}).config)
-        for template in workflow["spec"]["templates"]:
-            label = f"{name} {' '.join(settings)}: {template['name']}"
-            distinct.setdefault(json.dumps(template, sort_keys=True), (label, template))
+    for label, workflow in workflows():
+        for template in workflow["spec"].get("templates", []):
+            distinct.setdefault(json.dumps(template, sort_keys=True), (f"{label}: {template['name']}", template))
     return list(distinct.values())
+
+
+def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts of an object, also the names of fields, each with its path."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            yield f"{path}.KEY", name
+            yield from texts(child, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for child in value:
+            yield from texts(child, f"{path}[]")
+    elif isinstance(value, str):
+        yield path, value
 
 
 def parsed_texts(template: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -80,6 +117,28 @@ def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
                 found.add(kind)
                 assert is_quoted(kind, bool(sign), content), f"{label}: the tag {content} is not quoted ({kind})"
     assert found == {"json", "condition", "word", "argument"}
+
+
+def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> None:
+    found = set[str]()
+    for label, workflow in workflows():
+        for path, content in texts(workflow):
+            if TAG.search(content):
+                is_whole_list = path.endswith(".withParam") and WHOLE_TAG.fullmatch(content)
+                assert is_whole_list or UNPARSED.fullmatch(path) or PARSED.fullmatch(path), (
+                    f"{label}: {path}: {content}"
+                )
+                found.add(path)
+    assert len(found) > 8
+    kinds = {json.loads(re.sub(r"\{\{.*?\}\}", "", text))["kind"] for text in _job_texts()}
+    assert kinds >= set(FRAMEWORKS)
+
+
+def _job_texts() -> Iterator[str]:
+    for _, template in manifests():
+        text = template.get("resource", {}).get("manifest", "")
+        if '"kind": "' in text and any(f'"{kind}"' in text for kind in FRAMEWORKS):
+            yield text
 
 
 def find_containers(value: Any) -> Iterator[dict[str, Any]]:
@@ -133,6 +192,14 @@ def leaves(value: Any) -> list[str]:
 def test_a_value_that_is_not_a_word_is_empty_in_a_condition(text: str) -> None:
     condition = substitute(as_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text})
     assert condition == "'' == 'a'" and not should_execute(condition)
+
+
+@pytest.mark.parametrize("key", ["", "a') || 'b", 'a"b', "a.b", "a[0]", "a}}", "a b", "a\\", "a\n"])
+def test_a_key_that_would_change_the_expression_is_refused(key: str) -> None:
+    value = Value("facts", "tasks.a.outputs.parameters.facts", dict[str, float])
+    assert str(value["recall@5"]) == "{{=jsonpath(tasks.a.outputs.parameters.facts, '$.recall@5')}}"
+    with pytest.raises(WiringError, match="a key must consist of letters, digits and"):
+        value[key]
 
 
 @pytest.mark.parametrize("text", ["", "a", "demo-4k2xp/train", "cards-0a1b-1faa94"])

@@ -1,0 +1,118 @@
+"""Reads an untrusted gzipped tar forwards, with limits on the size of a header and on the number of gzip members."""
+
+import io
+import sys
+import tarfile
+import zlib
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
+# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
+MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
+CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
+
+
+class Entry(tarfile.TarInfo):
+    def _block(self, count: int) -> int:
+        if count < 0:  # without this check, tarfile would read the same headers for ever
+            raise tarfile.ReadError(f"it has an entry of {count} bytes")
+        return super()._block(count)  # type: ignore[misc]
+
+
+class Members(io.RawIOBase):
+    """The decompressed members of a gzip file; to limit the time, only few members may be (almost) empty."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path.open("rb")
+        self.decoder: Any = None
+        self.input, self.small_members = b"", MAX_SMALL_MEMBERS
+
+    def copy(self) -> "Members":
+        """Return another reader at the same position."""
+        other = Members(self.path)
+        other.file.seek(self.file.tell())
+        other.decoder = self.decoder and self.decoder.copy()
+        other.input, other.small_members = self.input, self.small_members
+        return other
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = self.input or self.file.read(CHUNK_BYTES)
+            if not self.decoder:
+                self.input = data.lstrip(b"\0")  # removes the padding between members
+                if not data:
+                    return 0
+                if self.input:
+                    self.small_members -= 1
+                    if self.small_members < 0:
+                        raise tarfile.ReadError(f"its gzip members have fewer than {SMALL_MEMBER_BYTES} bytes each")
+                    self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                continue
+            out = self.decoder.decompress(data, len(buffer))
+            is_at_end = self.decoder.eof
+            self.input = self.decoder.unused_data if is_at_end else self.decoder.unconsumed_tail
+            self.small_members += (len(data) - len(self.input) + len(out)) / SMALL_MEMBER_BYTES
+            if is_at_end:
+                self.decoder = None
+            elif not (data or out):
+                raise EOFError("its last gzip member is incomplete")
+            if out:
+                buffer[: len(out)] = out
+                return len(out)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+class Headers:
+    """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still return."""
+
+    def __init__(self, path: Path) -> None:
+        self.members = Members(path)
+        self.buffered = b""  # data that a copy reads before `file`
+        self.file = io.BufferedReader(self.members, CHUNK_BYTES)
+        self.budget, self.position = MAX_HEADER_BYTES, 0
+
+    def copy(self) -> "Headers":
+        """Return another reader at the same position."""
+        other = copy(self)
+        other.buffered = self.file.peek()
+        other.members = self.members.copy()
+        other.file = io.BufferedReader(other.members, CHUNK_BYTES)
+        return other
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _take(self, size: int) -> bytes:
+        data, self.buffered = self.buffered[:size], self.buffered[size:]
+        return data + self.file.read(size - len(data)) if len(data) < size else data
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, position: int) -> None:
+        if position < self.position:  # seeking back would decompress the file again
+            raise tarfile.ReadError("its parts are not in the order of their offsets")
+        while self.position < position and (skipped := len(self._take(min(position - self.position, CHUNK_BYTES)))):
+            self.position += skipped
+
+    def read(self, size: int | None = -1) -> bytes:
+        size = sys.maxsize if size is None or size < 0 else size
+        if size > self.budget:
+            raise tarfile.ReadError(f"it has a header of more than {MAX_HEADER_BYTES} bytes")
+        self.budget -= size
+        data = self._take(size)
+        self.position += len(data)
+        return data
+
+
+def open_tar(file: Headers) -> tarfile.TarFile:
+    content: Any = file
+    return tarfile.open(fileobj=content, mode="r:", tarinfo=Entry)

@@ -1,0 +1,90 @@
+"""Fuzzing of documents: a reader returns a document that can be written and read again, or raises one short error."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from argolocal.common.documents import loads
+from rekindle.blocks.manifest.quoting import as_word, in_argument, in_json
+from rekindle.cache.claims import Claims
+from rekindle.cache.entries import EntryFile, IndexFile
+from rekindle.cache.lookup import reused_tasks
+from rekindle.documents import DatasetFile, InvalidDocument, ModelFile, parse
+from rekindle.release.files import Owner, Record, Verdict
+from rekindle.release.origin import CurveFile, RunFile
+from rekindle.release.promotion import PromotionFile
+from rekindle.release.retention.ownership import Mark
+from rekindle.release.watch.drift import Reference, State
+from rekindle.training.search.records import Decision, Seconds, Validation
+from steps.monitoring.moving_window import parse_time
+from tests.fuzz.mutation import change, mutate
+from tests.rekindle.test_documents import DRIFT, ENTRY, HISTOGRAMS, KEY, MARK, PROMOTION, RELEASE, STUDY
+
+Case = Callable[[random.Random], None]
+DOCUMENTS: list[tuple[type[BaseModel], Any]] = [
+    *((Record, RELEASE["release.json"]), (Owner, RELEASE["release.json"]), (ModelFile, RELEASE["model.json"])),
+    *((RunFile, RELEASE["origin.json"]), (CurveFile, RELEASE["curve.json"]), (DatasetFile, RELEASE["dataset.json"])),
+    *((Verdict, RELEASE["verdict.json"]), (PromotionFile, PROMOTION), (EntryFile, ENTRY), (Mark, MARK), (State, DRIFT)),
+    *((IndexFile, {KEY: ["etag", ENTRY]}), (Claims, {"shop/train": 5.0}), (Reference, HISTOGRAMS)),
+    *((Decision, STUDY["jobs/00000.json"]), (Seconds, STUDY["seconds/1.json"]), (Validation, {"loss": 0.5})),
+]  # fmt: skip
+TIMES = [b"2026-01-01T00:00:00+00:00", b"0001-01-01T00:00:00Z", b"9999-12-31T23:59:59-23:59"]
+VALUES = [b"x", b"a b", b"{{x}}", b"'", b'"', b"$(A)", b"\\", b"\n", b"=a", b"a' || 'b"]
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def stored_documents(_folder: Path) -> Case:
+    """Return a case that reads a changed document of the object store."""
+    seeds = [json.dumps(document).encode() for _, document in DOCUMENTS]
+
+    def case(chance: random.Random) -> None:
+        model, document = chance.choice(DOCUMENTS)
+        for _ in range(chance.randrange(4)):
+            document = change(document, chance)
+        data = json.dumps(document).encode()
+        if chance.random() < 0.4:
+            data = mutate(data, chance, seeds)
+        try:
+            found = parse(model, data, "s3://b/document")
+        except InvalidDocument as error:
+            assert not CONTROLS.search(str(error)) and len(str(error)) < 10_000, repr(error)
+            return
+        again = parse(model, found.model_dump_json(), "s3://b/document")
+        assert again.model_dump_json() == found.model_dump_json()
+        for key in found.files if isinstance(found, Record) else ():
+            assert Path("/release", key).resolve().is_relative_to("/release"), key
+        if isinstance(found, EntryFile):
+            assert found.at.count("/") == 1 and "{{" not in "".join(found.outputs.values())
+
+    return case
+
+
+def parameters(_folder: Path) -> Case:
+    """Return a case that reads parameters of a workflow, times in tags, and quotes values for manifests."""
+    rows = json.dumps({"prepare": {"task": "prepare", "at": "shop-1/prepare"}, "reuse": "yes"}).encode()
+
+    def case(chance: random.Random) -> None:
+        cached = mutate(rows, chance, [rows]).decode(errors="replace")
+        items = [{"name": "cached", "value": cached}]
+        try:
+            for reference in reused_tasks({"spec": {"arguments": {"parameters": items}}}).values():
+                assert Path("/store", reference).resolve().is_relative_to("/store"), reference
+        except InvalidDocument as error:
+            assert not CONTROLS.search(str(error))
+        time = parse_time(mutate(chance.choice(TIMES), chance, TIMES).decode(errors="replace"))
+        assert time is None or (time.tzinfo and 1900 <= time.year < 9000)
+        text = mutate(chance.choice(VALUES), chance, VALUES).decode(errors="replace")
+        if "{{" not in text:
+            assert in_json({"a": text}) == {"a": text} and as_word(text) == text
+            assert in_argument(text) == text.replace("$", "$$")
+        try:
+            loads(text)
+        except ValueError as error:
+            assert len(str(error)) < 10_000
+
+    return case
