@@ -21,6 +21,10 @@ from rekindle.training.state import State
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, training_function
 
+SPARSE_GRADIENTS = (
+    "has sparse gradients, which are not supported: use dense gradients, such as Embedding(sparse=False)."
+)
+
 
 def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Subset, Subset | None]:
     """Return the training samples and the held-out samples of the dataset at `path`. Raises ConfigError, DataError."""
@@ -98,10 +102,7 @@ class Computation:
             )
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         if any(gradient.layout != torch.strided for gradient in gradients):
-            raise ConfigError(
-                "a layer of the model has sparse gradients, which are not supported: use dense gradients, such as "
-                "Embedding(sparse=False)."
-            )
+            raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS}")
         changes = state.buffers.changes()
         return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
 
