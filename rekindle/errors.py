@@ -6,12 +6,14 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from argolocal.errors import ArgolocalError as RekindleError
 from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_you_mean, say
 
 __all__ = ["ConfigError", "Conflict", "NotFound", "RekindleError", "StorageError", "did_you_mean", "say"]
 
+MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
 # also matches URLs without a scheme, and passwords with a slash: invalid URLs may contain secrets, too
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
@@ -61,6 +63,20 @@ def innermost(error: BaseException) -> BaseException:
     while inner := error.__cause__ or error.__context__:
         error = inner
     return error
+
+
+def in_one_line(value: Any) -> str:
+    """Format a wrong value for a message: in one line of at most 100 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]} .."
+
+
+def to_number(value: Any) -> float | None:
+    """Return a number of Python, NumPy or torch as a float; None for any other value."""
+    try:
+        return None if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def rule(message: str) -> str:

@@ -156,6 +156,14 @@ def parse_time(text: str) -> datetime:
         raise ConfigError(f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z.") from error
 
 
+def has_zone(time: Any) -> bool:
+    """Return True for the ISO 8601 text of a time with a time zone."""
+    try:
+        return datetime.fromisoformat(time).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     """Convert texts to typed inputs. Raises ConfigError that names each wrong flag, its value and the rule."""
     values: dict[str, Any] = {}

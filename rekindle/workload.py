@@ -23,6 +23,7 @@ from rekindle.documents import DatasetFile, InvalidDocument, read_file
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
 from rekindle.sections import Section, copy_first_rows, leaves
+from rekindle.step import has_zone
 
 if TYPE_CHECKING:
     import torch
@@ -316,6 +317,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
         if "://" not in data.source:  # a dataset is about as large as its source
             check_space("the dataset", size_of(Path(data.source)), out, SMALL_DISK)
         prepared = workload.prepare(data, out)
+        _check_prepared(prepared)
         total = prepared.rows + prepared.rejected
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
@@ -334,26 +336,33 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
 
     Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
     """
-    if not isinstance(prepared, Prepared):
-        raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
+    _check_prepared(prepared)
     if not any(out.iterdir()):
         raise DataError(
             "`prepare` wrote no file into `out`: it must write the files that `dataset` and `examples` read."
         )
     files = sorted(path for path in out.rglob("*") if path.is_file() and path != out / DATASET)
-    digest = prepared.digest or _digest_of(files, out)
+    digest = prepared.digest or digest_files(files, out)
     record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
     try:
         text = to_json(record, indent=1)
-        for name, time in (("data_until", prepared.facts.get("data_until")), ("newest", prepared.newest)):
-            if time and not datetime.fromisoformat(time).tzinfo:
-                raise ValueError(f"{name} is {time!r}, without a time zone")
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"the facts of `prepare` are not JSON ({error}): use numbers, texts, lists, and ISO 8601 times."
-        ) from error
+        raise DataError(f"the facts of `prepare` are not JSON ({error}): use numbers, texts and lists.") from error
     (out / DATASET).write_text(text + "\n")
     return digest
+
+
+def _check_prepared(prepared: Any) -> None:
+    """Raise DataError unless the result of `prepare` is a Prepared with numbers of rows."""
+    if not isinstance(prepared, Prepared):
+        raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
+    for name in ("rows", "rejected"):
+        if not isinstance(value := getattr(prepared, name), int) or value < 0:
+            raise DataError(f"{name} of `prepare` is {value!r}: it must be a number of rows, such as len(rows).")
+    for name, time in (("newest", prepared.newest), ("the fact data_until", prepared.facts.get("data_until"))):
+        if time and not has_zone(time):
+            rule = "it must be an ISO 8601 text with a time zone, such as 2026-11-23T03:00:00+00:00"
+            raise DataError(f"{name} of `prepare` is {time!r}: {rule}.")
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
@@ -381,14 +390,7 @@ def data_until(path: Path) -> str:
     return str(dataset_facts(path).get("data_until", "")) if (path / DATASET).exists() else ""
 
 
-def code_digest(workload: Any) -> str:
-    """Return the sha256 over the Python files of a workload: its module, or its whole package."""
-    file = Path(workload.__file__)
-    package = file.name == "__init__.py"
-    return _digest_of(sorted(file.parent.rglob("*.py")) if package else [file], file.parent)
-
-
-def _digest_of(files: list[Path], folder: Path) -> str:
+def digest_files(files: list[Path], folder: Path) -> str:
     """Return the sha256 over the names and contents of files."""
     digest = hashlib.sha256()
     for path in files:

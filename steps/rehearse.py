@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import Field
 
 from argolocal.common.json_text import without_nan
-from rekindle import RekindleError, StepInputs, StepOutputs
+from rekindle import ConfigError, DataError, RekindleError, StepInputs, StepOutputs
+from rekindle.errors import innermost
 
 MAX_EXAMPLES = 100  # maximum number of test rows to predict
 
@@ -48,27 +49,53 @@ class NoFacts(dict[str, Any]):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Return the findings; an error of the workload is one of them."""
-    from rekindle import project
+    """Return the findings; an error of the workload is one of them.
 
-    report: dict[str, Any] = {"stage": "device", "rows": 0}
-    try:
-        rehearse(inputs, report)
-    except ModuleNotFoundError as error:
-        report |= {"stage": "imports", "error": str(project.as_error(error)), "exit_code": 1}
-    except Exception as error:
-        family = f" of the family {report['family']}" if report.get("family") else ""
-        where = f"`{report['stage']}`{family} failed{' on a few rows' if report['rows'] else ''}"
-        reported = error if isinstance(error, RekindleError) else project.as_error(error, where)
-        traceback.print_exc()
-        report |= {"error": str(reported), "exit_code": reported.exit_code}
-    else:
-        report["stage"] = ""
+    If `thorough`, an error that may be due to the small number of rows is reported only if all rows have an error, too.
+    """
+    report = find(inputs, inputs.workdir / "first")
+    if inputs.thorough and report.get("may_need_more_rows"):
+        first_error = report["error"]
+        report = find(inputs.model_copy(update={"rows": 0}), inputs.workdir / "all")
+        if "error" not in report:
+            report["first_rows_error"] = first_error
     # after a single step a loss or a metric may be undefined, which is no error: a training continues, too
     return Outputs(report=without_nan(report))
 
 
-def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
+def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
+    """Try the workload once, with files in `folder`; return the findings."""
+    from rekindle import project
+
+    report: dict[str, Any] = {"stage": "device", "rows": 0}
+    try:
+        rehearse(inputs, folder, report)
+    except ModuleNotFoundError as error:
+        report |= {"stage": "imports", "error": str(project.as_error(error)), "exit_code": 1}
+    except Exception as error:
+        family = f" of the family {report['family']}" if report.get("family") else ""
+        is_partial = bool(report.get("first_rows"))
+        where = f"`{report['stage']}`{family} failed{' on a few rows' if is_partial else ''}"
+        reported = error if isinstance(error, RekindleError) else project.as_error(error, where)
+        traceback.print_exc()
+        report |= {"error": str(reported), "exit_code": reported.exit_code}
+        report["may_need_more_rows"] = is_partial and may_need_more_rows(error, report["stage"])
+    else:
+        report["stage"] = ""
+    return report
+
+
+def may_need_more_rows(error: Exception, stage: str) -> bool:
+    """Return True for an error that more rows may prevent, such as an index beyond the end of a short dataset."""
+    cause = innermost(error)
+    if isinstance(error, ConfigError):
+        return False
+    if stage == "model" and isinstance(cause, KeyError):
+        return False  # a fact that `prepare` does not return
+    return isinstance(cause, (LookupError, ValueError, ArithmeticError, DataError))
+
+
+def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
     """Run all stages; without data, only build the model and its optimizer.
 
     Several families are reported in `families`.
@@ -79,11 +106,11 @@ def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
     workload: Any = workloads.load(inputs.workload)
     names = families.select(workload, inputs.families)
     report["stage"] = "prepare"
-    dataset = prepare_rows(workload, inputs, report)
+    dataset = prepare_rows(workload, inputs, folder, report)
     for name in names:
         found: dict[str, Any] = {"rows": 0, "family": name}
         try:
-            rehearse_family(inputs, workload, name, dataset, found)
+            rehearse_family(inputs, workload, name, dataset, folder / f"model-{name}", found)
         except Exception as error:
             report |= found | {"rows": report["rows"]}
             if name and isinstance(error, RekindleError):
@@ -95,7 +122,9 @@ def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
             report |= found | {"rows": report["rows"]}
 
 
-def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | None, report: dict[str, Any]) -> None:
+def rehearse_family(
+    inputs: Inputs, workload: Any, name: str, dataset: Path | None, model: Path, report: dict[str, Any]
+) -> None:
     """Build the model of one family, make a training step or fit the model, and predict."""
     from rekindle import families
     from rekindle import workload as workloads
@@ -104,7 +133,7 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
 
     spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model, name)
     facts = workloads.dataset_facts(dataset) if dataset else getattr(workload, "example_facts", NoFacts())
-    state, model = None, inputs.workdir / f"model-{name}"
+    state = None
     try:
         if isinstance(families.of(workload)[name], families.Fitted):
             trial_step.fit(spec, workload, facts, dataset, model, report)
@@ -115,6 +144,8 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
             report["stage"] = "facts"
         raise
     if not dataset or (state and state.device.type == "meta"):
+        if state:  # no step is tried
+            trial_step.reject_sparse_layers(state)
         return
     if state:
         computation = trial_step.step(spec, workload, state, dataset, report)
@@ -125,20 +156,21 @@ def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | No
     predict(workload, dataset, model, report)
 
 
-def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path | None:
+def prepare_rows(workload: Any, inputs: Inputs, folder: Path, report: dict[str, Any]) -> Path | None:
     """Return a dataset of the first rows; None if it cannot be prepared and `thorough` is false."""
     from rekindle.sections import parse_section
     from rekindle.step import parse_time
     from steps.monitoring import moving_window
 
-    dataset, folder = inputs.workdir / "dataset", inputs.workdir / "rows"
-    folder.mkdir()
+    dataset, source = folder / "dataset", folder / "rows"
+    source.mkdir(parents=True)
     try:
         time = parse_time(inputs.scheduled)
         data = parse_section(workload.Data, inputs.data, "data").at(time)
-        few = data.first_rows(inputs.rows, folder) if inputs.rows else data
+        few = data.first_rows(inputs.rows, source) if inputs.rows else data
         if not few and not inputs.thorough:
             return None
+        report["first_rows"] = bool(few and inputs.rows)
         prepared, _ = moving_window.prepare(workload, few or data, dataset, time)
     except Exception as error:
         if inputs.thorough:

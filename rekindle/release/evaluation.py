@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from argolocal.common.json_text import describe_not_finite
 from rekindle import project
-from rekindle.errors import CodeError, DataError, RekindleError
+from rekindle.errors import CodeError, DataError, RekindleError, in_one_line, to_number
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.config import MAX_BATCH
@@ -222,7 +222,11 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
     """Compute the metric of these predictions."""
     assert metric.function, "workload.load rejects a metric without a function"
     with convert_errors(f"the metric {metric.name} cannot be computed"):
-        return float(metric.function(predictions, truths))
+        result = metric.function(predictions, truths)
+    value = to_number(result)
+    if value is None:
+        raise CodeError(f"the metric {metric.name} is {in_one_line(result)}: its function must return a number.")
+    return value
 
 
 def compute_difference(metric: Metric, candidate: Scored, other: Scored, examples: Examples, gate: Gate) -> Difference:

@@ -27,7 +27,7 @@ from rekindle.names import ArtifactKey, Digest, ModelName, Version
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.storage import NotFound, Store, file_sha256
 from rekindle.tracking import Release
-from rekindle.workload import code_digest, load
+from rekindle.workload import digest_files, load
 
 MODEL = ("model.safetensors", MODEL_FILE)
 EXAMPLE, CODE = "example.json", "workload.json"
@@ -209,3 +209,10 @@ def _example(report: Path) -> bytes:
 def _content_hash(hashes: dict[str, str]) -> str:
     lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def code_digest(workload: Any) -> str:
+    """Return the sha256 over the Python files of a workload: its module, or its whole package."""
+    file = Path(workload.__file__)
+    package = file.name == "__init__.py"
+    return digest_files(sorted(file.parent.rglob("*.py")) if package else [file], file.parent)

@@ -3,6 +3,7 @@
 It depends on the spec and the dataset only. loop.py adds the group, the checkpoints and the object store.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rekindle import families
-from rekindle.errors import ConfigError, DataError
+from rekindle.errors import ConfigError, DataError, in_one_line, to_number
 from rekindle.sections import parse_section
 from rekindle.training.numerics import autocast
 from rekindle.training.sampler import Sampler, mix
@@ -20,6 +21,10 @@ from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import State
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, training_function
+
+SPARSE_GRADIENTS = (
+    "has sparse gradients, which are not supported: use dense gradients, such as Embedding(sparse=False)."
+)
 
 
 def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Subset, Subset | None]:
@@ -90,18 +95,16 @@ class Computation:
         state.buffers.load()
         with self.precision:
             loss = self.workload.loss(state.model, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            result = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad or loss.is_complex():
+            kind = "a complex tensor" if isinstance(loss, Tensor) and loss.is_complex() else "a tensor"
+            result = f"{kind} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else in_one_line(loss)
             raise ConfigError(
-                f"loss(model, batch) returned {result:.200}: it must return a tensor with one element that depends on "
+                f"loss(model, batch) returned {result}: it must return a tensor with one element that depends on "
                 "the model's weights, such as the mean over the batch."
             )
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         if any(gradient.layout != torch.strided for gradient in gradients):
-            raise ConfigError(
-                "a layer of the model has sparse gradients, which are not supported: use dense gradients, such as "
-                "Embedding(sparse=False)."
-            )
+            raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS}")
         changes = state.buffers.changes()
         return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
 
@@ -128,4 +131,13 @@ class Computation:
 
     def rate(self, step: int, highest: float) -> float:
         """Return the learning rate of update `step`, by the workload's schedule if that is defined."""
-        return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)
+        if not self.schedule:
+            return self.spec.rate(step, self.total, highest)
+
+        share = to_number(self.schedule(step, self.total))
+        if share is None or not math.isfinite(share):
+            raise ConfigError(
+                f"schedule(step, total) returned {share} for step {step}: it must return a finite number, the share of "
+                "the highest learning rate."
+            )
+        return highest * share

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import ConfigError
 from rekindle.training.buffers import padded_size
@@ -62,6 +63,18 @@ class FusedAdamW:
             )
 
 
+class SparseWatch(TorchDispatchMode):
+    """Notes if an operation returns a sparse tensor."""
+
+    has_sparse_tensors = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.layout != torch.strided:
+            self.has_sparse_tensors = True
+        return result
+
+
 class TorchOptimizer:
     """An optimizer of torch.optim, or a similar optimizer, whose state consists of tensors.
 
@@ -105,13 +118,17 @@ class TorchOptimizer:
             self.optimizer.state[parameter][key] = view
         del self._templates
         self._gradient = torch.zeros_like(weights)
+        self._gradient_views: list[Tensor] = []
         for _, parameter in self._named_parameters:
             start = parameter.storage_offset() - weights.storage_offset()
-            parameter.grad = self._gradient[start : start + parameter.numel()].view(parameter.shape)
+            self._gradient_views.append(self._gradient[start : start + parameter.numel()].view(parameter.shape))
 
     def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
         """Make update number `step` (from 0) with `gradient` / `divisor`. Raises ConfigError."""
         torch.div(gradient, divisor, out=self._gradient)
+        # an optimizer may drop or replace the gradients in its step
+        for (_, parameter), view in zip(self._named_parameters, self._gradient_views, strict=True):
+            parameter.grad = view
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = rate(peak)
         if step == 0:
@@ -157,13 +174,21 @@ class TorchOptimizer:
         earlier_settings = deepcopy(_settings(optimizer))
         for _, parameter in self._named_parameters:
             parameter.grad = torch.zeros_like(parameter)
+        watch = SparseWatch()
         try:
-            optimizer.step()
-        except (TypeError, RuntimeError) as error:
+            with watch:
+                optimizer.step()
+        except (TypeError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
             raise ConfigError(
                 f"the workload's optimizer {kind} cannot make a step ({error}): optimizers that need a "
                 "closure or sparse gradients are not supported."
             ) from error
+        if watch.has_sparse_tensors:
+            # torch adds sparse tensors to the wrong elements of parameters that are views
+            raise ConfigError(
+                f"the workload's optimizer {kind} makes sparse gradients, which are not supported: use the dense "
+                "gradients that it gets."
+            )
         if _settings(optimizer) != earlier_settings:
             raise ConfigError(
                 f"the workload's optimizer {kind} keeps state in its param_groups, which would be lost with a worker: "

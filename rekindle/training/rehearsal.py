@@ -46,14 +46,21 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
     if success_file.exists():
         return
     report = rehearse(cpu_sections, timeout=TIMEOUT_S, scheduled=scheduled)
+    if report.get("may_need_more_rows") and is_certain(report):
+        report = rehearse(cpu_sections, rows=0, timeout=TIMEOUT_S, scheduled=scheduled)
     if report["stage"] == TIMEOUT_STAGE:
         advice = "`rekindle check CONFIG` has no time limit."
         say(f"the training of {sections['workload']} was not tried before the run: {report['error']} {advice}")
-    if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
+    if is_certain(report):
         raise ConfigError(report["error"])
     if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):
         folder.mkdir(parents=True, exist_ok=True)
         success_file.touch()
+
+
+def is_certain(report: dict[str, Any]) -> bool:
+    """Return True if a training would meet the error of a rehearsal, too."""
+    return report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ())
 
 
 def _stamp(data: dict[str, Any]) -> list[int]:

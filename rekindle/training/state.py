@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from rekindle.errors import ConfigError, DataError, say
+from rekindle.errors import ConfigError, DataError, in_one_line, say
 from rekindle.storage import NotFound, Store
 from rekindle.training.buffers import ALIGNMENT, Buffers
 from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
@@ -43,7 +43,8 @@ class State:
         self.model, self.config, self.device, self.step = model.to(device), config, device, -1
         optimizer = make_optimizer(model, config) if make_optimizer else None  # this call may freeze parameters
         if make_optimizer and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"`optimizer` returned {optimizer!r}: it must return a torch.optim.Optimizer.")
+            result = in_one_line(optimizer)
+            raise ConfigError(f"`optimizer` returned {result}: it must return a torch.optim.Optimizer.")
         named_parameters = _trainable(model)
         self.parameters = [p for _, p in named_parameters]
         offsets = [0]
@@ -167,6 +168,11 @@ class State:
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trainable parameters, matrices first: only matrices decay. Raises ConfigError."""
     named_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if shapeless := [name for name, p in named_parameters if isinstance(p, nn.parameter.UninitializedParameter)]:
+        raise ConfigError(
+            f"parameter {shapeless[0]} of the model has no shape yet: call its lazy module in `model`, or give the "
+            "module the size of its input."
+        )
     named_parameters.sort(key=lambda item: item[1].ndim < 2)
     if unsupported := [name for name, p in named_parameters if p.dtype != torch.float32]:
         raise ConfigError(

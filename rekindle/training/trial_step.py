@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rekindle import families
-from rekindle.training.computation import Computation, build_model, make_state, open_samples
+from rekindle.errors import ConfigError
+from rekindle.training.computation import SPARSE_GRADIENTS, Computation, build_model, make_state, open_samples
 from rekindle.training.numerics import pick_device
 from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
@@ -45,6 +46,15 @@ def build(spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report:
     report |= describe(model, {id(p) for p in state.parameters})
     report |= {"device": str(device), "state_bytes": state.memory.numel() * state.memory.element_size()}
     return state
+
+
+def reject_sparse_layers(state: State) -> None:
+    """Raise ConfigError for a layer whose gradients would be sparse, if no step shows them."""
+    trained_ids = {id(parameter) for parameter in state.parameters}
+    for name, layer in state.model.named_modules():
+        is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
+        if is_sparse and id(layer.weight) in trained_ids:
+            raise ConfigError(f'the layer "{name}" of the model {SPARSE_GRADIENTS}')
 
 
 def fit(

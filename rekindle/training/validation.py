@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rekindle.errors import ConfigError, DataError
+from rekindle.errors import ConfigError, DataError, in_one_line, to_number
 from rekindle.training.numerics import autocast
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
@@ -54,6 +54,16 @@ def split(spec: TrainingSpec, workload: Workload, data: Any, path: Path) -> tupl
         )
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(mix(spec.seed, 0, 0, 1)))
     return Subset(data, order[count:].sort().values), Subset(data, order[:count].sort().values)
+
+
+def measured_values(result: Any) -> dict[str, float]:
+    """Return the result of a workload's `measures` as numbers. Raises ConfigError."""
+    values = {name: to_number(value) for name, value in result.items()} if isinstance(result, dict) else {"": None}
+    if None in values.values():
+        raise ConfigError(
+            f"measures(model, batch) returned {in_one_line(result)}: it must return a dict with a number for each name."
+        )
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class Validation:
@@ -104,7 +114,7 @@ class Validation:
     def _values(self, batch: Batch) -> list[float]:
         """Return loss and measures of one micro-batch. Raises ConfigError."""
         loss = float(self.workload.loss(self.state.model, batch))
-        measures = {name: float(value) for name, value in self.measures(self.state.model, batch).items()}
+        measures = measured_values(self.measures(self.state.model, batch))
         names = list(measures)
         if self.names is None:
             if len(names) > MAX_MEASURES or "loss" in names:

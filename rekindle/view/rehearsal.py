@@ -17,6 +17,8 @@ def text(report: dict[str, Any]) -> str:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
+    if "first_rows_error" in report:
+        yield f"note        the first rows are not enough, so all rows were used: {report['first_rows_error']}"
     if report["rows"]:
         samples = f", {report['samples']:,} training samples" if "samples" in report else ""
         yield f"data        {report['rows']:,} rows{samples}"
@@ -51,7 +53,7 @@ def _model(report: dict[str, Any]) -> Iterator[str]:
 def _error(report: dict[str, Any]) -> Iterator[str]:
     if "error" in report:
         stage = report["stage"]
-        hint = " Only the first rows were used: --rows sets the number of rows." if report["rows"] else ""
+        hint = " Only the first rows were used: --rows sets the number of rows." if report.get("first_rows") else ""
         yield f"error       {report['error']}{hint if stage in ('dataset', 'gradient', 'examples', 'metrics') else ''}"
 
 

@@ -1,15 +1,18 @@
 """Optional hooks of a workload: few, documented, and each used by an example."""
 
+import math
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rekindle import Examples
-from rekindle.errors import ConfigError, RekindleError
+from rekindle import Examples, Prepared
+from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, DataConfig, load, prepare, training_function
 from steps.fraud.protocol import Weekly
 from tests.commands import ROOT
@@ -112,3 +115,44 @@ def test_example_facts_must_be_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "example_facts", [1], raising=False)
     with pytest.raises(ConfigError, match=r"example_facts is \[1\]: it must be a dict"):
         load("tests.rekindle.release.lines")
+
+
+@pytest.mark.parametrize(
+    ("prepared", "message"),
+    [
+        (
+            {"newest": "2024-03-01T12:00:00"},
+            "newest of `prepare` is '2024-03-01T12:00:00': it must be an ISO 8601 text",
+        ),
+        ({"newest": "2024-03-01"}, "newest of `prepare` is '2024-03-01': it must be an ISO 8601 text with a time zone"),
+        ({"newest": "yesterday"}, "newest of `prepare` is 'yesterday': it must be an ISO 8601 text with a time zone"),
+        ({"newest": datetime(2024, 3, 1, tzinfo=UTC)}, "newest of `prepare` is datetime.datetime(2024, 3, 1, "),
+        ({"facts": {"data_until": "2024-03-01"}}, "the fact data_until of `prepare` is '2024-03-01': it must be"),
+        ({"facts": {"mean": math.nan}}, "the facts of `prepare` are not JSON (facts.mean is nan: it must be a finite"),
+        ({"facts": {"mean": np.float32(1)}}, "the facts of `prepare` are not JSON (Object of type float32"),
+        ({"facts": {"until": datetime(2024, 3, 1)}}, "the facts of `prepare` are not JSON (Object of type datetime"),
+        ({"rows": np.int64(3)}, "rows of `prepare` is np.int64(3): it must be a number of rows"),
+        ({"rejected": -1}, "rejected of `prepare` is -1: it must be a number of rows"),
+    ],
+)
+def test_a_wrong_result_of_prepare_is_named(prepared: dict[str, Any], message: str, tmp_path: Path) -> None:
+    def write(data: Any, out: Path) -> Prepared:
+        (out / "rows").write_text("1")
+        return Prepared(**{"rows": 3, **prepared})
+
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+        prepare(SimpleNamespace(prepare=write), DataConfig(source="none://1"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_prepare_must_return_prepared(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`prepare` returned NoneType: it must return rekindle\.Prepared"):
+        prepare(SimpleNamespace(prepare=lambda data, out: None), DataConfig(source="none://1"), tmp_path / "out")
+
+
+def test_the_newest_row_may_have_any_time_zone(tmp_path: Path) -> None:
+    def write(data: Any, out: Path) -> Prepared:
+        (out / "rows").write_text("1")
+        return Prepared(rows=3, newest="2024-03-01T12:00:00+02:00", facts={"data_until": "2024-03-01T12:00:00Z"})
+
+    assert prepare(SimpleNamespace(prepare=write), DataConfig(source="none://1"), tmp_path / "out")[0].rows == 3

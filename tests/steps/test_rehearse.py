@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.manifest.config import load_config
+from rekindle.step import output_text
 from rekindle.training.rehearsal import CERTAIN_ERRORS
+from rekindle.view.rehearsal import text
 from steps import rehearse
 from tests.commands import ROOT
-from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, optimizer, write_workload
+from tests.rekindle.training.untrainable import EMBED, FAULTS, MEAN, TEMPLATE, network, optimizer, write_workload
 
 GENERATED = ("class Data(DataConfig):\n    def first_rows(self, rows, folder):\n        return None\n", "synthetic://7")
 
@@ -113,3 +115,128 @@ def test_a_large_model_is_built_without_memory(tmp_path: Path) -> None:
     assert "error" not in result
     assert result["device"] == "meta"
     assert result["state_bytes"] > 48_000_000_000
+
+
+FITTED = """
+
+def fit(model, samples):
+    import torch
+
+    inputs, kwh = samples.batch(torch.arange(len(samples)))
+    model[-2].bias.copy_(kwh.mean())
+
+
+families = {"fitted": rekindle.Fitted(network, fit)}
+"""
+NEGATIVES = "(model(inputs) - kwh).square().mean() + model(torch.rand_like(inputs)).square().mean()"
+
+
+def fitted(code: str, loss: str = MEAN, fit: str = FITTED) -> str:
+    """Return a workload with a fitted family instead of a model."""
+    code = code.replace("def model(", "def network(").replace(MEAN, loss)
+    return (
+        code.replace("    inputs, kwh = batch\n", "    import torch\n\n    inputs, kwh = batch\n").replace(
+            "from rekindle import DataConfig", "import rekindle\nfrom rekindle import DataConfig"
+        )
+        + fit
+    )
+
+
+def test_the_loss_of_a_fitted_family_may_draw_random_negatives(tmp_path: Path) -> None:
+    result = report(write_workload(tmp_path, "negatives", fitted(TEMPLATE, NEGATIVES)), thorough=True)
+    assert "error" not in result
+    assert result["families"]["fitted"]["validation"].keys() == {"loss"}
+
+
+def test_a_fit_may_draw_random_numbers_from_torch(tmp_path: Path) -> None:
+    code = fitted(TEMPLATE, fit=FITTED.replace("kwh.mean()", "kwh.mean() + torch.rand(1)"))
+    draws = '        self.rows = torch.from_numpy(np.load(path / f"{split}.npy"))\n'
+    assert draws in code
+    code = code.replace(draws, f"{draws}        self.order = torch.randperm(len(self.rows))\n")
+    assert "error" not in report(write_workload(tmp_path, "random fit", code), thorough=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "fit", "sentence"),
+    [
+        (MEAN.replace(".mean()", ".mean() * random.random()"), FITTED, "family fitted: `loss` was "),
+        (MEAN, FITTED.replace("kwh.mean()", "kwh.mean() + random.random()"), 'family fitted: the family "fitted" was'),
+    ],
+)
+def test_random_numbers_that_no_seed_repeats_are_refused_where_they_are(
+    loss: str, fit: str, sentence: str, tmp_path: Path
+) -> None:
+    code = "import random\n" + fitted(TEMPLATE, loss, fit)
+    result = report(write_workload(tmp_path, f"unseeded {len(loss)}", code), thorough=True)
+    assert result["error"].startswith(sentence)
+    assert result["exit_code"] == 78
+
+
+ROWS = '        self.rows = torch.from_numpy(np.load(path / f"{split}.npy"))\n'
+BATCH, PREDICT, EXAMPLES = "    inputs, kwh = batch\n", "    import torch\n\n    return model(", "    for hour, temp"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (ROWS, f"{ROWS}        if split == 'train':\n            self.rows[24 * 60]\n"),
+        (BATCH, f"{BATCH}    [1][1 - HOURS // 2000]\n"),
+        (EXAMPLES, f"    dataset(path, 'test').rows[24 * 20]\n{EXAMPLES}"),
+        (PREDICT, PREDICT.replace("return", "[1][1 - HOURS // 2000]\n    return")),
+    ],
+    ids=["dataset", "loss", "examples", "predict"],
+)
+def test_rows_that_are_too_few_for_the_workload_are_no_error(old: str, new: str, tmp_path: Path) -> None:
+    assert old in TEMPLATE
+    code = TEMPLATE.replace(old, new).replace("    cut = int", "    globals()['HOURS'] = len(rows)\n    cut = int")
+    sections = write_workload(tmp_path, f"month {len(new)}", code)
+    result = report(sections, thorough=True)
+    assert "error" not in result
+    assert result["rows"] == 3000
+    assert "IndexError" in result["first_rows_error"]
+    assert "first rows are not enough, so all rows were used: " in text(result)
+    assert report(sections)["may_need_more_rows"], "`lint` and `run` try all rows before they refuse the workload"
+
+
+def test_an_error_that_all_rows_have_is_reported_as_it_is(tmp_path: Path) -> None:
+    code = TEMPLATE.replace(ROWS, f"{ROWS}        self.rows[24 * 365]\n")
+    result = report(write_workload(tmp_path, "year", code), thorough=True)
+    assert "IndexError" in result["error"] and "on a few rows" not in result["error"]
+    assert "first_rows_error" not in result and "--rows" not in text(result)
+
+
+def test_a_newest_row_without_a_time_zone_is_named(tmp_path: Path) -> None:
+    code = TEMPLATE.replace("Prepared(rows=len(rows))", 'Prepared(rows=len(rows), newest="2024-03-01T12:00:00")')
+    result = report(write_workload(tmp_path, "zone", code), thorough=True)
+    assert result["error"].startswith("newest of `prepare` is '2024-03-01T12:00:00': it must be an ISO 8601 text with")
+
+
+UNPREPARED = network(EMBED, "return self.net(x)").replace("Data = DataConfig", GENERATED[0])
+LARGE = network("self.ids = nn.Embedding(100_000_001, 1, sparse=True)", "return self.net(x)")
+
+
+@pytest.mark.parametrize(
+    ("code", "is_refused"),
+    [
+        (LARGE, True),
+        (UNPREPARED, True),
+        (LARGE.replace("sparse=True)", "sparse=True).requires_grad_(False)"), False),
+        (LARGE.replace("sparse=True", "sparse=False"), False),
+    ],
+)
+def test_sparse_gradients_are_refused_even_if_no_step_is_tried(code: str, is_refused: bool, tmp_path: Path) -> None:
+    sections = write_workload(tmp_path, f"large {len(code)}", code)
+    sections |= {"data": {"source": GENERATED[1]}} if "first_rows" in code else {}
+    result = report(sections)
+    assert ("has sparse gradients" in result.get("error", ""), "error" in result) == (is_refused, is_refused)
+    if is_refused:
+        assert result["exit_code"] in CERTAIN_ERRORS[result["stage"]]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_figure_that_is_undefined_after_one_step_is_null(value: str, tmp_path: Path) -> None:
+    code = TEMPLATE.replace("((predictions - truths) ** 2).mean() ** 0.5", f'float("{value}")')
+    result = report(write_workload(tmp_path, f"undefined {value}", code), thorough=True)
+    assert ("error" not in result, result["metrics"]) == (True, {"rmse": None})
+    assert "metrics     rmse not a number" in text(result)
+    assert output_text("report", result)

@@ -19,7 +19,7 @@ from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import autocast, pick_device
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainConfig, TrainingSpec
-from rekindle.training.validation import Subset
+from rekindle.training.validation import Subset, measured_values
 from rekindle.workload import Workload, dataset_facts
 
 Values = dict[str, float]  # `loss`, and the workload's measures
@@ -98,6 +98,6 @@ def validate(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: 
             indices = torch.arange(start, min(len(samples), start + spec.batch_size))
             batch = tuple(tensor.to(device) for tensor in samples.batch(indices))
             torch.manual_seed(mix(spec.seed, number, 0, 2))
-            for key, value in {"loss": workload.loss(model, batch), **measures(model, batch)}.items():
+            for key, value in {"loss": workload.loss(model, batch), **measured_values(measures(model, batch))}.items():
                 sums[key] = sums.get(key, 0.0) + float(value) * len(indices)
     return {key: value / len(samples) for key, value in sums.items()}

@@ -13,6 +13,7 @@ from rekindle import families
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import fingerprint, pick_device
+from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import weights_sha256
 from rekindle.training.validation import Subset
@@ -36,6 +37,7 @@ def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples:
     fitted = families.of(workload)[spec.family]
     if not isinstance(fitted, families.Fitted):
         raise ConfigError(f'the family "{spec.family}" is not fitted: it must be trained by the step steps.train.')
+    torch.manual_seed(mix(spec.seed, 0, 0, 3))  # the dataset may have drawn random numbers
     with torch.no_grad():
         result: Any = fitted.fit(model, samples)
     if result is not None:
@@ -54,7 +56,7 @@ def check_saved(
         saved.load_state_dict(load_file(folder / "model.safetensors"))
     except RuntimeError as error:
         raise ConfigError(f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}") from error
-    before, after = (_loss(spec, workload, each, samples) for each in (model, saved))
+    before, after = (compute_loss(spec, workload, each, samples) for each in (model, saved))
     if not _are_close(before, after):
         raise ConfigError(f"the fitted model has a loss of {before:.5g}, and {after:.5g} if it is loaded. {advice}")
 
@@ -63,7 +65,7 @@ def check_repeatable(spec: TrainingSpec, workload: Workload, model: nn.Module, s
     """Fit a second model, and raise ConfigError if it has another loss than `model`."""
     second_model = build_model(spec, workload, facts)
     fit_model(spec, workload, second_model, samples)
-    first, second = (_loss(spec, workload, each, samples) for each in (model, second_model))
+    first, second = (compute_loss(spec, workload, each, samples) for each in (model, second_model))
     if not _are_close(first, second):
         raise ConfigError(
             f'the family "{spec.family}" was fitted twice to the same samples, and has a loss of {first:.5g} and '
@@ -71,10 +73,23 @@ def check_repeatable(spec: TrainingSpec, workload: Workload, model: nn.Module, s
         )
 
 
-def _loss(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> float:
-    """Return the loss of the first batch."""
-    with torch.no_grad():
-        return float(workload.loss(model.eval(), samples.batch(torch.arange(min(spec.batch_size, len(samples))))))
+def compute_loss(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> float:
+    """Return the loss of the first batch. Raises ConfigError if a repetition with the same seed has another loss."""
+    indices = torch.arange(min(spec.batch_size, len(samples)))
+    losses: list[float] = []
+    model.eval()
+    for _ in range(2):
+        torch.manual_seed(mix(spec.seed, 0, 0, 2))  # as in `validate`: the loss may draw random numbers
+        with torch.no_grad():
+            losses.append(float(workload.loss(model, samples.batch(indices))))
+
+    first, second = losses
+    if not _are_close(first, second):
+        raise ConfigError(
+            f"`loss` was {first:.5g} and {second:.5g} for the same model and the same samples: it must depend on these "
+            "only, or draw its random numbers from torch, which the training seeds."
+        )
+    return first
 
 
 def _are_close(first: float, second: float) -> bool:

@@ -417,3 +417,12 @@ def test_a_figure_that_report_adds_must_be_finite(
     monkeypatch.setattr(lines, "examples", lambda path: Extended(np.array([2.0]), [{"x": 1.0}]))
     with pytest.raises(DataError, match=r"an evaluation whose metrics\.candidate\.recall is nan: it must be a finite"):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+@pytest.mark.parametrize(("result", "text"), [(None, "None"), ("0.5", "'0.5'"), ([1, 2], "[1, 2]")])
+def test_a_metric_that_is_not_a_number_is_named(
+    result: Any, text: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "metrics", (Metric("auc", lambda predictions, truths: result),))
+    with pytest.raises(CodeError, match=rf"^the metric auc is {re.escape(text)}: its function must return a number"):
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")

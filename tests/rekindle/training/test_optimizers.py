@@ -87,6 +87,9 @@ def test_optimizers_whose_state_could_be_lost_are_rejected() -> None:
         make(lambda parameters: Grouping(parameters, lr=0.1))
     with pytest.raises(ConfigError, match="LBFGS cannot make a step"):
         make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1))
+    for kind in (Replacing, Adding):
+        with pytest.raises(ConfigError, match=f"{kind.__name__} makes sparse gradients, which are not supported"):
+            make(lambda parameters, kind=kind: kind(parameters, lr=0.1))
     with pytest.raises(ConfigError, match=r'lacks the parameter "0\.weight"'):
         make(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
 
@@ -98,3 +101,49 @@ def test_the_optimizer_may_freeze_parameters() -> None:
 
     state = State(net(), TrainConfig.model_validate({}), CPU, optimizer)
     assert state.size == 16 * 4 and not any(name.startswith("0.") for name, *_ in state.layout)
+
+
+class Forgetful(torch.optim.SGD):
+    """Drops the gradients after its step, as some training loops do."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.zero_grad()
+
+
+class Scaling(torch.optim.SGD):
+    """Replaces the gradients by tensors of its own."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad * 1.0
+        super().step(closure)
+
+
+class Replacing(torch.optim.SGD):
+    """Makes sparse gradients of its own of the dense gradients."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad.to_sparse()
+        super().step(closure)
+
+
+class Adding(torch.optim.SGD):
+    """Adds sparse gradients to the parameters, and keeps the dense ones."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(parameter.grad.to_sparse(), alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Scaling])
+def test_an_optimizer_may_drop_or_replace_the_gradients(kind: Any) -> None:
+    states = [make(lambda parameters, kind=kind: kind(parameters, lr=0.1)) for kind in (kind, torch.optim.SGD)]
+    for step in range(3):
+        for state in states:
+            state.update(gradients(state, step), 1, lambda highest: 0.1)
+    assert torch.equal(states[0].weights, states[1].weights)

@@ -29,8 +29,23 @@ ADD = "self.seen += {}; return self.net(x)"
 EMBED = "self.hours = nn.Embedding(24, 1, sparse=True)"
 
 
+SPARSE = """\
+class Sparse(torch.optim.SGD):
+        def step(self, closure=None):
+            {step}
+
+    return Sparse(model.parameters(), lr=0.1)
+"""
+SPARSE_ONLY = SPARSE.format(step="raise ValueError('no sparse gradient')")
+MADE_SPARSE = SPARSE.format(step="[p.data.add_(p.grad.to_sparse()) for p in self.param_groups[0]['params']]")
+
+
 def optimizer(value: str) -> str:
     return f"{TEMPLATE}\n\ndef optimizer(model, train):\n    import torch\n\n    {value}\n"
+
+
+def function(signature: str, value: str) -> str:
+    return f"{TEMPLATE}\n\ndef {signature}:\n    return {value}\n"
 
 
 def changed(old: str, new: str) -> str:
@@ -51,6 +66,21 @@ FAULTS = {  # code, and the beginning of the sentence that refuses it
     "sparse gradients": (
         network(EMBED, "return self.net(x) + self.hours(x[:, 0].long()).flatten()"),
         "a layer of the model has sparse gradients",
+    ),
+    "only sparse": (optimizer(SPARSE_ONLY), "the workload's optimizer Sparse cannot make a step (no sparse gradient)"),
+    "made sparse": (optimizer(MADE_SPARSE), "the workload's optimizer Sparse makes sparse gradients"),
+    "optimizers": (optimizer("return [torch.optim.Adam(model.parameters())]"), "`optimizer` returned [Adam ("),
+    "complex": (changed(MEAN, f"{MEAN} + 0j"), "loss(model, batch) returned a complex tensor of shape ()"),
+    "lazy": (changed("Linear(2, section", "LazyLinear(section"), "parameter 1.weight of the model has no shape yet"),
+    "measures": (function("measures(model, batch)", "[1.0]"), "measures(model, batch) returned [1.0]: it must return"),
+    "measure": (
+        function("measures(model, batch)", "{'m': 'x'}"),
+        "measures(model, batch) returned {'m': 'x'}: ",
+    ),
+    "schedule": (function("schedule(step, total)", "None"), "schedule(step, total) returned None for step 0: it must"),
+    "rate": (
+        function("schedule(step, total)", "float('nan')"),
+        "schedule(step, total) returned nan for step 0: ",
     ),
     "no optimizer": (optimizer("torch.optim.Adam(model.parameters())"), "`optimizer` returned None"),
     "parameters": (optimizer("return torch.optim.Adam(model[1].parameters())"), "the workload's optimizer lacks"),
