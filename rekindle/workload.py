@@ -19,6 +19,11 @@ from pydantic import BaseModel, Field, field_validator
 
 from argolocal.common.disk import check_space, size_of
 from rekindle import families, project
+from rekindle.content.dataset import record_files
+from rekindle.content.record import DATASET
+from rekindle.content.record import data_until as data_until
+from rekindle.content.record import dataset_facts as dataset_facts
+from rekindle.content.record import digest_of as digest_of
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
 from rekindle.sections import Section, copy_first_rows, leaves
@@ -26,7 +31,6 @@ from rekindle.sections import Section, copy_first_rows, leaves
 if TYPE_CHECKING:
     import torch
 
-DATASET = "dataset.json"
 SMALL_DISK = "free space, or set TMPDIR to a directory on a larger disk."
 POD_PRIVATE = Path("/tmp")
 
@@ -85,14 +89,13 @@ class Prepared:
 
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
     with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
-    `digest` identifies the dataset (empty: sha256 over the files). `newest`: time of the newest row, see docs/time.md.
+    `newest`: time of the newest row, see docs/time.md.
     """
 
     rows: int
     rejected: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
-    digest: str = ""
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
     shares: dict[str, float] = field(default_factory=dict)  # shares of rows: the next run warns if they change
     newest: str = ""
@@ -328,10 +331,12 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
     return prepared, digest
 
 
-def record_dataset(out: Path, prepared: Prepared) -> str:
-    """Write the dataset.json of a dataset whose other files are in `out`, and return its digest. Raises DataError.
+def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
+    """Write the dataset.json of a dataset whose other files are in `out`, and the list of all its files with their
+    hashes; return the digest, which is the sha256 of this list. Raises DataError.
 
     Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
+    `trained_on`: the digest of the dataset of a released model, if `out` has only a newer state of this model.
     """
     if not isinstance(prepared, Prepared):
         raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
@@ -339,9 +344,8 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
         raise DataError(
             "`prepare` wrote no file into `out`: it must write the files that `dataset` and `examples` read."
         )
-    files = sorted(path for path in out.rglob("*") if path.is_file() and path != out / DATASET)
-    digest = prepared.digest or _digest_of(files, out)
-    record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
+    record: dict[str, Any] = {"rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
+    record |= {"digest": trained_on} if trained_on else {}
     try:
         text = json.dumps(record, indent=1, allow_nan=False)
         for name, time in (("data_until", prepared.facts.get("data_until")), ("newest", prepared.newest)):
@@ -352,29 +356,7 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
             f"the facts of `prepare` are not JSON ({error}): use numbers, texts, lists, and ISO 8601 times."
         ) from error
     (out / DATASET).write_text(text + "\n")
-    return digest
-
-
-def dataset_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a dataset or release directory. Raises DataError."""
-    return _read_record(path, "facts")
-
-
-def digest_of(path: Path) -> str:
-    """Return the digest of a dataset, or of a release's training dataset. Raises DataError."""
-    return _read_record(path, "digest")
-
-
-def _read_record(path: Path, name: str) -> Any:
-    try:
-        return json.loads((path / DATASET).read_text())[name]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a complete dataset ({DATASET}: {error}): prepare it again.") from error
-
-
-def data_until(path: Path) -> str:
-    """Return the fact `data_until` of a dataset or release directory, or ""."""
-    return dataset_facts(path).get("data_until", "") if (path / DATASET).exists() else ""
+    return record_files(out)
 
 
 def code_digest(workload: Any) -> str:

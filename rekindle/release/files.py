@@ -1,11 +1,13 @@
 """The files of a release in the object store.
 
-`releases/NAME/HASH/` contains model.safetensors, model.json, workload.json (digest of the serving code), dataset.json,
-state/ (the serving state), example.json (a request: the first row of the report's predictions), verdict.json,
-reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py), MLmodel with its
-examples (rekindle/release/pyfunc.py) and, written last,
-release.json with the sha256 of every file that affects predictions. HASH is computed over the names and contents of
-these files, so the same release always has the same prefix.
+`releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors, model.json, workload.json
+(digest of the serving code, maximum size of a batch), dataset.json, dataset.files.json, state/ (the serving state),
+example.json (a request: the first row of the report's predictions), MLmodel with its examples
+(rekindle/release/pyfunc.py). HASH is computed over the names and contents of these files, so the same release always
+has the same prefix. release.json, written last, has the sha256 of each file.
+
+The files in DESCRIBING are not loaded, and are not part of the hash: verdict.json, which a promotion replaces,
+reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py).
 """
 
 import gzip
@@ -15,30 +17,71 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rekindle.content.dataset import FILES
+from rekindle.content.hashes import all_sha256, file_sha256
+from rekindle.content.weights import DESCRIPTION, read_description
 from rekindle.errors import DataError
-from rekindle.keys import CURVE
+from rekindle.keys import CURVE, ORIGIN
 from rekindle.release.watch.reference import REFERENCE
-from rekindle.storage import NotFound, Store, file_sha256
+from rekindle.step import SHA256
+from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
 EXAMPLE, CODE = "example.json", "workload.json"
 RECORD = "release.json"
+VERDICT = "verdict.json"
+MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE = "MLmodel", "input_example.json", "serving_input_example.json"
+MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
+# the last file is of MLflow, which writes it into a downloaded release
+DESCRIBING = {RECORD, VERDICT, REFERENCE, ORIGIN, CURVE, "registered_model_meta"}
+HASH_LENGTH = 12
+REMEDY = "Release the model again."
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
 
 
-def model_description(model: Path) -> dict[str, Any]:
-    """Return model.json of a trained model, with at least `sha256` and `workload`. Raises DataError."""
+class Record(BaseModel):
+    """The content of release.json."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    version: str
+    workload: str
+    model_sha256: str
+    files: dict[str, Annotated[str, Field(pattern=SHA256)]]
+    provenance: dict[str, str] = Field(default_factory=dict)
+
+
+class Verdict(BaseModel):
+    """The entry of verdict.json that servers need."""
+
+    max_batch: int = 0
+
+
+class Served(BaseModel):
+    """The content of workload.json."""
+
+    workload: str = ""
+    sha256: str = ""  # of the code
+    max_batch: int = 0  # instances that were predicted together in the evaluation; 0: not recorded
+
+
+def read_served(release: Path) -> Served:
+    """Return the content of workload.json; the defaults if a folder lacks this file. Raises DataError."""
     try:
-        description = json.loads((model / "model.json").read_text())
-        return description | {name: description[name] for name in ("sha256", "workload")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{model} is not a trained model ({error!r}): it must contain model.json.") from error
+        return Served.model_validate_json((release / CODE).read_bytes())
+    except FileNotFoundError:
+        return Served()
+    except ValidationError as error:
+        raise DataError(f"{release / CODE} is damaged ({error.errors()[0]['msg']}). {REMEDY}") from error
 
 
 def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
@@ -53,8 +96,9 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     link(folder, {CURVE: model / CURVE} if (model / CURVE).exists() else {})
     if example:
         (folder / EXAMPLE).write_bytes(example)
-    name = model_description(model)["workload"]
-    (folder / CODE).write_text(json.dumps({"workload": name, "sha256": code_digest(load(name))}))
+    name = read_description(model).workload
+    code = {"workload": name, "sha256": code_digest(load(name)), "max_batch": verdict_batch(report)}
+    (folder / CODE).write_text(json.dumps(code))
     return {key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]}
 
 
@@ -71,7 +115,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
     """Upload a folder that `collect` has filled, and return the key prefix of the release."""
-    prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
+    prefix = f"releases/{name}/{_content_hash(hashes)[:HASH_LENGTH]}/"
     store.upload(folder, prefix)
     return prefix
 
@@ -95,34 +139,76 @@ def is_release(key: str) -> bool:
     return RELEASE_KEY.fullmatch(key) is not None
 
 
-def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
+def download(store: Store, prefix: str, folder: Path) -> Record:
     """Download a release into `folder`, and return release.json.
 
-    Raises StorageError, or DataError if a file is damaged.
+    Raises StorageError, or DataError if a file was changed, added or removed.
     """
     store.download(prefix.rstrip("/") + "/", folder)
+    return verify_release(folder, prefix, store.uri(prefix))
+
+
+def verify_release(folder: Path, prefix: str, address: str) -> Record:
+    """Return release.json of the release in `folder`. Raises DataError if its files do not have its hash.
+
+    `prefix`: key prefix, which ends with the hash (empty: unknown); `address`: address for the message.
+    """
     try:
-        record = json.loads((folder / "release.json").read_text())
-        damaged = [key for key, sha256 in record["files"].items() if file_sha256(folder / key) != sha256]
-        record |= {name: record[name] for name in ("name", "workload", "model_sha256", "version")}
-    except (OSError, ValueError, KeyError) as error:
+        record = Record.model_validate_json((folder / RECORD).read_bytes())
+        description = read_description(folder)
+    except (OSError, ValidationError, DataError) as error:
+        detail = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise DataError(f"{address} is not a complete release ({detail}). {REMEDY}") from error
+
+    key = prefix.rstrip("/")
+    content = _content_hash(record.files)[:HASH_LENGTH]
+    if is_release(key) and not key.endswith(f"/{content}"):
         raise DataError(
-            f"{store.uri(prefix)} is not a complete release ({type(error).__name__}: {error}). Release it again."
-        ) from error
-    if damaged:
-        raise DataError(f"{store.uri(prefix)}: {', '.join(damaged)} changed since the release. Release it again.")
+            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files is {content}. "
+            f"{REMEDY}"
+        )
+    _reject_other_files(folder, record.files, address)
+    if description.sha256 != record.model_sha256:
+        raise DataError(
+            f"{address}: the weights have the sha256 {description.sha256} in {DESCRIPTION}, and {record.model_sha256} "
+            f"in {RECORD}. {REMEDY}"
+        )
     return record
 
 
+def _reject_other_files(folder: Path, recorded: dict[str, str], address: str) -> None:
+    """Raise DataError if a file of a release is missing, was added, or has another content."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    if missing_names := sorted(recorded.keys() - files.keys()):
+        raise DataError(f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}")
+
+    # earlier versions of Rekindle did not hash the files of MLflow
+    known_names = recorded.keys() | DESCRIBING | (set() if MLMODEL in recorded else MLFLOW_FILES)
+    if added_names := sorted(files.keys() - known_names):
+        raise DataError(f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or: {REMEDY}")
+
+    contents = zip(recorded, all_sha256(files[name] for name in recorded), strict=True)
+    damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
+    if damaged:
+        digests = ", ".join(f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items())
+        raise DataError(f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}")
+
+
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:
-    """Download the champion's release into `folder`, for the comparison. Raises NotFound if a file was deleted."""
+    """Download the champion's release into `folder`, for the comparison.
+
+    Raises NotFound if a file was deleted, DataError if a file was changed.
+    """
     try:
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, "dataset.json", "verdict.json"):
+        for file in (*MODEL, "dataset.json", "verdict.json", RECORD):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
-    except NotFound as error:
-        raise NotFound(
+        verify_release(folder, prefix, store.uri(prefix))
+    except (NotFound, DataError) as error:
+        kind = type(error)
+        raise kind(
             f"the champion's release is incomplete: {error} Restore it, or remove the alias `champion` from that "
             "version in MLflow, so that the candidate is judged without a champion."
         ) from error
@@ -143,6 +229,7 @@ def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], li
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises DataError."""
     files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
+    files |= {FILES: dataset / FILES} if (dataset / FILES).exists() else {}
     files |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
     for key, path in files.items():
         if not path.is_file():
@@ -155,6 +242,14 @@ def link(folder: Path, files: dict[str, Path]) -> None:
     for key, path in files.items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).symlink_to(path.absolute())
+
+
+def verdict_batch(folder: Path) -> int:
+    """Return `max_batch` of the verdict.json in a folder; 0 if it is not recorded."""
+    try:
+        return Verdict.model_validate_json((folder / VERDICT).read_bytes()).max_batch
+    except (OSError, ValidationError):
+        return 0
 
 
 def _example(report: Path) -> bytes:

@@ -6,15 +6,19 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rekindle import tracking
+from rekindle.content.weights import read_description
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
+from rekindle.keys import ORIGIN as FILE
 from rekindle.names import ArtifactKey
+from rekindle.release.files import download
 from rekindle.storage import NotFound, Store
 
-FILE = "origin.json"
 Curve = dict[int, float]  # step → loss
 
 
@@ -49,7 +53,10 @@ class Origin:
 
 
 def read(store: Store, name: str, version: str = "") -> Origin:
-    """Read the origin of a version (default: the champion). Raises ConfigError if it was not recorded."""
+    """Read the origin of a version (default: the champion).
+
+    Raises ConfigError if it was not recorded, DataError if the files of the release were changed.
+    """
     release = tracking.find_version(name, version) if version else tracking.champion(name)
     if not release and version:
         raise ConfigError(f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all versions.')
@@ -60,7 +67,9 @@ def read(store: Store, name: str, version: str = "") -> Origin:
         )
     prefix = ArtifactKey(release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}").prefix
     try:
-        record, model = (json.loads(store.get(prefix + file)) for file in ("release.json", "model.json"))
+        with TemporaryDirectory() as folder:
+            record = download(store, prefix, Path(folder))
+            model = read_description(Path(folder)).model_dump(exclude_unset=True)
         run = json.loads(store.get(prefix + FILE))
     except NotFound as error:
         raise ConfigError(
@@ -72,9 +81,19 @@ def read(store: Store, name: str, version: str = "") -> Origin:
             f"version {release.version} of {name} cannot be reproduced: it was not released by a workflow that "
             "`rekindle run` or `rekindle submit` rendered from a config."
         )
-    provenance, files = record["provenance"], record["files"]
     curve = read_curve(store, prefix)
-    return Origin(name, release.version, prefix, release.sha256, provenance, files, model, run, curve, release.run_id)
+    return Origin(
+        name,
+        release.version,
+        prefix,
+        release.sha256,
+        record.provenance,
+        record.files,
+        model,
+        run,
+        curve,
+        release.run_id,
+    )
 
 
 def read_curve(store: Store, prefix: str) -> Curve:

@@ -185,7 +185,7 @@ class ModelServer:
         info, *_ = await asyncio.gather(
             *(loop.run_in_executor(process.threads, process.load, folder) for process in self.processes)
         )
-        name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
+        name, version, sha256 = release.name, release.version, release.model_sha256
         self.metrics.scores.version = self.metrics.features.version = version
         for counter in (self.metrics.warned, self.metrics.replayed):
             counter.labels(version)  # the counter shows 0 until it is increased

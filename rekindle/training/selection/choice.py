@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rekindle import families
+from rekindle.content.dataset import verify_dataset
+from rekindle.content.weights import read_description, verify_weights
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
@@ -31,15 +33,16 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
     """
     device = pick_device(spec)
+    verify_dataset(dataset, spec.digest)
     _, held_out = open_samples(spec, workload, dataset)
     if held_out is None:
         raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
     facts, metric = dataset_facts(dataset), families.criterion(workload)
     values: dict[str, Values] = {}
     for name, folder in models.items():
-        description = json.loads((folder / "model.json").read_text())
-        check_held_out(name, description.get("train", {}), spec)
-        family_spec = spec.model_copy(update={key: description.get(key, "") for key in ("model", "family")})
+        description = verify_weights(folder)
+        check_held_out(name, description.train, spec)
+        family_spec = spec.model_copy(update={"model": description.model, "family": description.family})
         model = build_model(family_spec, workload, facts)
         model.load_state_dict(load_file(folder / "model.safetensors"))
         values[name] = validate(spec, workload, model.to(device), held_out, device)
@@ -47,7 +50,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     best_family = best_of(values, metric)
     shutil.copytree(models[best_family], out)
     chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": values}
-    description = json.loads((out / "model.json").read_text()) | {"chosen": chosen}
+    description = read_description(out).model_dump() | {"chosen": chosen}
     (out / "model.json").write_text(json.dumps(description, indent=1))
     return best_family
 
