@@ -24,6 +24,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.workloads import stamped
 
 SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}  # a step takes 0.4 ms
 LARGE = {
@@ -64,7 +65,8 @@ def environment() -> Iterator[dict[str, str]]:
             keys, url = services.credentials(), services.url("s3")
             store = Store("benchmark", url, *keys.values())
             store.client.create_bucket(Bucket=store.bucket)
-            store.put("dataset/dataset.json", json.dumps({"digest": "made-up", "facts": {}}).encode())
+            stamped.write(Path(folder) / "dataset")
+            store.upload(Path(folder) / "dataset", "dataset")
             yield (
                 os.environ
                 | keys
@@ -116,7 +118,7 @@ def member(text: str) -> None:
     settings = json.loads(text)
     die_with_parent(settings["parent"])
     inputs = TrainingSpec(
-        workload="benchmarks.workloads.mlp", dataset="dataset", digest="made-up", **settings["inputs"]
+        workload="benchmarks.workloads.mlp", dataset="dataset", digest=stamped.digest(), **settings["inputs"]
     )
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
     work(inputs)

@@ -1,4 +1,5 @@
-"""Speed of the feature engineering of the step prepare, compared with pandas, and the cost of the whole step.
+"""Speed of the feature engineering of the step prepare, compared with pandas, the cost of the whole step, and the cost
+of the verification of its dataset, which every reader makes.
 
     python -m benchmarks.prepare                        # a simulated world of the published size (1.75 million rows)
     python -m benchmarks.prepare --source transactions.parquet --json
@@ -51,9 +52,17 @@ def polars(source: Path, target: Path) -> None:
 
 def step(source: Path, target: Path) -> None:
     """Run the whole step prepare, with all features, shards, statistics, digest and serving state."""
-    from steps.fraud import Data, prepare
+    from rekindle.workload import prepare
+    from steps import fraud
 
-    prepare(Data(source=str(source)), target)
+    prepare(fraud, fraud.Data(source=str(source)), target)
+
+
+def verify(source: Path, target: Path) -> None:
+    """Verify the dataset `source`, as on a node that reads it for the first time."""
+    from rekindle.content.dataset import verify_dataset
+
+    verify_dataset(source)
 
 
 def pandas(source: Path, target: Path) -> None:
@@ -135,6 +144,7 @@ def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
         work: min(measure(work, source, folder / work)[0] for _ in range(repeats))
         for work in ("polars", "step", "pandas")
     }
+    cpu["verify"] = min(measure("verify", folder / "step", folder)[0] for _ in range(repeats))
     apart = difference(folder / "polars", folder / "pandas")
     features, whole, ratio = cpu["polars"] * scale, cpu["step"] * scale, cpu["pandas"] / cpu["polars"]
     return [
@@ -142,6 +152,7 @@ def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
         bar("speed relative to pandas", ratio, "x", 5.0, "more"),
         bar("rows whose features differ from pandas (same-second ties)", apart, "share", 1e-4),
         bar("the whole step prepare for 1.75 M rows, boosting included", whole, "CPU s", 25.0),
+        bar("verification of the dataset, relative to the step prepare", cpu["verify"] / cpu["step"], "share", 0.03),
     ]
 
 

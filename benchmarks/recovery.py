@@ -33,7 +33,7 @@ MAX_BATCHES = VIRTUAL // len(NAMES) + 1  # maximum micro-batches of a worker in 
 FLAGS = {
     "workload": "benchmarks.workloads.stamped",
     "dataset": "stamped/dataset",
-    "digest": stamped.DIGEST,
+    "digest": stamped.digest(),
     "batch_size": 2,
     "virtual_workers": VIRTUAL,
     "workers": len(NAMES),

@@ -32,7 +32,7 @@ from rekindle.training.membership.client import HEARTBEAT_INTERVAL_S, Client
 from rekindle.training.membership.protocol import PROTOCOL
 
 FLAGS = (
-    *("--workload=steps.digits", "--dataset=d", "--digest=d"),
+    *("--workload=steps.digits", "--dataset=d", f"--digest={'d' * 64}"),
     *("--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096"),
 )
 

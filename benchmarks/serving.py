@@ -68,6 +68,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
 
     from rekindle import families
     from rekindle.release import pyfunc
+    from rekindle.release.files import RECORD
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
     from rekindle.workload import dataset_facts, prepare
@@ -88,7 +89,10 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     else:
         instances = [example[0] for example in islice(workload.examples(release), 2000)]
         (release / "example.json").write_text(json.dumps({"instances": instances[:1]}))
-    pyfunc.write_mlmodel(release, "")
+    pyfunc.write_mlmodel(release)
+    hashes = {str(path.relative_to(release)): file_sha256(path) for path in release.rglob("*") if path.is_file()}
+    record = {"name": name, "version": "1", "workload": module, "model_sha256": sha256, "files": hashes}
+    (release / RECORD).write_text(json.dumps(record))  # for MLflow, which loads this folder
     return release, instances
 
 

@@ -4,6 +4,7 @@ Cached artifacts are not copied: the workflow parameter `cached` maps tasks to t
 """
 
 DATASET, MODEL, CHECKPOINTS, LEDGER = "dataset", "model", "checkpoints", "checkpoints/ledger"
+ORIGIN = "origin.json"  # file of a release: what `rekindle reproduce` needs
 CURVE = "curve.json"  # file of a trained model: the exact losses of its steps
 CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
 TASK = "task-name"  # an input of a step's template; fields of steps cannot have this name, because it has a hyphen

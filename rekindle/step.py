@@ -47,8 +47,6 @@ class ArtifactMark:
 Artifact = Annotated[Path, ArtifactMark()]
 SHA256 = "^[0-9a-f]{64}$"  # pattern of an input or output
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
-# of a dataset: a sha256, unless the workload's `prepare` returns its own; also the name of a folder
-DATASET_DIGEST = "^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
 
 
 @cache
@@ -254,6 +252,15 @@ def output_text(name: str, value: Any) -> str:
     )
 
 
+def verify_artifacts(inputs: StepInputs) -> None:
+    """Raise DataError if an input is a dataset or a trained model whose files were changed after they were written."""
+    from rekindle.content.artifacts import digest_input, verify_artifact
+
+    for name, field in type(inputs).model_fields.items():
+        if is_artifact(field):
+            verify_artifact(name, getattr(inputs, name), digest_input(inputs))
+
+
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]
 
 
@@ -295,6 +302,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
             targets[name] = Path(path)
         inputs = parse(step.Inputs, arguments)
         try:
+            verify_artifacts(inputs)
             execute(argv[0], inputs, targets, options)
         finally:
             shutil.rmtree(inputs.workdir, ignore_errors=True)

@@ -4,7 +4,6 @@ Settings are environment variables (pods get them from a ConfigMap and a Secret)
 AWS), and the credentials of boto3 (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
 """
 
-import hashlib
 import io
 import math
 import os
@@ -25,6 +24,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
+from rekindle.content.hashes import file_sha256 as file_sha256
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 from rekindle.keys import FREE_BYTES
 
@@ -279,9 +279,3 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
         if stop_event.wait(pause):
             raise SystemExit(143)
         pause = min(2 * pause, 2.0)
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

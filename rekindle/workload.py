@@ -19,7 +19,11 @@ from pydantic import BaseModel, Field, field_validator
 from argolocal.common.disk import check_space, size_of
 from argolocal.common.json_text import to_json
 from rekindle import families, project
-from rekindle.documents import DatasetFile, InvalidDocument, read_file
+from rekindle.content.dataset import record_files
+from rekindle.content.record import DATASET
+from rekindle.content.record import data_until as data_until
+from rekindle.content.record import dataset_facts as dataset_facts
+from rekindle.content.record import digest_of as digest_of
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
 from rekindle.sections import Section, copy_first_rows, leaves
@@ -28,7 +32,6 @@ from rekindle.step import has_zone
 if TYPE_CHECKING:
     import torch
 
-DATASET = "dataset.json"
 SMALL_DISK = "free space, or set TMPDIR to a directory on a larger disk."
 POD_PRIVATE = Path("/tmp")
 
@@ -87,14 +90,13 @@ class Prepared:
 
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
     with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
-    `digest` identifies the dataset (empty: sha256 over the files). `newest`: time of the newest row, see docs/time.md.
+    `newest`: time of the newest row, see docs/time.md.
     """
 
     rows: int
     rejected: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
-    digest: str = ""
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
     shares: dict[str, float] = field(default_factory=dict)  # shares of rows: the next run warns if they change
     newest: str = ""
@@ -331,25 +333,26 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
     return prepared, digest
 
 
-def record_dataset(out: Path, prepared: Prepared) -> str:
-    """Write the dataset.json of a dataset whose other files are in `out`, and return its digest. Raises DataError.
+def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
+    """Write the dataset.json of a dataset whose other files are in `out`, and the list of all its files with their
+    hashes; return the digest, which is the sha256 of this list. Raises DataError.
 
     Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
+    `trained_on`: the digest of the dataset of a released model, if `out` has only a newer state of this model.
     """
     _check_prepared(prepared)
     if not any(out.iterdir()):
         raise DataError(
             "`prepare` wrote no file into `out`: it must write the files that `dataset` and `examples` read."
         )
-    files = sorted(path for path in out.rglob("*") if path.is_file() and path != out / DATASET)
-    digest = prepared.digest or digest_files(files, out)
-    record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
+    record: dict[str, Any] = {"rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
+    record |= {"digest": trained_on} if trained_on else {}
     try:
         text = to_json(record, indent=1)
     except (TypeError, ValueError) as error:
         raise DataError(f"the facts of `prepare` are not JSON ({error}): use numbers, texts and lists.") from error
     (out / DATASET).write_text(text + "\n")
-    return digest
+    return record_files(out)
 
 
 def _check_prepared(prepared: Any) -> None:
@@ -363,31 +366,6 @@ def _check_prepared(prepared: Any) -> None:
         if time and not has_zone(time):
             rule = "it must be an ISO 8601 text with a time zone, such as 2026-11-23T03:00:00+00:00"
             raise DataError(f"{name} of `prepare` is {time!r}: {rule}.")
-
-
-def dataset_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a dataset or release directory. Raises DataError."""
-    return dict(_read_dataset(path).facts)
-
-
-def digest_of(path: Path) -> str:
-    """Return the digest of a dataset, or of a release's training dataset. Raises DataError."""
-    digest = _read_dataset(path).digest
-    if not digest:
-        raise DataError(f"{path} is not a complete dataset: {DATASET} lacks the digest. Prepare it again.")
-    return digest
-
-
-def _read_dataset(path: Path) -> DatasetFile:
-    try:
-        return read_file(DatasetFile, path / DATASET)
-    except InvalidDocument as error:
-        raise DataError(f"{path} is not a complete dataset: {error} Prepare it again.") from error
-
-
-def data_until(path: Path) -> str:
-    """Return the fact `data_until` of a dataset or release directory, or ""."""
-    return str(dataset_facts(path).get("data_until", "")) if (path / DATASET).exists() else ""
 
 
 def digest_files(files: list[Path], folder: Path) -> str:

@@ -61,11 +61,12 @@ def run(inputs: Inputs) -> Outputs:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # libraries read these variables when they are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
+    from rekindle.content.weights import read_description
     from rekindle.release.evaluation import evaluate
-    from rekindle.release.files import describe_changes, download_champion, model_description, read_verdict
+    from rekindle.release.files import describe_changes, download_champion, read_verdict
     from rekindle.storage import Store
 
-    sha256 = model_description(inputs.model)["sha256"]
+    sha256 = read_description(inputs.model).sha256
     release = tracking.champion(inputs.name) if inputs.name else None
     champion = None
     if release and release.sha256 != sha256:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
-from rekindle.step import DATASET_DIGEST, parse_time, unpack
+from rekindle.step import SHA256, parse_time, unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
 MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
@@ -70,7 +70,7 @@ class Inputs(StepInputs):
 
 class Outputs(StepOutputs):
     dataset: Artifact = Field(description="directory of the dataset")
-    digest: str = Field(pattern=DATASET_DIGEST, description="sha256 that identifies the dataset")
+    digest: str = Field(pattern=SHA256, description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
     source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")

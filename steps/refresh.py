@@ -74,8 +74,8 @@ def run(inputs: Inputs) -> Outputs:
     if refreshed := module.refresh(current, data, dataset):
         verdict = "release"
         reason = f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}."
-        prepared = workload.Prepared(refreshed.rows, facts=refreshed.facts, digest=workload.digest_of(current))
-        workload.record_dataset(dataset, prepared)
+        prepared = workload.Prepared(refreshed.rows, facts=refreshed.facts)
+        workload.record_dataset(dataset, prepared, trained_on=workload.digest_of(current))
         shutil.rmtree(current / "state", ignore_errors=True)
         shutil.copytree(dataset, current, dirs_exist_ok=True)
         release.record_predictions(report, predict(current, refreshed.instances))

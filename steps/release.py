@@ -10,12 +10,15 @@ release that was interrupted.
 import json
 import os
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
+
+if TYPE_CHECKING:
+    from rekindle.documents import ModelFile
 
 
 class Origin(StepInputs):
@@ -56,8 +59,9 @@ def run(inputs: Inputs) -> Outputs:
     Raises ConfigError if the verdict is not release, DataError for a damaged model.
     """
     from rekindle import Store, tracking
+    from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
-    from rekindle.release.files import collect, commit, model_description, upload
+    from rekindle.release.files import collect, commit, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -65,19 +69,19 @@ def run(inputs: Inputs) -> Outputs:
             "See verdict.json for the reason; gate.* in the config sets the rule."
         )
     store, run_id = Store.from_env(), tracking.resolve_run_id(inputs.run_id)
-    description = model_description(inputs.model)
+    description = read_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
     (folder / origin.FILE).write_text(to_json(describe_origin(inputs), indent=1))
-    pyfunc.write_mlmodel(folder, run_id)
+    hashes |= pyfunc.write_mlmodel(folder)
     prefix = upload(store, inputs.name, folder, hashes)
     facts = provenance(inputs, description)
-    release = tracking.register(inputs.name, prefix, store.uri(prefix), description["sha256"], run_id, facts)
+    release = tracking.register(inputs.name, prefix, store.uri(prefix), description.sha256, run_id, facts)
     record = {
         "name": inputs.name,
         "version": release.version,
-        "workload": description["workload"],
-        "model_sha256": description["sha256"],
+        "workload": description.workload,
+        "model_sha256": description.sha256,
         "run_id": run_id,
         "provenance": facts,
         "files": hashes,
@@ -86,7 +90,7 @@ def run(inputs: Inputs) -> Outputs:
     tags = {
         "rekindle.model_uri": prefix,
         "rekindle.version": release.version,
-        "rekindle.model_sha256": description["sha256"],
+        "rekindle.model_sha256": description.sha256,
     }
     tracking.log(run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
     return Outputs(model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2])
@@ -109,7 +113,7 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
     return {"parameters": parameters, "manifest": manifest, **inputs_of_run, **environment, "code": code_digests}
 
 
-def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
+def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
     """Return everything that determines the weights, where they were trained, and how recent their data is."""
     from rekindle.workload import data_until
 
@@ -117,6 +121,6 @@ def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
     if "KUBERNETES_SERVICE_HOST" not in os.environ:  # a local run does not use the image in the manifest
         facts |= {"image": "host", "image_digest": "host"}
     facts |= {"source_digest": inputs.source_digest} if inputs.source_digest else {}
-    facts |= {"data_digest": description.get("digest", "unknown")}
+    facts |= {"data_digest": description.digest or "unknown"}
     facts |= {"data_until": until} if (until := data_until(inputs.dataset)) else {}
-    return facts | {name: str(value) for name, value in description.get("fingerprint", {}).items()}
+    return facts | {name: str(value) for name, value in description.fingerprint.items()}

@@ -6,7 +6,7 @@ rekindle step steps.shifted --dataset=dataset/ --output dataset=larger/
 from pydantic import Field
 
 from rekindle import Artifact, Prepared, StepInputs, StepOutputs, record_dataset
-from rekindle.step import DATASET_DIGEST
+from rekindle.step import SHA256
 
 
 class Inputs(StepInputs):
@@ -15,7 +15,7 @@ class Inputs(StepInputs):
 
 class Outputs(StepOutputs):
     dataset: Artifact = Field(description="the dataset with five times the training images")
-    digest: str = Field(pattern=DATASET_DIGEST, description="sha256 that identifies the new dataset")
+    digest: str = Field(pattern=SHA256, description="sha256 that identifies the new dataset")
 
 
 def run(inputs: Inputs) -> Outputs:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from rekindle import Artifact, StepInputs, StepOutputs
+from rekindle.content.dataset import record_files
 from rekindle.gate import Evaluation, Metric
 from rekindle.release.examples import Examples
 from rekindle.release.files import record_predictions
@@ -85,9 +86,10 @@ def run(inputs: Inputs) -> Outputs:
     weights = json.dumps([inputs.quality, inputs.workflow])
     card = {"workload": __name__, "sha256": sha256(weights.encode()).hexdigest()}
     files = {"model/model.safetensors": weights, "model/model.json": json.dumps(card)}
-    files |= {"dataset/dataset.json": json.dumps({"facts": {}, "digest": "rows", "rows": len(ROWS)})}
+    files |= {"dataset/dataset.json": json.dumps({"facts": {}, "rows": len(ROWS)})}
     for path, text in files.items():
         (inputs.workdir / path).parent.mkdir(exist_ok=True)
         (inputs.workdir / path).write_text(text)
+    record_files(inputs.workdir / "dataset")
     run_id = tracking.start_run(inputs.name, inputs.workflow)
     return Outputs(run_id=run_id, dataset=inputs.workdir / "dataset", model=inputs.workdir / "model")

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from rekindle.content.dataset import record_files
 from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
@@ -21,7 +23,7 @@ from rekindle.workload import DataConfig
 Data = DataConfig
 examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
-FEATURES, SAMPLES, DIGEST = 10, 4096, "stamped"
+FEATURES, SAMPLES = 10, 4096
 STAMP = struct.Struct("dd")
 
 
@@ -57,10 +59,18 @@ def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
     return [Step(this[0][0], following[0][0], len(this), this[0][1]) for this, following in pairwise(runs)]
 
 
-def write(path: Path) -> None:
-    """Write a dataset directory."""
+def write(path: Path) -> str:
+    """Write a dataset directory, which is always the same, and return its digest."""
     path.mkdir(parents=True)
-    (path / "dataset.json").write_text(json.dumps({"digest": DIGEST, "facts": {}}))
+    (path / "dataset.json").write_text(json.dumps({"facts": {}}))
+    return record_files(path)
+
+
+@cache
+def digest() -> str:
+    """Return the digest of the dataset."""
+    with TemporaryDirectory() as folder:
+        return write(Path(folder) / "dataset")
 
 
 @cache

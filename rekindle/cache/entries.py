@@ -127,6 +127,11 @@ def record(store: "Store", entry: Entry) -> bool:
     return False
 
 
+def replace(store: "Store", entry: Entry) -> None:
+    """Write an entry, also if another one exists, whose artifacts may be damaged. Raises StorageError."""
+    store.put(_object_key(entry.key), to_json(asdict(entry)).encode())
+
+
 def entries(store: "Store") -> list[Entry]:
     """Return all entries, including invalid ones. Raises StorageError."""
     return Index(store).read()

@@ -14,6 +14,11 @@ def cache_folder() -> Path:
     """Return the directory for datasets and results of checks. Raises RekindleError."""
     if directory := os.environ.get(CACHE):
         return Path(directory)
+    return own_folder()
+
+
+def own_folder() -> Path:
+    """Return the directory of this user on this machine, which no other machine shares. Raises RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:
         make_own(directory)

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from functools import cache
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -20,6 +21,7 @@ from rekindle.cache import code
 
 MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
+UNCHECKED_HASH = 0b01  # flags of a compiled module
 DELETED = " (deleted)"  # the kernel's mark of a file that was replaced after it had been mapped
 
 _files_seen: set[str] = set()
@@ -49,7 +51,7 @@ def reason_uncovered(modules: Iterable[str]) -> str:
     loaded = _files_seen | _module_files() | _mapped_files()
     missing = sorted(file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered)
     if not missing:
-        return ""
+        return _reason_unchecked()
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return (
         f"{missing[0]}{more} was loaded, but the cache key does not cover it, so no later run reuses the outputs: "
@@ -57,11 +59,29 @@ def reason_uncovered(modules: Iterable[str]) -> str:
     )
 
 
-def _module_files() -> set[str]:
-    """Return the files of the modules that were imported since `watch`."""
+def _module_files(attribute: str = "__file__") -> set[str]:
+    """Return the files of the modules that were imported since `watch`; `__cached__`: their compiled copies."""
     modules = [module for name, module in list(sys.modules.items()) if name not in watch()]
-    files = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
+    files = [vars(module).get(attribute) for module in modules if isinstance(module, ModuleType)]
     return {os.path.abspath(file) for file in files if isinstance(file, str)}
+
+
+def _reason_unchecked() -> str:
+    """Return a reason if Python has run a compiled copy of own code without comparing it with the source, or ""."""
+    for file in sorted(_module_files("__cached__")):
+        if _is_own(Path(file)) and _has_unchecked_hash(Path(file)):
+            return (
+                f"{file} was run without a comparison with its source, which the cache key covers, so no later run "
+                "reuses the outputs: delete it, or compile it with --invalidation-mode checked-hash."
+            )
+    return ""
+
+
+def _has_unchecked_hash(copy: Path) -> bool:
+    """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
+    with copy.open("rb") as file:
+        header = file.read(8)
+    return header[:4] == MAGIC_NUMBER and int.from_bytes(header[4:], "little") == UNCHECKED_HASH
 
 
 def _mapped_files() -> set[str]:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from rekindle.cache import entries
 from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, data_digests, describe_files, facts, key, reason_not_covered
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
-from rekindle.errors import StorageError, say
+from rekindle.errors import DataError, StorageError, say
 from rekindle.keys import REUSED_MODELS
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, output_text, write_outputs
 
@@ -40,8 +41,9 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         try:
             _reuse(store, entry, inputs, targets, task)
             return _copy_models(store, inputs, entry.outputs, targets, options)
-        except (StorageError, OSError) as error:
+        except (StorageError, DataError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
+    # a step that runs although an entry exists replaces it: the entry is damaged, or the user does not want it
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
@@ -62,7 +64,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         entry = entries.Entry(
             key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
         )
-        entries.result_or_none(entries.record, store, entry)
+        entries.result_or_none(entries.replace, store, entry)
         entries.result_or_none(record_code, store, step_facts)
 
 
@@ -94,11 +96,20 @@ def _copy_models(
         targets[REUSED_MODELS].write_text(output_text(REUSED_MODELS, reused_models))
 
 
+def _reject_damaged(entry: entries.Entry, name: str, path: Path, address: str) -> None:
+    """Raise DataError, and delete the copy, unless an artifact has the content that the entry records."""
+    actual, recorded = describe_files(path)["sha256"], entry.artifacts[name]["sha256"]
+    if actual != recorded:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise DataError(f"{address} has the sha256 {actual}, and {recorded} in the cache: it was changed.")
+
+
 def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str) -> None:
     """Write the outputs of `entry` to `targets`."""
     for name, target in targets.items():
         if name in entry.artifacts:
             store.download(f"{entry.at}/{name}", target)
+            _reject_damaged(entry, name, target, store.uri(f"{entry.at}/{name}"))
     for name, target in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         if name == RUN_ID:

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from argolocal.common.json_text import describe_not_finite
 from rekindle import project
+from rekindle.content.dataset import verify_dataset
+from rekindle.content.weights import read_description, verify_weights
 from rekindle.errors import CodeError, DataError, RekindleError, in_one_line, to_number
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.config import MAX_BATCH
 from rekindle.release.examples import Examples
-from rekindle.release.files import model_description
 from rekindle.workload import compares, dataset_facts, digest_of
 
 Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
@@ -54,6 +55,8 @@ def evaluate(
     The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset. Both
     models predict the rows in the same batches, of `max_batch` rows in their order.
     """
+    verify_dataset(dataset)
+    verify_weights(candidate)
     all_examples = read_examples(workload, dataset)
     examples, warnings, incomparable = all_examples, list[str](), ""
     if champion and digest_of(champion) != digest_of(dataset):
@@ -88,7 +91,7 @@ def evaluate(
             parts=named_parts(scored, examples),
             difference=differences.get("champion"),
             baseline_difference=differences.get("baseline"),
-            chosen=model_description(candidate).get("chosen"),
+            chosen=read_description(candidate).chosen or None,
             incomparable=incomparable,
             warnings=warnings,
         )

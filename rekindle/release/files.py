@@ -1,11 +1,13 @@
 """The files of a release in the object store.
 
-`releases/NAME/HASH/` contains model.safetensors, model.json, workload.json (digest of the serving code), dataset.json,
-state/ (the serving state), example.json (a request: the first row of the report's predictions), verdict.json,
-reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py), MLmodel with its
-examples (rekindle/release/pyfunc/) and, written last,
-release.json with the sha256 of every file that affects predictions. HASH is computed over the names and contents of
-these files, so the same release always has the same prefix.
+`releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors, model.json, workload.json
+(digest of the serving code, maximum size of a batch), dataset.json, dataset.files.json, state/ (the serving state),
+example.json (a request: the first row of the report's predictions), MLmodel with its examples
+(rekindle/release/pyfunc/). HASH is computed over the names and contents of these files, so the same release always
+has the same prefix. release.json, written last, has the sha256 of each file.
+
+The files in DESCRIBING are not loaded, and are not part of the hash: verdict.json, which a promotion replaces,
+reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py).
 """
 
 import gzip
@@ -20,18 +22,28 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import to_json
-from rekindle.documents import MODEL_FILE, Document, InvalidDocument, ModelFile, name_field, read_file, read_object
+from rekindle.content.dataset import FILES
+from rekindle.content.hashes import all_sha256, file_sha256
+from rekindle.content.weights import read_description
+from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, read_file, read_object
 from rekindle.errors import DataError
-from rekindle.keys import CURVE
+from rekindle.keys import CURVE, ORIGIN
 from rekindle.names import ArtifactKey, Digest, ModelName, Version
 from rekindle.release.watch.reference import REFERENCE
-from rekindle.storage import NotFound, Store, file_sha256
+from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
 
 MODEL = ("model.safetensors", MODEL_FILE)
 EXAMPLE, CODE = "example.json", "workload.json"
-RECORD, VERDICT = "release.json", "verdict.json"
+RECORD = "release.json"
+VERDICT = "verdict.json"
+MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE = "MLmodel", "input_example.json", "serving_input_example.json"
+MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
+# the last file is of MLflow, which writes it into a downloaded release
+DESCRIBING = {RECORD, VERDICT, REFERENCE, ORIGIN, CURVE, "registered_model_meta"}
+HASH_LENGTH = 12
+REMEDY = "Release the model again."
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 Sha256 = Annotated[str, name_field(Digest)]
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
@@ -49,7 +61,7 @@ class Owner(Document):
 
 
 class Record(Document):
-    """release.json: the version, and the sha256 of each file that affects predictions."""
+    """release.json: the version, and the sha256 of each file that is loaded."""
 
     name: Annotated[str, name_field(ModelName)]
     version: Annotated[str, name_field(Version)]
@@ -59,25 +71,28 @@ class Record(Document):
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
 
 
-class ServingCode(Document):
-    """workload.json: the digest of the code that computes predictions."""
+class Served(Document):
+    """workload.json: the code that computes predictions."""
 
-    sha256: str
+    workload: str = ""
+    sha256: str = ""  # of the code
+    max_batch: int = Field(default=0, ge=0)  # rows that the evaluation predicted together; 0: not recorded
 
 
 class Verdict(Document):
     """verdict.json, as far as later steps use it."""
 
     rows: int = Field(default=0, ge=0)
-    max_batch: int = Field(default=1, ge=1)
+    max_batch: int = Field(default=0, ge=0)
 
 
-def model_description(model: Path) -> dict[str, Any]:
-    """Return model.json of a trained model, with at least `sha256` and `workload`. Raises DataError."""
+def read_served(release: Path) -> Served:
+    """Return workload.json; the default values if it is missing. Raises DataError."""
+    file = release / CODE
     try:
-        return read_file(ModelFile, model / MODEL_FILE).as_json()
+        return read_file(Served, file) if file.exists() else Served()
     except InvalidDocument as error:
-        raise DataError(f"{model} is not a trained model ({error})") from error
+        raise DataError(f"{error} {REMEDY}") from error
 
 
 def read_verdict(folder: Path) -> Verdict:
@@ -98,15 +113,16 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     link(folder, {CURVE: model / CURVE} if (model / CURVE).exists() else {})
     if example:
         (folder / EXAMPLE).write_bytes(example)
-    name = model_description(model)["workload"]
-    (folder / CODE).write_text(to_json({"workload": name, "sha256": code_digest(load(name))}))
+    name = read_description(model).workload
+    code = {"workload": name, "sha256": code_digest(load(name)), "max_batch": read_verdict(report).max_batch}
+    (folder / CODE).write_text(to_json(code))
     return {key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]}
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
     """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared)."""
     try:
-        champion_code = read_object(ServingCode, store, f"{champion.uri.rstrip('/')}/{CODE}").sha256
+        champion_code = read_object(Served, store, f"{champion.uri.rstrip('/')}/{CODE}").sha256
     except NotFound:
         champion_code = ""
     differs = {"its code": champion_code and champion_code != code_digest(workload)}
@@ -116,7 +132,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
     """Upload a folder that `collect` has filled, and return the key prefix of the release."""
-    prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
+    prefix = f"releases/{name}/{_content_hash(hashes)[:HASH_LENGTH]}/"
     store.upload(folder, prefix)
     return prefix
 
@@ -142,28 +158,72 @@ def is_release(key: str) -> bool:
 def download(store: Store, prefix: str, folder: Path) -> Record:
     """Download a release into `folder`, and return release.json.
 
-    Raises StorageError, or DataError if a file is damaged.
+    Raises StorageError, or DataError if a file was changed, added or removed.
     """
     store.download(prefix.rstrip("/") + "/", folder)
+    return verify_release(folder, prefix, store.uri(prefix))
+
+
+def verify_release(folder: Path, prefix: str, address: str) -> Record:
+    """Return release.json of the release in `folder`. Raises DataError if its files do not have its hash.
+
+    `prefix`: key prefix, which ends with the hash (empty: unknown); `address`: address for the message.
+    """
     try:
         record = read_file(Record, folder / RECORD)
-        damaged = [key for key, sha256 in record.files.items() if file_sha256(folder / key) != sha256]
-    except (OSError, InvalidDocument) as error:
-        raise DataError(f"{store.uri(prefix)} is not a complete release ({error}). Release it again.") from error
-    if damaged:
-        raise DataError(f"{store.uri(prefix)}: {', '.join(damaged)} changed since the release. Release it again.")
+        description = read_description(folder)
+    except (OSError, InvalidDocument, DataError) as error:
+        raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
+
+    key = prefix.rstrip("/")
+    content = _content_hash(record.files)[:HASH_LENGTH]
+    if is_release(key) and not key.endswith(f"/{content}"):
+        raise DataError(
+            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files is {content}. "
+            f"{REMEDY}"
+        )
+    _reject_other_files(folder, record.files, address)
+    if description.sha256 != record.model_sha256:
+        raise DataError(
+            f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and {record.model_sha256} "
+            f"in {RECORD}. {REMEDY}"
+        )
     return record
 
 
+def _reject_other_files(folder: Path, recorded: dict[str, str], address: str) -> None:
+    """Raise DataError if a file of a release is missing, was added, or has another content."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    if missing_names := sorted(recorded.keys() - files.keys()):
+        raise DataError(f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}")
+
+    # earlier versions of Rekindle did not hash the files of MLflow
+    known_names = recorded.keys() | DESCRIBING | (set() if MLMODEL in recorded else MLFLOW_FILES)
+    if added_names := sorted(files.keys() - known_names):
+        raise DataError(f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or: {REMEDY}")
+
+    contents = zip(recorded, all_sha256(files[name] for name in recorded), strict=True)
+    damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
+    if damaged:
+        digests = ", ".join(f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items())
+        raise DataError(f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}")
+
+
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:
-    """Download the champion's release into `folder`, for the comparison. Raises NotFound if a file was deleted."""
+    """Download the champion's release into `folder`, for the comparison.
+
+    Raises NotFound if a file was deleted, DataError if a file was changed.
+    """
     try:
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, "dataset.json", VERDICT):
+        for file in (*MODEL, "dataset.json", VERDICT, RECORD):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
-    except NotFound as error:
-        raise NotFound(
+        verify_release(folder, prefix, store.uri(prefix))
+    except (NotFound, DataError) as error:
+        kind = type(error)
+        raise kind(
             f"the champion's release is incomplete: {error} Restore it, or remove the alias `champion` from that "
             "version in MLflow, so that the candidate is judged without a champion."
         ) from error
@@ -184,6 +244,7 @@ def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], li
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises DataError."""
     files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
+    files |= {FILES: dataset / FILES} if (dataset / FILES).exists() else {}
     files |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
     for key, path in files.items():
         if not path.is_file():

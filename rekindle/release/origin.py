@@ -7,20 +7,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
 from argolocal.common.documents import loads
 from rekindle import tracking
-from rekindle.documents import MODEL_FILE, Document, ModelFile, parse, read_object, validate
+from rekindle.content.weights import read_description
+from rekindle.documents import Document, ModelFile, parse, read_object, validate
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
+from rekindle.keys import ORIGIN as FILE
 from rekindle.names import ArtifactKey, Version
-from rekindle.release.files import RECORD, Record
+from rekindle.release.files import download
 from rekindle.storage import NotFound, Store
 
-FILE = "origin.json"
 Curve = dict[int, float | None]  # step → loss; None if it is not finite
 Object = dict[str, JsonValue]
 
@@ -43,8 +46,6 @@ class SweepSection(Document):
 
 class Config(Document):
     """The parts of a config that are needed before the commit of the release renders the config."""
-
-    ALLOWS_NAN = True
 
     data: DataSection
     cluster: ClusterSection = Field(default_factory=ClusterSection)
@@ -134,7 +135,7 @@ class Origin:
     @cached_property
     def whole_config(self) -> dict[str, Any]:
         """The config, which the commit of the release renders and validates."""
-        return loads(self.parameters["config"], allow_nan=True)
+        return loads(self.parameters["config"])
 
     @property
     def commit(self) -> str:
@@ -143,7 +144,10 @@ class Origin:
 
 
 def read(store: Store, name: str, version: str = "") -> Origin:
-    """Read the origin of a version (default: the champion). Raises ConfigError if it was not recorded."""
+    """Read the origin of a version (default: the champion).
+
+    Raises ConfigError if it was not recorded, DataError if the files of the release were changed.
+    """
     release = tracking.find_version(name, version) if version else tracking.champion(name)
     if not release and version:
         raise ConfigError(f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all versions.')
@@ -154,8 +158,9 @@ def read(store: Store, name: str, version: str = "") -> Origin:
         )
     prefix = ArtifactKey(release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}").prefix
     try:
-        record = read_object(Record, store, prefix + RECORD)
-        model = read_object(ModelFile, store, prefix + MODEL_FILE)
+        with TemporaryDirectory() as folder:
+            record = download(store, prefix, Path(folder))
+            model = read_description(Path(folder))
         run = read_object(RunFile, store, prefix + FILE)
     except NotFound as error:
         raise ConfigError(

@@ -17,9 +17,10 @@ from pydantic import Field, create_model
 
 from argolocal.common.json_text import describe_not_finite, to_json
 from rekindle import families
-from rekindle.documents import InvalidDocument, read_any_file
+from rekindle.content.weights import read_description
+from rekindle.documents import InvalidDocument, ModelFile, read_any_file
 from rekindle.errors import CodeError, DataError
-from rekindle.release.files import EXAMPLE, model_description, read_verdict
+from rekindle.release.files import EXAMPLE, read_served, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
 
@@ -28,8 +29,8 @@ def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
 
     `max_batch`: instances that `predict` gets together (0: as many as in the evaluation of the release).
     """
-    description = model_description(release)
-    predictor = getattr(load(description["workload"]), "predictor", None)
+    description = read_description(release)
+    predictor = getattr(load(description.workload), "predictor", None)
     if predictor:
         return predictor(release)
     return InstancePredictor(release, description, max_batch or evaluated_batch(release))
@@ -44,10 +45,10 @@ def warning(predictor: Predictor, request: Any) -> str:
 class InstancePredictor:
     """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at a time."""
 
-    def __init__(self, release: Path, description: dict[str, Any], max_batch: int) -> None:
+    def __init__(self, release: Path, description: ModelFile, max_batch: int) -> None:
         from rekindle.release.device import describe_numerics, pick_device, place
 
-        self.workload: Any = load(description["workload"])
+        self.workload: Any = load(description.workload)
         instances: Any = list[self.workload.Instance]
         self.Request = create_model("Request", instances=(instances, Field(min_length=1)))
         self.release, self.facts, self.max_batch = release, dataset_facts(release), max_batch
@@ -116,23 +117,26 @@ def check_json(prediction: Any, row: str) -> Any:
 
 
 def evaluated_batch(release: Path) -> int:
-    """Return `max_batch` of the evaluation of a release; 1 if its verdict.json does not contain that value."""
-    return read_verdict(release).max_batch
+    """Return `max_batch` of the evaluation of a release; 1 if it was not recorded.
+
+    Earlier versions of Rekindle recorded it only in verdict.json.
+    """
+    return read_served(release).max_batch or read_verdict(release).max_batch or 1
 
 
-def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: dict[str, Any]) -> Any:
+def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
     """Load the trained model in `folder`, in eval mode. Raises DataError if its files do not fit the workload."""
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        section = workload.Model.model_validate(description["model"])
+        section = workload.Model.model_validate(description.model)
         weights = load_file(folder / "model.safetensors")
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _mismatch(folder, description, error) from error
     # an exception of the workload's code keeps its type and line
-    model = families.build(workload, description.get("family", ""), section, facts)
+    model = families.build(workload, description.family, section, facts)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -140,8 +144,8 @@ def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: 
     return model.eval()
 
 
-def _mismatch(folder: Path, description: dict[str, Any], error: Exception) -> DataError:
+def _mismatch(folder: Path, description: ModelFile, error: Exception) -> DataError:
     return DataError(
-        f"{folder} does not contain a model of {description['workload']} ({' '.join(str(error).split())}). "
+        f"{folder} does not contain a model of {description.workload} ({' '.join(str(error).split())}). "
         "If the workload changed since the training, train again."
     )

@@ -3,42 +3,81 @@
 import fcntl
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from argolocal.common.disk import check_space
+from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from rekindle.cache.folder import CACHE, cache_folder
-from rekindle.errors import ConfigError, DataError, RekindleError
-from rekindle.names import show
+from rekindle.cache.folder import CACHE, cache_folder, own_folder
+from rekindle.content import hashes
+from rekindle.content.dataset import FILES, files_below, verify_dataset
+from rekindle.errors import ConfigError, DataError, RekindleError, say
+from rekindle.names import Digest
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
-from rekindle.workload import digest_of
 
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     """Return the local copy of the dataset below `prefix`.
 
-    Raises DataError if the dataset is missing or has another digest.
+    The files are verified when a node reads them for the first time, and again after a change of their times. A damaged
+    copy is downloaded again. Raises DataError if the dataset is missing, was changed, or has another digest.
     """
+    if not Digest.matches(digest):
+        raise ConfigError(f'--digest is "{digest}": it must be the digest of the dataset, which `prepare` returns.')
     root = cache_folder() / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
     with open(root / f"{digest}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock, however this process ends
+        if target.exists() and not _is_intact(target, digest):
+            # other processes may have files of the copy open: they are deleted, but not overwritten
+            damaged = Path(tempfile.mkdtemp(prefix=f"{digest}.damaged-", dir=root))
+            target.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
         if not target.exists():
             unfinished = root / f"{digest}.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)
             _download(store, prefix, unfinished)
-            actual = digest_of(unfinished)
-            if actual != digest:
-                raise DataError(
-                    f"{store.uri(prefix)} has the digest {show(actual[:12])}, but this run expects {digest[:12]}. "
-                    "Run the step prepare again, or pass the digest that it returned."
-                )
+            verify_dataset(unfinished, digest, store.uri(prefix))
             unfinished.rename(target)
+            _note_verified(target, digest)
     return target
+
+
+def _is_intact(folder: Path, digest: str) -> bool:
+    """Return True if the copy of a dataset is unchanged since this node verified it, or if it is correct."""
+    with suppress(OSError, RekindleError):
+        if _note(digest).read_text() == _stamp(folder):
+            return True
+
+    try:
+        verify_dataset(folder, digest)
+    except (DataError, OSError) as error:
+        say(f"the local copy of the dataset is downloaded again: {error}")
+        return False
+    _note_verified(folder, digest)
+    return True
+
+
+def _note_verified(folder: Path, digest: str) -> None:
+    with suppress(OSError, RekindleError):
+        note = _note(digest)
+        note.parent.mkdir(exist_ok=True)
+        write_atomically(note, _stamp(folder))
+
+
+def _note(digest: str) -> Path:
+    """Return the file with the stamp of the copy that this node has verified: other nodes may share the copy itself."""
+    return own_folder() / "verified" / digest
+
+
+def _stamp(folder: Path) -> str:
+    return hashes.stamp([folder / FILES, *files_below(folder).values()])
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:

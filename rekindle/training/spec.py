@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.sections import Section
-from rekindle.step import DATASET_DIGEST, StepInputs, parse, parser
+from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 
 
 class TrainConfig(Section):
@@ -179,7 +179,7 @@ class TrainingSpec(StepInputs, TrainConfig):
     family: str = Field("", description="family to train, if the workload has several")
     model: dict[str, Any] = Field(default_factory=dict, description="the workload's `model` section")
     dataset: str = Field(description="key prefix of the dataset directory in the object store")
-    digest: str = Field(pattern=DATASET_DIGEST, description="sha256 of the dataset, as returned by `prepare`")
+    digest: str = Field(pattern=SHA256_OR_EMPTY, description="sha256 of the dataset, as returned by `prepare`")
     out: str = Field(description="key prefix for the trained model")
     checkpoints: str = Field(description="key prefix for this run's checkpoints")
     start: str = Field("", description="key prefix of a release with the initial weights (empty: random)")

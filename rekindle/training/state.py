@@ -7,14 +7,19 @@ tensors are views of this tensor, aligned to 64 bytes.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from rekindle.content.weights import REMEDY, WEIGHTS, parse_description, reject_other_weights
+from rekindle.content.weights import raw as raw
+from rekindle.content.weights import weights_sha256 as weights_sha256
+from rekindle.documents import MODEL_FILE
 from rekindle.errors import ConfigError, DataError, in_one_line, say
 from rekindle.storage import NotFound, Store
 from rekindle.training.buffers import ALIGNMENT, Buffers
@@ -190,12 +195,26 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     """Copy all weights of the release at `prefix` to `model` that match by name and shape.
 
-    Raises DataError if the release does not exist, or if nothing matches.
+    Raises DataError if the release does not exist, if its weights were changed, or if nothing matches.
     """
+    key = prefix.rstrip("/")
     try:
-        released = load(store.get(f"{prefix.rstrip('/')}/model.safetensors"))
+        description = parse_description(store.get(f"{key}/{MODEL_FILE}"), store.uri(f"{key}/{MODEL_FILE}"))
+        content = store.get(f"{key}/{WEIGHTS}")
     except NotFound as error:
         raise DataError(f"the initial weights do not exist: {error}") from error
+
+    try:
+        released = load(content)
+    except SafetensorError as error:
+        raise DataError(f"{store.uri(key)}/{WEIGHTS} does not contain tensors ({error}). {REMEDY}") from error
+    reject_other_weights(
+        description.sha256,
+        weights_sha256(released),
+        lambda: hashlib.sha256(content).hexdigest(),
+        store.uri(f"{key}/{WEIGHTS}"),
+    )
+
     initial = model.state_dict()
     copied = {k: value for k, value in released.items() if k in initial and initial[k].shape == value.shape}
     if not copied:
@@ -206,19 +225,3 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     model.load_state_dict(copied, strict=False)
     others = ", ".join(initial.keys() - copied.keys())
     say(f"{len(copied)} of {len(initial)} tensors copied from {prefix}" + (f"; random: {others}" if others else ""))
-
-
-def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by name."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name].detach().cpu()
-        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(raw(value))
-    return digest.hexdigest()
-
-
-def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor on the CPU, without a copy if it is contiguous."""
-    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)

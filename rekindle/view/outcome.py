@@ -94,7 +94,7 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
     """Return the metrics of the candidate by name, None for NaN or infinity; {} without an evaluation."""
     try:
-        numbers = loads(values.get("metrics") or "{}", allow_nan=True)
+        numbers = loads(values.get("metrics") or "{}")
     except ValueError:
         return {}
     values_by_name = numbers.items() if isinstance(numbers, dict) else ()

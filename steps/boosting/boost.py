@@ -24,9 +24,10 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import StepInputs, StepOutputs, Store
-from rekindle.step import DATASET_DIGEST
+from rekindle.content.dataset import verify_dataset
+from rekindle.content.weights import weights_sha256
+from rekindle.step import SHA256_OR_EMPTY
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import weights_sha256
 
 PIXEL_VALUES, DIGITS, SHRINKAGE, L2_PENALTY = 17, 10, 0.5, 1.0
 DEFAULT_PORT, TIMEOUT_S = 9999, 60.0
@@ -39,7 +40,7 @@ class Inputs(StepInputs):
     model: dict[str, Any] = Field(description="section `model` of the config; `rounds`: stumps per digit")
     train: dict[str, Any] = Field(default_factory=dict, description="section `train` of the config, with `validation`")
     workload: str = Field("steps.boosting", description="module that scores the model")
-    digest: str = Field("", pattern=DATASET_DIGEST, description="sha256 that identifies the dataset")
+    digest: str = Field("", pattern=SHA256_OR_EMPTY, description="sha256 that identifies the dataset")
 
 
 class Outputs(StepOutputs):
@@ -55,6 +56,7 @@ def run(inputs: Inputs) -> Outputs:
 
     store, dataset = Store.from_env(), inputs.workdir / "dataset"
     store.download(f"{inputs.dataset}/", dataset)
+    verify_dataset(dataset, inputs.digest, store.uri(inputs.dataset))
     spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest)
     samples, _ = open_samples(spec, load(inputs.workload), dataset)
     with connect_replicas() as peers:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, Reuse, StepInputs, StepOutputs
-from rekindle.step import DATASET_DIGEST
+from rekindle.step import SHA256_OR_EMPTY
 
 REUSE = Reuse()
 
@@ -17,7 +17,7 @@ class Inputs(StepInputs):
     workload: str = Field(description="module of the workload, which defines the data and the families")
     family: str = Field(description="name of the family")
     dataset: Artifact = Field(description="output of prepare")
-    digest: str = Field("", pattern=DATASET_DIGEST, description="digest of the dataset, an output of prepare")
+    digest: str = Field("", pattern=SHA256_OR_EMPTY, description="digest of the dataset, an output of prepare")
     model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
     train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
 

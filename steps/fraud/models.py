@@ -9,7 +9,6 @@ in a server, which scores one history, and in an evaluation, which scores long r
 are not inputs. `model.safetensors` includes the names, means and standard deviations of the inputs.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.nn.functional as fn
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from rekindle.content.weights import read_description
 from rekindle.errors import DataError
 from steps.fraud.config import Model
 from steps.fraud.data.boosting import BOOSTED
@@ -124,13 +124,13 @@ def load(folder: Path) -> TreesModel | FraudModel:
     from safetensors.torch import load_file
 
     try:
-        description = json.loads((folder / "model.json").read_text())
-        section = Model.model_validate(description["model"])
+        description = read_description(folder)
+        section = Model.model_validate(description.model)
         tensors = load_file(folder / "model.safetensors")
         names = bytes(tensors["names"].tolist()).decode().split("\n")
-        model = FAMILIES[description["family"]](section, names, tensors["mean"], tensors["spread"])
+        model = FAMILIES[description.family](section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
+    except (DataError, OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
         raise DataError(f"{folder} is not a model of this workload ({type(error).__name__}: {error}).") from error
     return model.eval()
 

@@ -5,7 +5,6 @@ request, and labels that have arrived are filled in. With the new state, a reque
 for bit, the prediction that it gets with the previous state if its `history` contains them.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,8 +44,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     later = rows[(rows.time >= current.train_end) & (rows.time < until)]
     kept, table = extend(current, fill_labels(current.rows, rows), later, until)
     facts = {"features": list(current.features), "train_end": until, "label_delay_days": current.label_delay_days}
-    digest = json.loads((release / "state/state.json").read_text())["digest"]
-    state.write(out / "state", kept, table, current.trees, facts | {"digest": digest})
+    state.write(out / "state", kept, table, current.trees, facts)
     write_arrays(out / "state" / state.TRAINED, state.load_trained(release / "state"))
     newest = later[-SAMPLE:]
     columns = zip(newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True)

@@ -32,6 +32,7 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Fetch the best trial, and log the result. Raises ConfigError if all trials have failed."""
     from rekindle import Store, tracking
+    from rekindle.content.weights import verify_weights
     from rekindle.errors import say
     from rekindle.training.search import report
     from rekindle.training.search.study import Study
@@ -41,7 +42,9 @@ def run(inputs: Inputs) -> Outputs:
     trials = study.read()
     last, trial = inputs.sweep.rungs - 1, study.winner()
     model = inputs.workdir / "model"
-    store.download(f"{study.output(trial.number, last)}/", model)
+    trained_model = study.output(trial.number, last)
+    store.download(f"{trained_model}/", model)
+    verify_weights(model, store.uri(trained_model))
     for line in [*report.table(study), *report.describe_untried(study)]:
         say(line)
     value, steps = trial.values[last], sum(other.steps for other in trials)

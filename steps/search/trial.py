@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
-from rekindle.step import DATASET_DIGEST
+from rekindle.step import SHA256
 from rekindle.training.search.config import Sweep
 
 
@@ -29,7 +29,7 @@ class Inputs(StepInputs):
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
     dataset: str = Field(description="key prefix of the dataset in the object store")
-    digest: str = Field(pattern=DATASET_DIGEST, description="digest of the dataset")
+    digest: str = Field(pattern=SHA256, description="digest of the dataset")
     model: dict[str, Any] = Field(default_factory=dict, description="the `model` section, without a trial's settings")
     train: dict[str, Any] = Field(default_factory=dict, description="the `train` section, without a trial's settings")
     experiment: str = Field("", description="MLflow experiment")

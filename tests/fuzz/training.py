@@ -68,7 +68,7 @@ class Transport(asyncio.Transport):
 def coordinator_lines(folder: Path) -> Case:
     """Lines from workers and from clients without the secret to a coordinator."""
     spec = TrainingSpec.model_validate(
-        {"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c", "workers": 2}
+        {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c", "workers": 2}
     )
     loop, lines = asyncio.new_event_loop(), [encode(message) for message in SESSION]
 

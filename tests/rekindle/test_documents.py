@@ -16,6 +16,7 @@ from argolocal.common.names import INVISIBLE
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.cache.lookup import reused_tasks
+from rekindle.content.weights import read_description
 from rekindle.documents import InvalidDocument, ModelFile, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.names import RunName
@@ -135,7 +136,7 @@ def read_release(objects: Objects) -> None:
     for key in ("release.json", "model.json", "verdict.json", "dataset.json"):
         (objects.folder / key).write_bytes(objects.store.get(objects.prefix + key))
     read_file(files.Record, objects.folder / "release.json")
-    files.model_description(objects.folder)
+    read_description(objects.folder)
     files.read_verdict(objects.folder)
     dataset_facts(objects.folder)
 

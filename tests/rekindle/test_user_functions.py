@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from rekindle import tracking
+from rekindle.content.weights import weights_sha256
 from rekindle.errors import CodeError
 from rekindle.release.files import EXAMPLE
 from rekindle.release.predictor import open_predictor
@@ -70,7 +71,7 @@ metrics = (Metric("rmse", rmse, better="lower"),)
 def prepare(data, out):
     # prepare
     np.save(out / "rows.npy", np.arange(80, dtype="float32").reshape(40, 2))
-    return Prepared(rows=40, digest="toy")
+    return Prepared(rows=40)
 
 
 class dataset:
@@ -160,7 +161,6 @@ def build(config):
         blocks.prepare()
     return workflow
 """
-SHA256 = "5" * 64
 
 
 class Stage:
@@ -169,7 +169,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder, self.dataset = folder, folder / "dataset"
         workload: Any = load(self.write(WORKLOAD)[0])
-        prepare(workload, workload.Data(source="made://up"), self.dataset)
+        self.digest = prepare(workload, workload.Data(source="made://up"), self.dataset)[1]
 
     def write(self, text: str, function: str = "") -> tuple[str, str]:
         """Write a module whose `function` raises an exception; return its name and the expected message."""
@@ -189,8 +189,9 @@ class Stage:
 
         model = self.folder / f"model-{workload}"
         model.mkdir()
-        save_file({"weight": torch.ones(1, 1), "bias": torch.zeros(1)}, model / "model.safetensors")
-        description = {"sha256": SHA256, "workload": workload, "model": {}, "train": {}}
+        tensors = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
+        save_file(tensors, model / "model.safetensors")
+        description = {"sha256": weights_sha256(tensors), "workload": workload, "model": {}, "train": {}}
         (model / "model.json").write_text(json.dumps(description))
         (model / EXAMPLE).write_text('{"instances": [{"hour": 1}]}')
         (model / "dataset.json").write_bytes((self.dataset / "dataset.json").read_bytes())
@@ -221,7 +222,7 @@ def run_evaluate(workload: str, stage: Stage) -> int:
 def run_refresh(workload: str, stage: Stage) -> int:
     """Refresh the champion of a model."""
     name, store = f"m-{workload[-8:]}", Store.from_env()
-    prefix, run_id = f"releases/{name}/0123456789ab/", tracking.start_run(name, "first")
+    prefix, run_id = f"releases/{name}/1/", tracking.start_run(name, "first")
     sha256 = write_release(store, prefix, workload)
     tracking.promote(name, tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {}).version, "servers-1")
     flags = [f"--workload={workload}", f"--name={name}", '--data={"source": "made://up"}', f"--workflow={name}"]
@@ -295,7 +296,15 @@ def test_a_dataset_without_tags_is_reported_without_empty_braces(
 )
 def test_an_exception_in_training_ends_the_job_with_its_line(stage: Stage, crew: Crew, function: str) -> None:
     workload, expected = stage.write(WORKLOAD, function)
-    argv = flags(workload, workload=workload, dataset="user/dataset", workers=1, validation=0.2, validation_steps=1)
+    argv = flags(
+        workload,
+        workload=workload,
+        dataset="user/dataset",
+        digest=stage.digest,
+        workers=1,
+        validation=0.2,
+        validation_steps=1,
+    )
     variables = {"REKINDLE_PATH": str(stage.folder)}
     coordinator = crew.coordinator(argv, **variables)
     launcher = crew.light_launcher("pod", argv, **variables)

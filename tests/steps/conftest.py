@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rekindle.content.dataset import FILES
+from rekindle.content.record import DATASET
 from rekindle.workload import dataset_facts, prepare
 from steps.fraud.config import Data, Model
 from steps.fraud.data import boosting
@@ -68,7 +70,8 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
             "train": {},
         }
         (folder / "model.json").write_text(json.dumps(facts))
-        shutil.copy(small_dataset / "dataset.json", folder)  # as in the release of a champion
+        for name in (DATASET, FILES):  # as in the release of a champion
+            shutil.copy(small_dataset / name, folder)
         shutil.copytree(small_dataset / "state", folder / "state")
         return folder
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError, StorageError
 from rekindle.gate import Gate
+from rekindle.release.files import commit, upload
 from rekindle.step import write_outputs
-from rekindle.storage import Store
+from rekindle.storage import Store, file_sha256
 from steps import evaluate
 
 EXPERIMENT = "evaluate"
@@ -34,11 +36,16 @@ def sha256_of(model: Path) -> str:
 def make_champion(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:
     """Make `model` the champion of `name`, as release and verify do."""
     sha256 = sha256_of(model)
-    prefix = f"releases/{name}/{sha256[:12]}"
-    store.upload(model, prefix)
-    store.put(f"{prefix}/dataset.json", b'{"digest": "", "facts": {}}')
-    store.put(f"{prefix}/verdict.json", json.dumps({"rows": 10**6}).encode())
+    with TemporaryDirectory() as temporary:
+        folder = shutil.copytree(model, Path(temporary) / "release")
+        (folder / "dataset.json").write_text('{"digest": "older", "facts": {}}')
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
+        (folder / "verdict.json").write_text(json.dumps({"rows": 10**6}))
+        prefix = upload(store, name, folder, hashes)
     release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
+    record = {"name": name, "version": release.version, "workload": "steps.fraud", "model_sha256": sha256}
+    commit(store, prefix, record | {"files": hashes})
     tracking.promote(name, release.version, "cards-1")
     return release
 
@@ -62,7 +69,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert data.metrics["evaluate-wide/auc"] == data.metrics["auc"]
     assert "evaluate-wide/part/auc" in data.metrics
 
-    make_champion("generations", novice, s3, run_id)
+    prefix = make_champion("generations", novice, s3, run_id).uri
     again = judge(small_dataset, novice, **inputs)
     assert again.verdict == "same"
 
@@ -70,11 +77,10 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert judge(small_dataset, novice, **inputs, servers="1").verdict == "same"
     moved = judge(small_dataset, novice, **inputs, servers="abcdef")
     assert (moved.verdict, "but its servers changed" in moved.reason) == ("release", True)
-    prefix = f"releases/generations/{sha256_of(novice)[:12]}"
-    s3.put(f"{prefix}/workload.json", b'{"sha256": "of other code"}')
+    s3.put(f"{prefix}workload.json", b'{"sha256": "of other code"}')
     assert "but its code changed" in judge(small_dataset, novice, **inputs).reason
     assert judge(small_dataset, novice, **inputs | {"minimum": {"auc": 0.99}}).verdict == "keep"
-    s3.delete([f"{prefix}/workload.json"])
+    s3.delete([f"{prefix}workload.json"])
 
     better = judge(small_dataset, expert, **inputs)
     assert better.verdict == "release"

@@ -16,6 +16,7 @@ from rekindle import tracking
 from rekindle.cache.key import data_digest
 from rekindle.step import pack
 from rekindle.storage import Store
+from rekindle.workload import digest_of
 from tests.steps.bills import workload
 from tests.steps.fraud.written import Written
 from tests.waiting import until
@@ -49,7 +50,7 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     done = prepare(tmp_path, "prepare-1", source=source)
     assert done.returncode == 0, done.stderr
     facts = Written(tmp_path / "dataset").facts
-    digest = json.loads((tmp_path / "dataset/dataset.json").read_text())["digest"]
+    digest = digest_of(tmp_path / "dataset")
     assert digest == (tmp_path / "digest").read_text()
     assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
     assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr

@@ -68,8 +68,11 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
         "state/a.npy",
         "state/deep/b.npy",
         "state/words.txt",
+        "MLmodel",
+        "input_example.json",
+        "serving_input_example.json",
     }
-    described = {"verdict.json", "origin.json", "MLmodel", "input_example.json", "serving_input_example.json"}
+    described = {"verdict.json", "origin.json"}
     assert keys == served | described | {"release.json"}
     record = json.loads(s3.get(outputs.model_uri + "release.json"))
     assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], CARD["workload"])

@@ -17,7 +17,9 @@ from pydantic import BaseModel
 
 from argolocal.common.documents import loads
 from argolocal.common.json_text import to_json
+from rekindle.content.hashes import file_sha256
 from rekindle.errors import DataError
+from rekindle.release.files import INPUT_EXAMPLE, MLFLOW_FILES, MLMODEL, REMEDY, SERVING_EXAMPLE, verify_release
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.pyfunc.frames import INSTANCES, Rows
 from rekindle.release.validation import parse
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
-EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 
 
 class Model:
@@ -52,14 +53,22 @@ class Model:
 
 
 def _load_pyfunc(release: str) -> Model:
-    """Load a release from its folder (called by MLflow)."""
+    """Load a release from its folder (called by MLflow). Raises DataError if a file was changed since the release."""
+    folder = Path(release)
+    record = verify_release(folder, "", release)
+    if MLMODEL not in record.files:
+        raise DataError(
+            f"{release} was released by an earlier version of Rekindle, whose hash does not cover the file {MLMODEL} "
+            f"that MLflow executes. {REMEDY}"
+        )
     return Model(open_predictor(Path(release)))
 
 
-def write_mlmodel(release: Path, run_id: str) -> None:
-    """Write the MLmodel file of a release, its signature and input example.
+def write_mlmodel(release: Path) -> dict[str, str]:
+    """Write the MLmodel file of a release, its signature and input example; return {file: sha256}.
 
-    Raises DataError if the release cannot predict.
+    The file does not have the `run_id` of the run, so that the same release has the same hash; the version in MLflow
+    has it. Raises DataError if the release cannot predict.
     """
     predictor = open_predictor(release)
     example = predictor.example()
@@ -69,7 +78,6 @@ def write_mlmodel(release: Path, run_id: str) -> None:
     example_table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
     inputs, params = signature(predictor.Request)
     model = {
-        "run_id": run_id,
         "flavors": {"python_function": {"loader_module": __name__, "python_version": platform.python_version()}},
         "signature": {
             "inputs": to_json(inputs),
@@ -77,15 +85,16 @@ def write_mlmodel(release: Path, run_id: str) -> None:
             "params": to_json(params) if params else None,
         },
         "saved_input_example_info": {
-            "artifact_path": EXAMPLE,
+            "artifact_path": INPUT_EXAMPLE,
             "serving_input_path": SERVING_EXAMPLE,
             "type": "dataframe",
             "pandas_orient": "split",
         },
     }
-    (release / "MLmodel").write_text(yaml.safe_dump(model, sort_keys=False))
-    (release / EXAMPLE).write_text(to_json(example_table))
+    (release / MLMODEL).write_text(yaml.safe_dump(model, sort_keys=False))
+    (release / INPUT_EXAMPLE).write_text(to_json(example_table))
     (release / SERVING_EXAMPLE).write_text(to_json({"dataframe_split": example_table}))
+    return {name: file_sha256(release / name) for name in sorted(MLFLOW_FILES)}
 
 
 def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

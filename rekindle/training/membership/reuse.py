@@ -47,5 +47,6 @@ class ReusableModel:
                 MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
-            entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))
+            # a training that runs although an entry exists replaces it
+            entries.replace(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))
             record_code(store, inputs)

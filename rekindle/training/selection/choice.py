@@ -12,7 +12,9 @@ from torch import nn
 
 from argolocal.common.json_text import to_json, without_nan
 from rekindle import families
-from rekindle.documents import MODEL_FILE, ModelFile, read_file
+from rekindle.content.dataset import verify_dataset
+from rekindle.content.weights import read_description, verify_weights
+from rekindle.documents import MODEL_FILE
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
@@ -32,13 +34,14 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
     """
     device = pick_device(spec)
+    verify_dataset(dataset, spec.digest)
     _, held_out = open_samples(spec, workload, dataset)
     if held_out is None:
         raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
     facts, metric = dataset_facts(dataset), families.criterion(workload)
     values: dict[str, Values] = {}
     for name, folder in models.items():
-        description = read_file(ModelFile, folder / MODEL_FILE)
+        description = verify_weights(folder)
         check_held_out(name, description.train, spec)
         family_spec = spec.model_copy(update={"model": description.model, "family": description.family})
         model = build_model(family_spec, workload, facts)
@@ -48,7 +51,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     best_family = best_of(values, metric)
     shutil.copytree(models[best_family], out)
     chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": without_nan(values)}
-    description = read_file(ModelFile, out / MODEL_FILE).as_json() | {"chosen": chosen}
+    description = read_description(out).as_json() | {"chosen": chosen}
     (out / MODEL_FILE).write_text(to_json(description, indent=1))
     return best_family
 

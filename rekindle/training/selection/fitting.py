@@ -10,6 +10,7 @@ from torch import nn
 
 from argolocal.common.json_text import to_json
 from rekindle import families
+from rekindle.content.dataset import verify_dataset
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import fingerprint, pick_device
@@ -23,6 +24,7 @@ from rekindle.workload import Workload, dataset_facts
 def fit(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str:
     """Fit the family `spec.family`, and write model.safetensors and model.json to `out`; return the sha256."""
     device = pick_device(spec)
+    verify_dataset(dataset, spec.digest)
     model = build_model(spec, workload, dataset_facts(dataset))
     samples, _ = open_samples(spec, workload, dataset)
     fit_model(spec, workload, model, samples)

@@ -31,6 +31,7 @@ from argolocal.language.substitute import substitute
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
+from rekindle.content.dataset import FILES
 from rekindle.errors import NotFound
 from rekindle.keys import CACHED, DATASET, REUSE
 from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
@@ -118,6 +119,7 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     """Prepare the dataset unless it exists; returns its digest and its key prefix, with the hash of its definition."""
     cluster.services.start("s3")
     store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
+    definition["list"] = FILES  # earlier versions of Rekindle wrote datasets without this list
     prefix = f"demo/{hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()[:12]}"
     with suppress(NotFound):
         return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()

@@ -4,6 +4,7 @@
     shards/NAME-00000.npy  the column NAME (see ARRAYS), sorted by (card, time, id); each card is in one shard
     transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
+                           (without a rejected row, only these two columns)
     state/                 the serving state, see steps/fraud/data/state.py
 
 The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end `label_delay_days` before
@@ -17,12 +18,11 @@ Facts (times are µs since the epoch, and counts are numbers of rows):
     test_weeks, test_rows  [start, end) and [rows, frauds] of each test week, oldest first
     mean, std              of each feature over the training rows
     unknown                rows in training time and test weeks without a known label, which are not used
-    rejected, was_sorted   rejected rows by reason; true if the source was in time order
+    rejected               rejected rows by reason
 """
 
 import shutil
 from dataclasses import replace
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from argolocal.common.disk import check_space
-from argolocal.common.json_text import to_json
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import SMALL_DISK, Prepared
 from steps.fraud.config import Data
@@ -64,27 +63,30 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     """
     try:
         (out / "shards").mkdir()
-        facts, digest, warnings = _write(data, out)
+        facts, was_sorted, warnings = _write(data, out)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
             f"{out} cannot be written: {error}. It needs about {ROW_BYTES} bytes per transaction: free space, or set "
             "TMPDIR to a directory on a larger disk."
         ) from error
-    names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "was_sorted", "test_rows")
+    names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
     days = {name: day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
-    tags = {name: facts[name] for name in names} | days
+    # the order of the source does not change the dataset, so it is not a fact of the dataset
+    tags = {name: facts[name] for name in names} | {"was_sorted": was_sorted} | days
     share = facts["train_frauds"] / facts["train_rows"]
     newest = utc(facts["last_time"])
-    return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share}, newest)
+    return Prepared(facts["rows"], rejected, facts, tags, warnings, {"fraud_share": share}, newest)
 
 
-def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
+def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
     raw = source.read(data, out / "download")
     shutil.rmtree(out / "download", ignore_errors=True)
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
-    checked.rejects.write_parquet(out / "rejects.parquet")
+    # without rows, the columns of the source would make datasets of equal transactions differ
+    rejects = checked.rejects.select("row", "reason") if checked.rejects.is_empty() else checked.rejects
+    rejects.write_parquet(out / "rejects.parquet")
     rows, labels_until = _select_days(checked.rows, data), labels_end(checked.rows, data)
     if data.window:
         rows = _hide_labels(rows, labels_until)
@@ -98,7 +100,6 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     warnings = suspicions(rows, data.columns, labels_until)
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
-    digest = sha256(to_json(facts, sort_keys=True).encode())
     sample = Sample(facts["train_rows"])
     pieces: list[Rows] = []
     for number, (piece, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):
@@ -119,17 +120,16 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
         arrays = (table, piece.fraud, piece.scenario, piece.time, piece.card, piece.id)
         for name, array in zip(ARRAYS, arrays, strict=True):
             np.save(_file(out, name, number), array)
-            digest.update(array.data)
         train.add(table, training)
         keep = state.needed(piece, facts["train_end"], data.label_delay_days)
         tail.append((piece[keep], table[keep]))
     warnings += late_labels(label_sums, labels_until, data.label_delay_days)
     sizes = [len(piece) for piece in pieces]
     facts |= {"shards": sizes, "mean": train.mean(), "std": train.std()}
-    facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}
+    facts["rejected"] = checked.reasons()
     kept = Rows.concat([piece for piece, _ in tail]), np.concatenate([table for _, table in tail])
-    state.write(out / "state", *kept, boosting.trees(), facts | {"digest": digest.hexdigest()})
-    return facts, digest.hexdigest(), warnings
+    state.write(out / "state", *kept, boosting.trees(), facts)
+    return facts, checked.was_sorted, warnings
 
 
 class _Moments:

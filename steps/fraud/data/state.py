@@ -11,7 +11,6 @@ b-th new row: oldest first, the new row at position lengths[b] - 1, then zeros. 
 the features that `prepare` computes, because the code is the same. Calls keep no state and may run in parallel threads.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
-from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED, Trees
@@ -44,6 +43,16 @@ def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
     return is_past & (recent | (from_end <= CONTEXT))
 
 
+class Settings(BaseModel):
+    """The content of state.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    features: tuple[str, ...]
+    train_end: int  # µs since the epoch
+    label_delay_days: int
+
+
 def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[str, Any]) -> None:
     """Write the state directory: the `needed` rows with their features, the trees and the settings."""
     path.mkdir()
@@ -51,8 +60,7 @@ def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[st
         np.save(path / f"{name}.npy", getattr(rows, name))
     np.save(path / "features.npy", features)
     trees.save(path / "trees.npz")
-    keep = ("features", "train_end", "label_delay_days", "digest")
-    (path / "state.json").write_text(to_json({name: facts[name] for name in keep}, indent=1) + "\n")
+    (path / "state.json").write_text(Settings.model_validate(facts).model_dump_json(indent=1) + "\n")
 
 
 def load_trained(path: Path) -> dict[str, NDArray[Any]]:
@@ -87,19 +95,21 @@ class State:
     def load(cls, path: Path) -> "State":
         """Load the state directory `path`. Raises DataError."""
         try:
-            facts = json.loads((path / "state.json").read_text())
+            settings = Settings.model_validate_json((path / "state.json").read_bytes())
             rows = Rows(**{name: np.load(path / f"{name}.npy") for name in COLUMNS})
             table = np.load(path / "features.npy")
             trees = Trees.load(path / "trees.npz")
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} is not a complete serving state ({error}): release the model again.") from error
-        if tuple(facts["features"]) != (*NAMES, BOOSTED):
+        if settings.features != (*NAMES, BOOSTED):
             raise DataError(
                 f"{path} was written with other features: prepare the data, and train and release the model again."
             )
         order = np.lexsort((rows.id, rows.time, rows.terminal))
-        settings = facts["train_end"], facts["label_delay_days"]
-        return cls(rows, table, trees, order, rows.terminal[order], (*NAMES, BOOSTED), *settings)
+        by_terminal = rows.terminal[order]
+        return cls(
+            rows, table, trees, order, by_terminal, settings.features, settings.train_end, settings.label_delay_days
+        )
 
     def windows(self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
         """Return (float32 [B, length, F], int64 [B]), as the module docstring describes, in the order of new rows.

@@ -112,6 +112,19 @@ def test_a_result_is_cached_if_its_key_covers_the_loaded_code(
     assert "cached: outputs of" in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
 
 
+@pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
+def test_a_result_is_not_cached_if_python_does_not_compare_a_compiled_copy_with_its_source(
+    mode: py_compile.PycInvalidationMode, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
+) -> None:
+    make_step(tmp_path, "other.py", f"from steps import other  # {tmp_path}")
+    py_compile.compile(str(tmp_path / "steps/other.py"), invalidation_mode=mode)
+    said = run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading")
+    is_unchecked = mode is py_compile.PycInvalidationMode.UNCHECKED_HASH
+    assert ("was run without a comparison with its source" in said) == is_unchecked
+    again = run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
+    assert ("cached: outputs of" in again) != is_unchecked
+
+
 def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folder(
     tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> None:

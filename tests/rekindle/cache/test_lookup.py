@@ -40,7 +40,7 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
     first, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
     assert first.entry is None and second.reason == "the input digest is known only at run time"
-    record_run(s3, first, {"digest": "abc", "rows": "7"}, "dataset", "demo-one")
+    record_run(s3, first, {"digest": "ab" * 32, "rows": "7"}, "dataset", "demo-one")
     _, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
     record_run(s3, second, {}, "model", "demo-two")
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
@@ -59,7 +59,7 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
 def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> None:
     manifest = rendered()
     value = lookup.cached_parameter(
-        manifest, [lookup.CacheResult("prepare", Entry("k", "demo-one/prepare", {"digest": "abc"}, {}, {}, 1))]
+        manifest, [lookup.CacheResult("prepare", Entry("k", "demo-one/prepare", {"digest": "ab" * 32}, {}, {}, 1))]
     )
     parameter = next(p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED)
     original = manifest_sha256(manifest)

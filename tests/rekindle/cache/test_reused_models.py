@@ -21,7 +21,7 @@ from tests.commands import ROOT, shell
 from tests.ports import free_port
 
 IMAGE = "cluster.image=registry.example.com/rekindle@sha256:" + "ab" * 32
-OUTPUTS = {"digest": "abc", "rows": "7", "unchanged": ""}
+OUTPUTS = {"digest": "ab" * 32, "rows": "7", "unchanged": ""}
 
 
 def config(*sets: str) -> Any:
@@ -78,7 +78,9 @@ def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
     image, seed = SETTINGS
     for settings in [(*SETTINGS, "train.seed=1"), (*SETTINGS, "model.layers=1"), (f"{image}cd", seed), (seed,)]:
         assert reused_models(s3, rendered(*settings), "with-another-training") == {"train": ""}
-    assert reused_models(s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "def"}) == {"train": ""}
+    assert reused_models(s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "de" * 32}) == {
+        "train": ""
+    }
     assert not list(s3.list("with-another-training/"))
 
 

@@ -14,6 +14,9 @@ import torch
 from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 
+from rekindle.content.dataset import FILES, record_files
+from rekindle.content.record import DATASET
+from rekindle.content.weights import weights_sha256
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
@@ -34,11 +37,13 @@ def dataset(tmp_path: Path) -> Path:
 def write_model(folder: Path, slope: float, dataset: Path | None = None) -> Path:
     """Write a model directory; with a dataset, a champion's."""
     folder.mkdir()
-    save_file({"slope": torch.tensor([slope])}, folder / "model.safetensors")
-    card = {"sha256": f"{slope}", "workload": lines.__name__, "model": {}}
+    tensors = {"slope": torch.tensor([slope])}
+    save_file(tensors, folder / "model.safetensors")
+    card = {"sha256": weights_sha256(tensors), "workload": lines.__name__, "model": {}}
     (folder / "model.json").write_text(json.dumps(card))
     if dataset:
-        (folder / "dataset.json").write_text((dataset / "dataset.json").read_text())
+        for name in (DATASET, FILES):
+            (folder / name).write_bytes((dataset / name).read_bytes())
     return folder
 
 
@@ -81,6 +86,26 @@ def test_a_champion_of_another_shape_is_reported_as_incomparable(dataset: Path, 
     assert "does not contain a model of" in evaluation.incomparable
 
 
+@pytest.mark.parametrize("name", ["test.json", "dataset.json", FILES])
+def test_a_changed_byte_of_the_dataset_is_not_evaluated(name: str, dataset: Path, tmp_path: Path) -> None:
+    data = bytearray((dataset / name).read_bytes())
+    data[-3] ^= 1
+    (dataset / name).write_bytes(data)
+    with pytest.raises(DataError, match=f"{dataset}/{FILES if name == FILES else name}.* --no-cache"):
+        run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+def test_a_changed_byte_of_the_weights_is_not_evaluated(dataset: Path, tmp_path: Path) -> None:
+    candidate = write_model(tmp_path / "good", 2.0)
+    described = json.loads((candidate / "model.json").read_text())["sha256"]
+    data = bytearray((candidate / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (candidate / "model.safetensors").write_bytes(data)
+    message = rf"{candidate}/model\.safetensors have the sha256 \w{{64}}, but model\.json has {described}: .*--no-cache"
+    with pytest.raises(DataError, match=message):
+        run_evaluation(candidate, None, dataset, tmp_path / "report")
+
+
 @pytest.mark.parametrize(("until", "rows"), [(-1, 20), (4, 15), (99, 20)])
 def test_rows_that_the_champion_was_trained_on_are_excluded(
     until: float, rows: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,12 +129,14 @@ def test_rows_that_the_champion_was_trained_on_are_excluded(
 
 def test_a_dataset_without_test_rows_is_rejected(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text("[]")
+    record_files(dataset)
     with pytest.raises(DataError, match="does not contain test examples"):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 def test_the_error_of_an_invalid_example_has_its_row(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text('[[1.0, 2.0], ["high", 2.0]]')
+    record_files(dataset)
     with pytest.raises(DataError, match=r"test row 1, which is not a valid instance: x is 'high'"):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
@@ -195,6 +222,7 @@ def test_a_custom_predictor_is_evaluated_with_the_state_of_each_dataset(
     for folder, shift in ((dataset, "0.5"), (write_model(tmp_path / "champion", 2.0, dataset), "3")):
         (folder / "state").mkdir()
         (folder / "state/shift").write_text(shift)
+    record_files(dataset)
     evaluation = run_evaluation(
         write_model(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report"
     )
@@ -278,6 +306,7 @@ def test_the_report_has_histograms_of_instances_and_predictions(dataset: Path, t
 def test_the_report_has_a_thousand_rows_for_the_replay(dataset: Path, tmp_path: Path) -> None:
     rows = [[float(x), 2.0 * x] for x in range(1200)]
     (dataset / "test.json").write_text(json.dumps(rows))
+    record_files(dataset)
     run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
     replayed = replayed_rows(tmp_path / "report")
     values = [instance["x"] for instance, _ in replayed]

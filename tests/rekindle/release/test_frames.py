@@ -96,7 +96,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, s
     sha256 = file_sha256(folder / "model.safetensors")
     (folder / "model.json").write_text(json.dumps({"workload": every_type.__name__, "model": {}, "sha256": sha256}))
     (folder / EXAMPLE).write_text(json.dumps({"instances": [EMPTY]}))
-    write_mlmodel(folder, "")
+    write_mlmodel(folder)
 
     files = {path.name: file_sha256(path) for path in folder.iterdir()}
     record = {"name": "echo", "version": "1", "workload": every_type.__name__, "model_sha256": sha256, "files": files}

@@ -25,7 +25,7 @@ from tests.rekindle.serving.running import MODEL, PREDICT, Gate, Running, refuse
 from tests.waiting import until
 
 ECHO = str(Path(__file__).with_name("echo.py"))
-PREFIX = "releases/echo/0123456789ab/"
+PREFIX = "releases/echo/server/"
 ONE = {"id": "a"}
 
 

@@ -68,6 +68,6 @@ def test_a_kill_between_two_rungs_does_not_change_the_result(crew: Crew, s3: Sto
 @pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.9, 28), (1, 0)])
 @pytest.mark.parametrize("total", [29, 30, 31])
 def test_a_pause_is_at_a_validation_and_never_at_the_end(until: float, step: int, total: int) -> None:
-    settings = {"workload": "toy", "dataset": "d", "digest": "d", "out": "o", "checkpoints": "c", "steps": total}
+    settings = {"workload": "toy", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c", "steps": total}
     spec = TrainingSpec.model_validate(settings | {"until": until, "validation": 0.1, "validation_steps": 4})
     assert spec.pause(1000) == step

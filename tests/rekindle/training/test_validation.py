@@ -26,7 +26,7 @@ class Rows:
 
 
 def spec(**settings: Any) -> TrainingSpec:
-    values = {"workload": "w", "dataset": "d", "digest": "d", "out": "o", "checkpoints": "c"}
+    values = {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c"}
     return TrainingSpec.model_validate(values | settings)
 
 

@@ -1,7 +1,6 @@
 """A workload that trains in milliseconds: a small net with dropout on random numbers."""
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import Any
 
 from rekindle.gate import Metric
 from rekindle.sections import Section
-from rekindle.workload import DataConfig
+from rekindle.workload import DataConfig, Prepared, record_dataset
 from tests.waiting import until
 
 Data = DataConfig
@@ -26,14 +25,15 @@ class Model(Section):
     hoarding: bool = False  # counts positive inputs in a buffer, which differs between virtual workers
 
 
-def write(path: Path, samples: int, digest: str) -> None:
-    """Write a dataset directory."""
+def write(path: Path, samples: int) -> str:
+    """Write a dataset directory; return its digest."""
     import torch
 
     path.mkdir(parents=True)
     generator = torch.Generator().manual_seed(5)
-    torch.save(torch.randn(samples, FEATURES, generator=generator), path / "numbers.pt")
-    (path / "dataset.json").write_text(json.dumps({"digest": digest, "facts": {}}))
+    numbers = torch.randn(samples, FEATURES, generator=generator)
+    (path / "numbers.f32").write_bytes(numbers.numpy().tobytes())
+    return record_dataset(path, Prepared(samples))
 
 
 batch_numbers = itertools.count(1)
@@ -81,7 +81,8 @@ class Numbers:
     def __init__(self, path: Path) -> None:
         import torch
 
-        self.rows = torch.load(path / "numbers.pt")
+        data = bytearray((path / "numbers.f32").read_bytes())
+        self.rows = torch.frombuffer(data, dtype=torch.float32).view(-1, FEATURES)
         if "TOY_JOURNAL" in os.environ:
             Numbers.journal = Journal(self.rows)
 

@@ -188,7 +188,8 @@ def test_training_report_and_explain_use_the_same_ledger() -> None:
     manifest = json.dumps(render_manifest(load_config(DEMO, ["families=[transformer]"]).config))
     assert set(LEDGERS.findall(manifest)) == {"train"}
     inputs = TrainingSpec.model_validate(
-        dict.fromkeys(("workload", "dataset", "digest", "out"), "x") | {"checkpoints": key("train", CHECKPOINTS)}
+        dict.fromkeys(("workload", "dataset", "out"), "x")
+        | {"digest": "d" * 64, "checkpoints": key("train", CHECKPOINTS)}
     )
     assert inputs.ledger == key("train", LEDGER)
     assert f"--checkpoints={inputs.checkpoints}" in manifest

@@ -14,6 +14,8 @@ import polars as pl
 import pytest
 import torch
 
+from rekindle.content.dataset import FILES, record_files
+from rekindle.content.weights import weights_sha256
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation, Gate
 from rekindle.release import evaluation
@@ -119,6 +121,7 @@ def with_other_features(dataset: Path, copy: Path) -> Path:
     shutil.copytree(dataset, copy)
     facts = copy / "dataset.json"
     facts.write_text(facts.read_text().replace('"night"', '"dusk"'))
+    record_files(copy)
     return copy
 
 
@@ -130,7 +133,8 @@ def test_a_champion_with_other_features_is_incomparable(
         evaluate(expert, None, other, tmp_path, Gate())
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
-    shutil.copy(small_dataset / "dataset.json", tmp_path / "broken")
+    for name in ("dataset.json", FILES):
+        shutil.copy(small_dataset / name, tmp_path / "broken")
     result = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
     assert "is not a model of this workload" in result.incomparable
     assert set(result.metrics) == {"candidate", "baseline"}
@@ -229,7 +233,10 @@ def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_pat
 
     diverged = shutil.copytree(expert, tmp_path / "diverged")
     weights = load_file(diverged / "model.safetensors")
-    save_file(weights | {"head.bias": torch.full((1,), float("nan"))}, diverged / "model.safetensors")
+    weights |= {"head.bias": torch.full((1,), float("nan"))}
+    save_file(weights, diverged / "model.safetensors")
+    description = json.loads((diverged / "model.json").read_text()) | {"sha256": weights_sha256(weights)}
+    (diverged / "model.json").write_text(json.dumps(description))
     with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
         evaluate(diverged, None, small_dataset, tmp_path, Gate())
     result = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
@@ -249,6 +256,7 @@ def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_p
             labels, times = np.load(file), np.load(file.with_name(file.name.replace("labels", "times")))
             labels[(times >= week.start) & (times < week.start + 7 * DAY)] = 0
             np.save(file, labels)
+        record_files(copy)
 
     without_frauds(first)
     result = evaluate(expert, None, copy, tmp_path, Gate())
@@ -264,6 +272,7 @@ def with_changed_arrays(dataset: Path, copy: Path, name: str, change: Callable[[
     shutil.copytree(dataset, copy)
     for file in (copy / "shards").glob(f"{name}-*.npy"):
         np.save(file, change(np.load(file), np.load(file.with_name(file.name.replace(name, "labels")))))
+    record_files(copy)
     return copy
 
 

@@ -23,7 +23,7 @@ from rekindle.training.spec import TrainingSpec as Inputs
 from tests.rekindle.training.crew import SECRET, Crew, Member, flags, run_member
 from tests.waiting import until
 
-INPUTS = Inputs.model_validate({"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
+INPUTS = Inputs.model_validate({"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c"})
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ def _listens(crew: Crew) -> bool:
 
 def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: Store) -> None:
     inputs = Inputs.model_validate(
-        {"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"}
+        {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "claims"}
     )
     older, newer = (Lease(lambda: s3, inputs, name) for name in ("older", "newer"))
     older.renew()

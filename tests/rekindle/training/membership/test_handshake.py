@@ -36,7 +36,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     """Yield a coordinator of a new run in this process, and its address."""
     prefix = f"handshake-{next(numbers)}"
-    settings = {"workload": "w", "dataset": "d", "digest": "x", "out": f"{prefix}/model", "checkpoints": prefix}
+    settings = {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": f"{prefix}/model", "checkpoints": prefix}
     port = free_port()
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))

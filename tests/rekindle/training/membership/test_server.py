@@ -25,7 +25,7 @@ NAMES = list("abcdef")
 
 def config(**settings: Any) -> Inputs:
     values: dict[str, Any] = {"max_workers": 4, "min_workers": 2, "workers": 3, "hung_seconds": 20} | settings
-    return Inputs(workload="w", dataset="d", digest="x", out="o", checkpoints="c", **values)
+    return Inputs(workload="w", dataset="d", digest="d" * 64, out="o", checkpoints="c", **values)
 
 
 class Run(RuleBasedStateMachine):

@@ -68,6 +68,37 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
     assert (description["family"], description["train"]["validation"]) == ("line", 0.2)
 
 
+def choose_inputs(dataset: Path, store: Store, prefix: str) -> choose.Inputs:
+    """Store two models, and return the inputs of the choice between them."""
+    models = {"line": fitted(dataset), "network": constant_network(dataset.parent / "network", 1.0)}
+    for name, folder in models.items():
+        store.upload(folder, f"{prefix}/{name}")
+    keys = {name: f"{prefix}/{name}" for name in models}
+    return choose.Inputs(workload=PRODUCT, models=keys, dataset=dataset, train=TRAIN)
+
+
+def test_a_changed_byte_of_a_model_or_the_dataset_is_not_chosen_with(
+    dataset: Path, s3: Store, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_environment.items():
+        monkeypatch.setenv(name, value)
+    inputs = choose_inputs(dataset, s3, "changed")
+    weights = s3.get("changed/network/model.safetensors")
+    s3.put("changed/network/model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"network/model\.safetensors have the sha256 \w{64}, but model\.json has"):
+        choose.run(inputs)
+
+    s3.put("changed/network/model.safetensors", weights)
+    assert choose.run(inputs).family == "line"
+    file = next(path for path in dataset.iterdir() if path.suffix == ".pt" or path.suffix == ".npy")
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DataError, match=f"{file.name} has the sha256"):
+        choose.run(inputs)
+    with pytest.raises(DataError, match=f"{file.name} has the sha256"):
+        fitted(dataset)
+
+
 def test_a_repeated_fit_gives_the_same_files(dataset: Path) -> None:
     first, second = ((fitted(dataset) / "model.json").read_bytes() for _ in range(2))
     assert first == second

@@ -52,17 +52,16 @@ def origin(files: dict[str, str] | None = None) -> Origin:
         ({"sha256": "bb"}, {}, "losses of the same steps were not recorded"),
     ],
 )
-def test_the_first_difference_is_named(
-    s3: Store, changes: dict[str, Any], curve: dict[int, float], difference: str
-) -> None:
+def test_the_first_difference_is_named(s3: Store, changes: dict[str, Any], curve: Curve, difference: str) -> None:
     result = compare(origin(), s3, store_run(s3, {"train": (changes, curve)}))
     assert difference in result.difference and bool(difference) is not result.equal
 
 
 def test_the_model_of_the_release_is_found_among_several(s3: Store) -> None:
+    diverged: Models = {"train-small": ({"sha256": "bb"}, {1: 3.0})}
     others: Models = {"train-wide": ({"sha256": "cc", "model": {"channels": 16}}, {}), "rung": ({"paused": True}, {})}
     assert compare(origin(), s3, store_run(s3, others | {"train-small": ({}, CURVE)})).equal
-    different = compare(origin(), s3, store_run(s3, others | {"train-small": ({"sha256": "bb"}, {1: 3.0})}))
+    different = compare(origin(), s3, store_run(s3, others | diverged))
     assert different.sha256 == "bb" and "step 1" in different.difference
 
 

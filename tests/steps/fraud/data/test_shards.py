@@ -1,6 +1,5 @@
 """A dataset is complete or absent and reproducible, and its calendar separates training and tests."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import polars as pl
 import pytest
 
 from rekindle.errors import DataError, RekindleError
+from rekindle.workload import digest_of
 from steps.fraud.config import Columns, Data
 from steps.fraud.data.boosting import BOOSTING_SETTINGS
 from steps.fraud.data.schema import DAY, Rows
@@ -105,11 +105,11 @@ def test_statistics_are_computed_from_training_rows_only(dataset: Path) -> None:
 
 
 def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(dataset: Path, tmp_path: Path) -> None:
-    digest = json.loads((dataset / "dataset.json").read_text())["digest"]
+    digest = digest_of(dataset)
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     published.sample(fraction=1, shuffle=True, seed=1).write_csv(tmp_path / "shuffled.csv")
     shuffled = write(Data(source=str(tmp_path / "shuffled.csv"), shard_rows=1000), tmp_path / "one")
-    assert shuffled.digest == digest and not shuffled.facts["was_sorted"]
+    assert digest_of(tmp_path / "one") == digest and not shuffled.tags["was_sorted"]
 
     program = "import sys; from pathlib import Path; from steps import fraud; from rekindle.workload import prepare;"
     program += (
@@ -123,8 +123,8 @@ def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(dataset: 
 
     cent = pl.when(pl.col("TRANSACTION_ID") == 9).then(0.01).otherwise(0)
     published.with_columns(pl.col("TX_AMOUNT") + cent).write_parquet(tmp_path / "cent.parquet")
-    cheaper = write(Data(source=str(tmp_path / "cent.parquet"), shard_rows=1000), tmp_path / "three")
-    assert cheaper.digest != digest
+    write(Data(source=str(tmp_path / "cent.parquet"), shard_rows=1000), tmp_path / "three")
+    assert digest_of(tmp_path / "three") != digest
 
 
 def test_labels_after_the_end_of_training_do_not_change_training_rows(dataset: Path, tmp_path: Path) -> None:
@@ -177,6 +177,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_dataset(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from rekindle.errors import RekindleError
+from rekindle.workload import digest_of
 from rekindle.workload import prepare
 from steps import fraud
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # every larger file fails, as on a full disk

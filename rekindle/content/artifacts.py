@@ -1,0 +1,40 @@
+"""Verification of the artifacts that a step gets, before the step reads them."""
+
+from pathlib import Path
+from typing import Any
+
+from rekindle.content.dataset import FILES, verify_dataset
+from rekindle.content.weights import WEIGHTS, verify_weights
+from rekindle.documents import MODEL_FILE, InvalidDocument, ModelFile, read_file
+
+DATASET_INPUT = "dataset"
+RELEASE = "release.json"
+
+
+def verify_artifact(name: str, path: Path, digest: str) -> None:
+    """Raise DataError if an artifact is a dataset or a trained model whose files were changed after they were written.
+
+    `name`: name of the input; `digest`: the digest that the step has got for its input `dataset`, or "".
+    """
+    promised_digest = digest if name == DATASET_INPUT else ""
+    # a release has the list of the dataset that it was trained on, but not its files
+    is_dataset = (path / FILES).is_file() and not (path / RELEASE).exists()
+    if promised_digest or is_dataset:
+        verify_dataset(path, promised_digest)
+    if (path / WEIGHTS).is_file() and _is_described(path):
+        verify_weights(path)
+
+
+def _is_described(path: Path) -> bool:
+    """Return True if a folder has the model.json of a trained model; files of other programs may have this name."""
+    try:
+        read_file(ModelFile, path / MODEL_FILE)
+    except InvalidDocument:
+        return False
+    return True
+
+
+def digest_input(inputs: Any) -> str:
+    """Return the input `digest` of a step, or "" if the step does not have it."""
+    value = getattr(inputs, "digest", "")
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,138 @@
+"""The list of a dataset's files, `dataset.files.json`: {path: {size, sha256}}. Its sha256 is the digest of the dataset.
+
+    digest = record_files(folder)            # after the last file was written
+    verify_dataset(folder, digest)           # before the first file is read
+
+So the digest covers every byte of the dataset, the names of its files, and that no file was added or removed.
+"""
+
+import hashlib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from argolocal.common.json_text import to_json
+from rekindle.content import hashes
+from rekindle.errors import DataError
+
+FILES = "dataset.files.json"
+MAX_NAMES = 3  # number of files that a message names
+REMEDY = "Prepare the dataset again: `rekindle run CONFIG --no-cache` does not reuse the damaged one."
+
+
+class File(BaseModel):
+    """The recorded content of a file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+FileList = TypeAdapter(dict[str, File])
+
+
+def record_files(folder: Path) -> str:
+    """Write the list of the files in `folder`, and return the digest of the dataset."""
+    files = files_below(folder)
+    contents = hashes.all_sha256(files.values())
+
+    entries = {
+        name: {"size": path.stat().st_size, "sha256": sha256}
+        for (name, path), sha256 in zip(files.items(), contents, strict=True)
+    }
+    text = to_json(entries, indent=0, sort_keys=True) + "\n"
+    (folder / FILES).write_text(text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Return the files of a dataset by their path in it, except the list itself."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    files.pop(FILES, None)
+    return files
+
+
+def read_digest(folder: Path, address: str = "") -> str:
+    """Return the digest of a dataset, without verifying its files. Raises DataError if the list is missing."""
+    return hashlib.sha256(_read_list(folder, address or str(folder))).hexdigest()
+
+
+def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
+    """Raise DataError if a file in `folder` was changed, added or removed since the list was written.
+
+    `digest`: the digest that the dataset must have (empty: any); `address`: its address for the message.
+    """
+    address = address or str(folder)
+    data = _read_list(folder, address)
+    actual_digest = hashlib.sha256(data).hexdigest()
+    if digest and actual_digest != digest:
+        raise DataError(
+            f"{address}/{FILES} has the sha256 {actual_digest}, but the digest of the dataset is {digest}: it is "
+            f"another dataset, or its list of files was changed. Pass the digest that `prepare` returned. Or: {REMEDY}"
+        )
+
+    files = files_below(folder)
+    stamp = hashes.stamp([folder / FILES, *files.values()])
+    if hashes.is_verified(stamp):
+        return
+
+    recorded_files = _parse_list(data, address)
+    _reject_other_names(files, recorded_files, address)
+    _reject_other_contents(files, recorded_files, address)
+    hashes.mark_verified(stamp)
+
+
+def _read_list(folder: Path, address: str) -> bytes:
+    try:
+        return (folder / FILES).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{address} is not a complete dataset: {FILES} with the hashes of its files is missing ({error.strerror}). "
+            f"Earlier versions of Rekindle did not write it. {REMEDY}"
+        ) from error
+
+
+def _parse_list(data: bytes, address: str) -> dict[str, File]:
+    try:
+        return FileList.validate_json(data)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise DataError(f"{address}/{FILES} is not a list of files ({detail['msg']}). {REMEDY}") from error
+
+
+def _reject_other_names(files: dict[str, Path], recorded_files: dict[str, File], address: str) -> None:
+    missing_names = sorted(recorded_files.keys() - files.keys())
+    if missing_names:
+        raise DataError(f"{address}: {_join(missing_names)} of {FILES} is missing. {REMEDY}")
+
+    added_names = sorted(files.keys() - recorded_files.keys())
+    if added_names:
+        raise DataError(
+            f"{address}: {_join(added_names)} is not in {FILES}: it was added after the dataset was prepared. "
+            f"Remove it. Or: {REMEDY}"
+        )
+
+
+def _reject_other_contents(files: dict[str, Path], recorded_files: dict[str, File], address: str) -> None:
+    for name, path in files.items():
+        size, recorded_size = path.stat().st_size, recorded_files[name].size
+        if size != recorded_size:
+            raise DataError(
+                f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILES} (sha256 "
+                f"{recorded_files[name].sha256}): it was changed after the dataset was prepared. {REMEDY}"
+            )
+
+    contents = hashes.all_sha256(files.values())
+    for name, sha256 in zip(files, contents, strict=True):
+        if sha256 != recorded_files[name].sha256:
+            raise DataError(
+                f"{address}/{name} has the sha256 {sha256}, and {recorded_files[name].sha256} in {FILES}: it was "
+                f"changed after the dataset was prepared. {REMEDY}"
+            )
+
+
+def _join(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

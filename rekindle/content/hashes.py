@@ -1,0 +1,43 @@
+"""Hashes of files, and a mark of files that this process has already verified."""
+
+import hashlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+THREADS = 4
+
+_verified_stamps: set[str] = set()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def all_sha256(paths: Iterable[Path]) -> list[str]:
+    """Return the sha256 of each file; several files are read at the same time."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(file_sha256, paths))
+
+
+def stamp(paths: Iterable[Path]) -> str:
+    """Return a hash of the names, sizes and times of files, which changes if one of the files is written."""
+    lines = []
+    for path in paths:
+        status = path.stat()
+        times = status.st_mtime_ns, status.st_ctime_ns
+        lines.append(repr((str(path), status.st_dev, status.st_ino, status.st_size, *times)))
+
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def is_verified(files_stamp: str) -> bool:
+    """Return True if this process has verified the files with this stamp."""
+    return files_stamp in _verified_stamps
+
+
+def mark_verified(files_stamp: str) -> None:
+    """Note that this process has verified the files with this stamp."""
+    _verified_stamps.add(files_stamp)

@@ -1,0 +1,33 @@
+"""The file `dataset.json` of a dataset or a release: facts that models need, and the digest of a release's dataset."""
+
+from pathlib import Path
+from typing import Any
+
+from rekindle.content.dataset import read_digest
+from rekindle.documents import DatasetFile, InvalidDocument, read_file
+from rekindle.errors import DataError
+
+DATASET = "dataset.json"
+
+
+def read_record(path: Path) -> DatasetFile:
+    """Return the content of dataset.json in a folder. Raises DataError."""
+    try:
+        return read_file(DatasetFile, path / DATASET)
+    except InvalidDocument as error:
+        raise DataError(f"{path} is not a complete dataset: {error} Prepare it again.") from error
+
+
+def dataset_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a dataset or release directory. Raises DataError."""
+    return dict(read_record(path).facts)
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a dataset, or of a release's training dataset. Raises DataError."""
+    return read_record(path).digest or read_digest(path)
+
+
+def data_until(path: Path) -> str:
+    """Return the fact `data_until` of a dataset or release directory, or ""."""
+    return str(dataset_facts(path).get("data_until", "")) if (path / DATASET).exists() else ""

@@ -1,0 +1,106 @@
+"""The description of a trained model, `model.json`, and the comparison of its sha256 with `model.safetensors`."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.content import hashes
+from rekindle.documents import MODEL_FILE, InvalidDocument, ModelFile, parse, read_file
+from rekindle.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "model.safetensors"
+REMEDY = (
+    "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it is a release, "
+    "release it again."
+)
+
+
+def parse_description(data: bytes | str, address: str) -> ModelFile:
+    """Return the content of a model.json. Raises DataError."""
+    try:
+        return parse(ModelFile, data, address, REMEDY)
+    except InvalidDocument as error:
+        raise DataError(f"{address} does not describe a trained model: {error}") from error
+
+
+def read_description(folder: Path) -> ModelFile:
+    """Return the content of model.json of a trained model. Raises DataError."""
+    try:
+        return read_file(ModelFile, folder / MODEL_FILE)
+    except InvalidDocument as error:
+        raise DataError(f"{folder} is not a trained model ({error})") from error
+
+
+def verify_weights(folder: Path, address: str = "") -> ModelFile:
+    """Return the description of the model in `folder`. Raises DataError unless its weights have the described sha256.
+
+    `address`: address of the model for the message.
+    """
+    description, file = read_description(folder), folder / WEIGHTS
+    if not file.is_file():
+        raise DataError(f"{address or folder} is not a trained model: {WEIGHTS} is missing. {REMEDY}")
+
+    stamp = hashes.stamp([file, folder / MODEL_FILE])
+    if not hashes.is_verified(stamp):
+        reject_other_weights(
+            description.sha256,
+            _tensors_sha256(file),
+            lambda: hashes.file_sha256(file),
+            f"{address or folder}/{WEIGHTS}",
+        )
+        hashes.mark_verified(stamp)
+    return description
+
+
+def reject_other_weights(expected: str, tensors: str, content_sha256: Callable[[], str], address: str) -> None:
+    """Raise DataError unless the sha256 of weights is the described one.
+
+    `tensors`: their `weights_sha256`; `content_sha256` returns the sha256 of the file, which programs that train with
+    another framework may write into model.json.
+    """
+    if tensors == expected:
+        return
+    content = content_sha256()
+    if content != expected:
+        raise DataError(
+            f"the weights in {address} have the sha256 {tensors or content}, but {MODEL_FILE} has {expected}: one of "
+            f"the two files was changed after the training. {REMEDY}"
+        )
+
+
+def _tensors_sha256(file: Path) -> str:
+    """Return the `weights_sha256` of a file; "" if it does not contain tensors, as of a framework of one's own."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = sorted(tensors.keys())
+            return _sha256((name, tensors.get_tensor(name)) for name in names)
+    except SafetensorError:
+        return ""
+
+
+def weights_sha256(tensors: "Mapping[str, Tensor]") -> str:
+    """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by name."""
+    return _sha256((name, tensors[name]) for name in sorted(tensors))
+
+
+def _sha256(tensors: "Iterable[tuple[str, Tensor]]") -> str:
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        value = tensor.detach().cpu()
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(raw(value))
+    return digest.hexdigest()
+
+
+def raw(tensor: "Tensor") -> memoryview:
+    """Return the bytes of a tensor on the CPU, without a copy if it is contiguous."""
+    import torch
+
+    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)

@@ -1,0 +1,168 @@
+"""A step fails before it reads a dataset or a model whose files were changed, also a step of a user's own project."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rekindle import Prepared, project, record_dataset
+from rekindle.content.dataset import FILES, verify_dataset
+from rekindle.content.weights import verify_weights, weights_sha256
+from rekindle.errors import DataError
+from rekindle.step import main
+from rekindle.storage import Store, file_sha256
+from rekindle.training.state import load_weights
+
+READER = '''
+"""Reads."""
+from rekindle import Artifact, StepInputs, StepOutputs
+
+class Inputs(StepInputs):
+    dataset: Artifact
+    model: Artifact
+    digest: str = ""
+
+class Outputs(StepOutputs):
+    pass
+
+def run(inputs):
+    print("the step has started")
+    return Outputs()
+'''
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    folder = tmp_path / "data set"
+    (folder / "shards").mkdir(parents=True)
+    (folder / "shards/ä.bin").write_bytes(b"numbers")
+    (folder / "empty").touch()
+    record_dataset(folder, Prepared(rows=3))
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = {"a": torch.ones(2, 3), "scale": torch.tensor(3.0), "half": torch.ones(4, dtype=torch.bfloat16)}
+    save_file(tensors, folder / "model.safetensors")
+    description = {"sha256": weights_sha256(tensors), "workload": "w"}
+    (folder / "model.json").write_text(json.dumps(description))
+    return folder
+
+
+def flip(path: Path, index: int) -> None:
+    """Change one bit of a file, but not its size."""
+    data = bytearray(path.read_bytes())
+    data[index] ^= 1
+    path.write_bytes(data)
+
+
+CHANGES: dict[str, Callable[[Path, Path], object]] = {
+    r"shards/ä\.bin has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(dataset / "shards/ä.bin", 0),
+    r"dataset\.json has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(dataset / "dataset.json", -4),
+    "shards/more is not in": lambda dataset, model: (dataset / "shards/more").touch(),
+    "empty of .* is missing": lambda dataset, model: (dataset / "empty").unlink(),
+    "has 1 bytes, and 0 in": lambda dataset, model: (dataset / "empty").write_text("x"),
+    "is not a list of files": lambda dataset, model: (dataset / FILES).write_text("[]"),
+    r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: flip(
+        model / "model.safetensors", -1
+    ),
+}
+
+
+@pytest.fixture
+def run_reader(tmp_path: Path, dataset: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    name = f"reader_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(READER)
+    monkeypatch.setenv(project.PATH, str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda *flags: main([name, f"--dataset={dataset}", f"--model={model}", *flags])
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_step_of_ones_own_does_not_get_changed_files(
+    message: str, dataset: Path, model: Path, run_reader: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_reader() == 0
+    assert "the step has started" in capfd.readouterr().out
+    CHANGES[message](dataset, model)
+    assert run_reader() == DataError.exit_code
+    said = capfd.readouterr()
+    [line] = said.err.splitlines()
+    with pytest.raises(DataError, match=f"error: .*{message}.* --no-cache"):
+        raise DataError(line)
+    assert "started" not in said.out
+
+
+def test_the_digest_that_a_step_gets_is_compared_with_the_files(
+    dataset: Path, run_reader: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    digest = record_dataset(dataset, Prepared(rows=3))
+    assert run_reader(f"--digest={digest}") == 0
+    assert record_dataset(dataset, Prepared(rows=4)) != digest, "the digest covers the facts"
+    assert run_reader(f"--digest={digest}") == DataError.exit_code
+    (dataset / FILES).unlink()
+    assert run_reader(f"--digest={digest}") == DataError.exit_code
+    errors = capfd.readouterr().err.splitlines()
+    assert f"but the digest of the dataset is {digest}" in errors[0]
+    assert f"{FILES} with the hashes of its files is missing" in errors[1]
+
+
+def test_equal_files_have_the_same_digest_in_another_folder(dataset: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    assert record_dataset(copy, Prepared(rows=3)) == record_dataset(dataset, Prepared(rows=3))
+    (copy / "empty").rename(copy / "other")
+    assert record_dataset(copy, Prepared(rows=3)) != record_dataset(dataset, Prepared(rows=3))
+
+
+def test_a_file_that_changes_after_its_verification_is_verified_again(dataset: Path) -> None:
+    verify_dataset(dataset)
+    flip(dataset / "shards/ä.bin", 0)
+    with pytest.raises(DataError):
+        verify_dataset(dataset)
+    flip(dataset / "shards/ä.bin", 0)
+    verify_dataset(dataset)
+
+
+def test_the_sha256_of_a_model_may_be_that_of_its_file(model: Path) -> None:
+    """Programs of another framework need not know how tensors are hashed, or write other weights than tensors."""
+    for content in ((model / "model.safetensors").read_bytes(), b"trees"):
+        (model / "model.safetensors").write_bytes(content)
+        sha256 = file_sha256(model / "model.safetensors")
+        (model / "model.json").write_text(json.dumps({"sha256": sha256, "workload": "w"}))
+        verify_weights(model)
+        flip(model / "model.safetensors", -1)
+        with pytest.raises(DataError, match=f"but model.json has {sha256}"):
+            verify_weights(model)
+
+
+def test_files_of_other_programs_are_not_taken_for_a_model(model: Path, run_reader: Callable[..., int]) -> None:
+    for text in ("{}", "not JSON", '{"layers": 3}'):
+        (model / "model.json").write_text(text)
+        assert run_reader() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.safetensors", r"model\.safetensors have the sha256 \w{64}, but model\.json has \S{64}"),
+        ("model.json", r"model\.json does not describe a trained model|but model\.json has \S{64}"),
+    ],
+)
+def test_a_training_does_not_start_from_changed_weights(s3: Store, model: Path, name: str, message: str) -> None:
+    s3.upload(model, f"start-{name}")
+    network = torch.nn.Module()
+    network.a = torch.nn.Parameter(torch.zeros(2, 3))
+    load_weights(network, s3, f"start-{name}/")
+    assert network.a.sum() == 6
+
+    flip(model / name, 15 if name == "model.json" else -1)
+    s3.upload(model, f"start-{name}")
+    with pytest.raises(DataError, match=message):
+        load_weights(network, s3, f"start-{name}")
