@@ -54,8 +54,8 @@ def stored_documents(_folder: Path) -> Case:
         except InvalidDocument as error:
             assert not CONTROLS.search(str(error)) and len(str(error)) < 10_000, repr(error)
             return
-        again = parse(model, found.model_dump_json(), "s3://b/document")
-        assert again.model_dump_json() == found.model_dump_json()
+        written = json.dumps(found.model_dump())
+        assert json.dumps(parse(model, written, "s3://b/document").model_dump()) == written
         for key in found.files if isinstance(found, Record) else ():
             assert Path("/release", key).resolve().is_relative_to("/release"), key
         if isinstance(found, EntryFile):
