@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from argolocal.view import foreground
+from rekindle import project
+from rekindle.cli.inputs import Source
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.model_services import allow_any_port
+from rekindle.local.jobs.model_services import allow_any_port, may_use_any_port
+from rekindle.view.foreground import run
 from tests.argolocal.running import execute
 
 
@@ -82,3 +85,21 @@ def test_a_chosen_port_that_is_taken_rejects_the_run_at_its_start_and_later_fail
     assert any(
         f"port {taken} on 127.0.0.1 cannot be used" in node.get("message", "") for node in status["nodes"].values()
     )
+
+
+def test_a_backfill_needs_no_port(tmp_path: Path, taken: int) -> None:
+    workflow = releases("demo", port=taken)
+    workflow["spec"]["arguments"] = {"parameters": [{"name": "backfill", "value": ""}]}
+    when = {"when": "{{= workflow.parameters.backfill != 'true' }}"}  # as the gate of a pipeline
+    workflow["spec"]["templates"][0]["dag"]["tasks"][0] |= when
+    assert run(tmp_path, workflow, {"backfill": "true"}, as_json=False, ask=False) == 0
+    with pytest.raises(ConfigError, match=f"port {taken}"):
+        run(tmp_path, workflow, {}, as_json=False, ask=False)
+
+
+@pytest.mark.parametrize(("sets", "any_port"), [((), True), (("serve.port=8123",), False)])
+def test_a_run_here_may_use_any_port_unless_the_user_has_chosen_one(sets: tuple[str, ...], any_port: bool) -> None:
+    source = Source(project.REFERENCE / "configs/sweep.yaml", sets)
+    workflow, _ = source.manifests(to_run_here=True)
+    assert may_use_any_port(workflow) == any_port
+    assert not may_use_any_port(source.manifests()[0]), "the manifest for a cluster has no such permission"
