@@ -431,7 +431,7 @@ def test_a_metric_that_is_not_a_number_is_named(
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (None, "`examples` returned None: it must yield (instance, truth) for each row."),
+        (None, "`examples` returned None: it must yield (instance, truth) for each test row."),
         ([({"x": 1.0},)], "`examples` gives no test rows ("),
         ([3], "`examples` gives no test rows ("),
     ],
