@@ -111,6 +111,10 @@ def read_examples(
     `max_rows`: number of rows to read, if the examples are yielded one by one.
     """
     result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
+    if not isinstance(result, Iterable | Examples):
+        raise DataError(
+            f"`examples` returned {in_one_line(result)}: it must yield (instance, truth) for each test row."
+        )
     examples = result if isinstance(result, Examples) else Examples.of(islice(result, max_rows))
     if not len(examples) and champion is None:
         raise DataError("the dataset does not contain test examples for the evaluation. Provide more data.")

@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from argolocal.common.json_text import to_json
+from rekindle import project
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation
 from rekindle.release.compare import INSTANCES_PER_REQUEST
@@ -56,7 +57,14 @@ class Examples:
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> "Examples":
         """Convert `rows` to columns; an empty optional column becomes None."""
-        examples = [Example(*row) for row in rows]
+        try:
+            examples = [Example(*row) for row in rows]
+        except TypeError as error:
+            if not project.raises(error):
+                raise DataError(
+                    f"`examples` gives no test rows ({error}): it must yield (instance, truth) or a rekindle.Example."
+                ) from error
+            raise
         columns = {name: [getattr(example, name) for example in examples] for name in Example._fields}
         group, baseline, part = (
             None if all(value is None for value in columns[name]) else columns[name]

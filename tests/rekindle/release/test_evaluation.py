@@ -455,3 +455,19 @@ def test_a_metric_that_is_not_a_number_is_named(
     monkeypatch.setattr(lines, "metrics", (Metric("auc", lambda predictions, truths: result),))
     with pytest.raises(CodeError, match=rf"^the metric auc is {re.escape(text)}: its function must return a number"):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (None, "`examples` returned None: it must yield (instance, truth) for each test row."),
+        ([({"x": 1.0},)], "`examples` gives no test rows ("),
+        ([3], "`examples` gives no test rows ("),
+    ],
+)
+def test_examples_of_another_form_are_refused(
+    rows: Any, message: str, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "examples", lambda path: rows)
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+        read_examples(lines, dataset)
