@@ -147,7 +147,6 @@ class _Object(Document):
     """A JSON object of any fields."""
 
     model_config = ConfigDict(extra="allow")
-    ALLOWS_NAN = True
 
 
 def _first_rule(error: ValidationError) -> str:

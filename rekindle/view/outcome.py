@@ -1,12 +1,12 @@
 """Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit code."""
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argolocal.common.documents import loads
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import duration
 from argolocal.view import summary
@@ -94,8 +94,8 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
     """Return the metrics of the candidate by name, None for NaN or infinity; {} without an evaluation."""
     try:
-        numbers = loads(values.get("metrics") or "{}")
-    except ValueError:
+        numbers = json.loads(values.get("metrics") or "{}")  # a step of another program may write NaN
+    except (ValueError, RecursionError):
         return {}
     values_by_name = numbers.items() if isinstance(numbers, dict) else ()
     return {
