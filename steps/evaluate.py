@@ -16,7 +16,7 @@ from pydantic import Field
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.config import MAX_BATCH
-from rekindle.step import SHA256
+from rekindle.step import SHA256, SHA256_OR_EMPTY
 
 INTERVAL = ("mean", "low", "high")  # logged fields of a difference between metrics
 
@@ -24,6 +24,7 @@ INTERVAL = ("mean", "low", "high")  # logged fields of a difference between metr
 class Inputs(StepInputs, Gate):
     workload: str = Field(description="module of the workload")
     dataset: Artifact = Field(description="output of prepare")
+    digest: str = Field(default="", pattern=SHA256_OR_EMPTY, description="digest of the dataset; empty: any")
     model: Artifact = Field(description="output of train: model.safetensors and model.json")
     name: str = Field(default="", description="registered model whose champion is compared with the candidate")
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and plots; empty: log nothing")

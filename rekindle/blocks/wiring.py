@@ -268,6 +268,16 @@ def resolve(block: Any, name: str, default: Any = None) -> Any:
     refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
 
 
+def resolve_digest(block: Block) -> Any:
+    """Return the digest of the dataset that `resolve` finds; "" if the block with this dataset does not have it."""
+    current: Block | None = block
+    while current:
+        if "dataset" in current.outputs or "dataset" in current.inputs:
+            return resolve(current, "digest", "") if "digest" in {*current.outputs, *current.inputs} else ""
+        current = current.predecessor
+    return ""
+
+
 def find_provider(block: Block, name: str) -> Block | None:
     """Return the block with the output `name`: `block`, or the nearest of its predecessors."""
     current: Block | None = block

@@ -28,7 +28,7 @@ from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.release import promotion
 from rekindle.release.config import VERSION_ANNOTATION, RetentionConfig
-from rekindle.release.retention import listing, ownership, removal
+from rekindle.release.retention import listing, removal
 from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
 from rekindle.release.retention.pod import resumable_s
 from rekindle.sections import parse_section
@@ -257,8 +257,7 @@ def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str
     pipeline = overview.pipeline(workflow)
     counted = not overview.parameter(workflow, BACKFILL)
     uses = frozenset(reused_tasks(workflow).values())
-    is_generated = ownership.is_generated(workflow["metadata"])
-    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, is_generated=is_generated)
+    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses)
 
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:

@@ -12,12 +12,14 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, Reuse, StepInputs, StepOutputs
+from rekindle.step import SHA256_OR_EMPTY
 
 
 class Inputs(StepInputs):
     workload: str = Field(description="module of the workload, which defines the data and the families")
     models: dict[str, str] = Field(description="key prefixes of the models in the object store, by family")
     dataset: Artifact = Field(description="output of prepare")
+    digest: str = Field(default="", pattern=SHA256_OR_EMPTY, description="digest of the dataset; empty: any")
     train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
 
 

@@ -19,7 +19,7 @@ from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.notify import PHASES
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render, text
-from rekindle.blocks.wiring import Block, Outputs, Stored, describe, refuse, resolve, resolve_missing
+from rekindle.blocks.wiring import Block, Outputs, Stored, describe, refuse, resolve, resolve_digest, resolve_missing
 from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, CHECKPOINTS, MODEL, REUSED_MODELS, cached_key, cached_name, key, reuse
@@ -105,7 +105,10 @@ def choose(data: Block, models: Mapping[str, Block], *, task: str = "", train: A
             )
     values = {"workload": config.workload, "train": section.identity()}
     values |= {"models": {name: artifact.key for name, artifact in artifacts.items()}}
-    values |= resolve_missing(data, inputs, "dataset") | inputs
+    values |= resolve_missing(data, inputs, "dataset")
+    # a dataset that the caller passes may be another one, with another digest
+    values |= {} if "dataset" in inputs else {"digest": resolve_digest(data)}
+    values |= inputs
     return step("steps.families.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
 
 

@@ -32,7 +32,6 @@ class Run:
     compared: bool = False  # True: later runs are compared with the record in MLflow, or a version refers to it
     emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
     number: int = 0
-    is_generated: bool = False  # True: the name ends with random characters
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName
 from rekindle.release.files import RECORD, read_owner
 from rekindle.release.retention import listing, ownership
-from rekindle.release.retention.decision import Release, Removal, Run, RunRemoval
+from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
 MAX_AT_END = 50  # number of runs and releases that the end of one run removes at most: the run must end soon
@@ -76,19 +76,12 @@ def remove(store: Store, removal: Removal, host: Host, context: listing.Context)
 def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> list[tuple[str, int]]:
     """Return the keys and sizes of the objects that a run owns, except its mark and the artifacts of `kept_tasks`."""
     run = RunName(item.run.name)
-    mark = ownership.read(store, run) or _unrecorded_mark(item.run)
+    mark = ownership.read(store, run)
     if not mark:
         return []
     kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
     objects = (obj for obj in store.list(f"{run}/") if obj.key != ownership.key_of(run))
     return [(obj.key, obj.size) for obj in objects if mark.owns(run, obj.key) and not obj.key.startswith(kept_prefixes)]
-
-
-def _unrecorded_mark(run: Run) -> ownership.Mark | None:
-    """Return the mark of a run that an earlier version of Rekindle recorded, without a mark: of its generated name."""
-    if not run.is_generated:
-        return None
-    return ownership.Mark(store="", pipeline=run.pipeline, number=0, whole=True)
 
 
 def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
