@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from argolocal.common.documents import MAX_BYTES, loads
 from argolocal.common.files import read_regular
+from argolocal.common.json_text import MAX_BYTES, loads
 from argolocal.common.names import Name, show
 from argolocal.errors import InvalidDocument
 from rekindle.errors import rule
@@ -152,6 +152,6 @@ class _Object(Document):
 def _first_rule(error: ValidationError) -> str:
     """Return the first wrong field with its rule."""
     first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = ".".join(map(str, first["loc"]))
     broken_rule = rule(first["msg"]).removesuffix(".")
     return f"{show(path)}: {broken_rule}" if path else broken_rule

@@ -29,8 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
-from argolocal.common.documents import loads
-from argolocal.common.json_text import describe_not_finite, to_json
+from argolocal.common.json_text import describe_not_finite, loads, to_json
 from argolocal.common.wording import shorten, visible
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean

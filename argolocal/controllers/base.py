@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common import homes, object_names
-from argolocal.common.documents import read_object
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp

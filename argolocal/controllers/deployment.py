@@ -17,10 +17,9 @@ from shutil import rmtree
 from typing import Any
 
 from argolocal.common import program
-from argolocal.common.documents import read_object
 from argolocal.common.environment import without_secrets
 from argolocal.common.files import write_atomically
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument

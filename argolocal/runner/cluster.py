@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common import homes, object_names, program
-from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
 from argolocal.pods.container_images import BASE_IMAGES, Image, base_name

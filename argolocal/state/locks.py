@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from argolocal.common import object_names
-from argolocal.common.documents import read_object
 from argolocal.common.files import write_atomically
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import read_object, to_json
 from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.language import gofmt
 from argolocal.manifest.names import CONFIG_MAP_TYPE

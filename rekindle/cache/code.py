@@ -95,14 +95,14 @@ def _is_package(file: Path) -> bool:
 
 def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Yield the files of a folder and of the folders linked into it, except compiled copies of them."""
-    place = folder.resolve()
+    resolved_folder = folder.resolve()
     # a link to a folder that contains the link is endless
-    if folder.name == "__pycache__" or place in parents:
+    if folder.name == "__pycache__" or resolved_folder in parents:
         return
     for path in sorted(folder.iterdir()):
         is_compiled = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
         if path.is_dir():
-            yield from _files_below(path, parents | {place})
+            yield from _files_below(path, parents | {resolved_folder})
         elif path.is_file() and not is_compiled:
             yield path
 

@@ -240,9 +240,9 @@ def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]
 
 def without_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
     """Return the texts of inputs; a text with a template tag is empty if its input has a pattern."""
-    known = dict(texts)
+    known_texts = dict(texts)
     for name, text in texts.items():
         has_pattern = any(getattr(mark, "pattern", None) for mark in inputs.model_fields[name].metadata)
         if "{{" in text and has_pattern:
-            known[name] = ""
-    return known
+            known_texts[name] = ""
+    return known_texts

@@ -24,7 +24,7 @@ def parse_description(data: bytes | str, address: str) -> ModelFile:
     try:
         return parse(ModelFile, data, address, REMEDY)
     except InvalidDocument as error:
-        raise DataError(f"{address} does not describe a trained model: {error}") from error
+        raise DataError(str(error)) from error
 
 
 def read_description(folder: Path) -> ModelFile:

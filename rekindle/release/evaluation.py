@@ -195,10 +195,10 @@ def compute_metrics(metrics: Any, predictions: Any, examples: Examples) -> PartM
 def compute_finite_metrics(workload: Any, predictions: Any, examples: Examples) -> Scored:
     """Compute the metrics of a model. Raises NotFinite that names a metric which is NaN or infinite, and the part."""
     by_part = compute_metrics(workload.metrics, predictions, examples)
-    for part, values in by_part.items():
+    for part_name, values in by_part.items():
         for name, value in values.items():
             if not math.isfinite(value):
-                rows = f'the test rows of the part "{part}"' if part else "the test rows"
+                rows = f'the test rows of the part "{part_name}"' if part_name else "the test rows"
                 raise NotFinite(
                     f"the metric {name} is {value} on {rows}: it must be a finite number. Let the metric's function "
                     "return a number for such rows, or leave them out of `examples`."

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +24,8 @@ from pydantic import ConfigDict, Field
 from argolocal.common.json_text import to_json
 from rekindle.content.dataset import FILES
 from rekindle.content.hashes import all_sha256, file_sha256
-from rekindle.content.weights import read_description
-from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, read_file, read_object
+from rekindle.content.weights import parse_description, read_description
+from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, parse, read_file, read_object
 from rekindle.errors import DataError
 from rekindle.keys import CURVE, ORIGIN
 from rekindle.names import ArtifactKey, Digest, ModelName, Version
@@ -132,7 +132,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
     """Upload a folder that `collect` has filled, and return the key prefix of the release."""
-    prefix = f"releases/{name}/{_content_hash(hashes)[:HASH_LENGTH]}/"
+    prefix = f"releases/{name}/{content_hash(hashes)}/"
     store.upload(folder, prefix)
     return prefix
 
@@ -170,13 +170,14 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     `prefix`: key prefix, which ends with the hash (empty: unknown); `address`: address for the message.
     """
     try:
-        record = read_file(Record, folder / RECORD)
-        description = read_description(folder)
+        record = parse(Record, (folder / RECORD).read_bytes(), f"{address.rstrip('/')}/{RECORD}", REMEDY)
+        model = (folder / MODEL_FILE).read_bytes()
+        description = parse_description(model, f"{address.rstrip('/')}/{MODEL_FILE}")
     except (OSError, InvalidDocument, DataError) as error:
         raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
 
     key = prefix.rstrip("/")
-    content = _content_hash(record.files)[:HASH_LENGTH]
+    content = content_hash(record.files)
     if is_release(key) and not key.endswith(f"/{content}"):
         raise DataError(
             f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files is {content}. "
@@ -267,9 +268,10 @@ def _example(report: Path) -> bytes:
         return to_json({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
 
 
-def _content_hash(hashes: dict[str, str]) -> str:
+def content_hash(hashes: Mapping[str, str]) -> str:
+    """Return the hash in the prefix of a release, over the names and hashes of its files."""
     lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:HASH_LENGTH]
 
 
 def code_digest(workload: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
-from argolocal.common.documents import loads
+from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.content.weights import read_description
 from rekindle.documents import Document, ModelFile, parse, read_object, validate

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.documents import loads
+from argolocal.common.json_text import loads
 from argolocal.common.names import show
 from argolocal.view import runs
 from rekindle import tracking

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from argolocal.common.documents import loads
+from argolocal.common.json_text import loads
 from rekindle.blocks.manifest.quoting import as_word, in_argument, in_json
 from rekindle.cache.claims import Claims
 from rekindle.cache.entries import EntryFile, IndexFile

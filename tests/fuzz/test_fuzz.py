@@ -20,6 +20,8 @@ CASES |= {
     "expressions": 20,
     "web answers": 150,
     "names": 2000,
+    "documents": 300,
+    "parameters": 300,
 }
 
 

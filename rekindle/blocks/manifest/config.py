@@ -132,9 +132,9 @@ def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
 def _is_relative_path(text: str) -> bool:
     if "://" in text or Path(text).is_absolute():
         return False
-    places = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
+    paths = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
     try:
-        return any(place.is_file() or ("/" in text and place.exists()) for place in places)
+        return any(path.is_file() or ("/" in text and path.exists()) for path in paths)
     except (OSError, ValueError):  # the text is too long for a path, or contains a null byte
         return False
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from argolocal.common.documents import loads
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import loads, to_json
 from rekindle.content.hashes import file_sha256
 from rekindle.errors import DataError
 from rekindle.release.files import INPUT_EXAMPLE, MLFLOW_FILES, MLMODEL, REMEDY, SERVING_EXAMPLE, verify_release

@@ -58,9 +58,10 @@ def check_saved(
         saved.load_state_dict(load_file(folder / "model.safetensors"))
     except RuntimeError as error:
         raise ConfigError(f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}") from error
-    before, after = (compute_loss(spec, workload, each, samples) for each in (model, saved))
-    if not _are_close(before, after):
-        raise ConfigError(f"the fitted model has a loss of {before:.5g}, and {after:.5g} if it is loaded. {advice}")
+    loss = compute_loss(spec, workload, model, samples)
+    saved_loss = compute_loss(spec, workload, saved, samples)
+    if not _are_close(loss, saved_loss):
+        raise ConfigError(f"the fitted model has a loss of {loss:.5g}, and {saved_loss:.5g} if it is loaded. {advice}")
 
 
 def check_repeatable(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, facts: Any) -> None:

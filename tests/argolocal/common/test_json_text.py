@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.documents import loads
-from argolocal.common.json_text import describe_not_finite, to_json, without_nan
+from argolocal.common.json_text import describe_not_finite, loads, to_json, without_nan
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 

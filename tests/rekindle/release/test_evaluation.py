@@ -404,6 +404,7 @@ def test_a_baseline_with_a_metric_that_is_not_finite_is_left_out_with_a_warning(
 def test_a_prediction_that_is_not_finite_is_named_with_its_row(slope: float, dataset: Path, tmp_path: Path) -> None:
     rows = [[float(x), 2.0 * x] for x in range(1, 20)]
     (dataset / "test.json").write_text(json.dumps(rows))
+    record_files(dataset)
     with pytest.raises(DataError, match=rf"for test row 0: prediction is {slope}: it must be a finite number"):
         run_evaluation(write_model(tmp_path / "broken", slope), None, dataset, tmp_path / "report")
     evaluation = run_evaluation(
