@@ -161,7 +161,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
     return {name: median(values) for name, values in figures.items()}
 
 
-def snapshot_overhead(store: Store) -> float:
+def snapshot_overhead(store: Store, runs: int) -> float:
     """Return the CPU microseconds that snapshots of a state of SMALL megabytes add to a step of SHORT seconds."""
     checkpoints = open_checkpoints(store, SMALL, [])
     matrix = torch.randn(64, 64)
@@ -172,7 +172,7 @@ def snapshot_overhead(store: Store) -> float:
             torch.mm(matrix, matrix)
 
     def loop(keep: bool) -> float:
-        began, count = time.process_time(), 4000
+        began, count = time.process_time(), min(4000, 400 * runs)
         for _ in range(count):
             step()
             checkpoints.state.step += 1
@@ -180,7 +180,7 @@ def snapshot_overhead(store: Store) -> float:
                 checkpoints.keep(RankSize(0, 1), durable=False)
         return 1e6 * (time.process_time() - began) / count
 
-    pairs = [(loop(False), loop(True)) for _ in range(5)]
+    pairs = [(loop(False), loop(True)) for _ in range(min(5, runs))]
     checkpoints.close(remove=True)
     return median(with_snapshots - without for without, with_snapshots in pairs)
 
@@ -233,7 +233,7 @@ def main() -> int:
         with endpoint(folder / "s3") as store:
             steps = Steps()
             figures = measure(store, options.megabytes, options.runs, steps)
-            small = snapshot_overhead(store)
+            small = snapshot_overhead(store, options.runs)
         peers = {} if options.quick else others(folder, options.megabytes, options.runs, steps)
     finally:
         shutil.rmtree(folder)

@@ -32,7 +32,7 @@ PROGRAMS = (
     Program("benchmarks.flood", ("--seconds=0.5",), slow=True),
     Program("benchmarks.handbook", (f"--source={WORLD}", "--set=train.epochs=1"), slow=True),
     Program("benchmarks.lint", ("--runs=1", "--tasks=20")),
-    Program("benchmarks.loading", ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2")),
+    Program("benchmarks.loading", ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2"), slow=True),
     Program("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
     Program("benchmarks.prepare", ("--cards=100", "--repeats=1")),
     Program("benchmarks.recovery", ("--runs=1", "--peers=0", "--only=killed"), slow=True),
