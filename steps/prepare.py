@@ -172,7 +172,8 @@ def mark_run(inputs: Inputs) -> None:
         return
     manifest = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
-    ownership.begin(Store.from_env().short_retries(), {**manifest, "metadata": metadata}, inputs.experiment)
+    workflow = {**manifest, "metadata": metadata}
+    ownership.begin(Store.from_env().short_retries(), workflow, inputs.experiment, is_first=False)
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

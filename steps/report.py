@@ -107,7 +107,7 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
     with problems.noted("the end of the run is not recorded"):
-        record_end(inputs, recorded)
+        record_end(inputs, recorded, run_id)
     with problems.noted("old runs are not removed"):
         apply_retention(inputs, run_id)
     return Outputs(run_id=run_id, training_costs=costs, warnings=problems.texts)
@@ -142,14 +142,14 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
 
 
-def record_end(inputs: Inputs, manifest: dict[str, Any]) -> None:
+def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
     """Record in the object store that the run has ended."""
     from rekindle.release.retention import ownership
     from rekindle.storage import Store
 
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
     store = Store.from_env().short_retries()
-    ownership.end(store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded")
+    ownership.end(store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded", run_id)
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:

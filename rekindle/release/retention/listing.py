@@ -30,6 +30,7 @@ from rekindle.storage import NotFound, Store
 
 STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
+ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
 # later runs are compared with the newest successful run with each of these tags (steps/monitoring/moving_window.py)
@@ -187,13 +188,33 @@ def _is_above(address: str, uri: str) -> bool:
     return urlsplit(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
 
 
-def children(run_id: str) -> list[str]:
-    """Return the ids of the child runs of an MLflow run, such as the trials of a sweep."""
+def trials(run_id: str, run: RunName) -> list[str]:
+    """Return the ids of the trials of a sweep, by the id of its MLflow run and its name.
+
+    Other runs whose tag names this run as their parent are not part of it: everybody can set the tag.
+    """
     experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["experiment_id"]
-    return [record["id"] for record in _pages([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))]
+    records = _pages([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))
+    trial_name = re.compile(rf"{re.escape(run)}\.trial-[0-9]+")
+    return [record["id"] for record in records if trial_name.fullmatch(record["name"])]
 
 
-def _records(experiment: str) -> Iterator[dict[str, Any]]:
+def record_of(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
+    """Return the id of a run's record in MLflow; "" if it does not exist, or if it cannot be told from others.
+
+    `recorded_id`: the id in the mark of the run, if the run has reported its end; `own_id`: id of the object store.
+    """
+    records = _records(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
+    # runs of other stores may have the same name
+    run_ids = [record["id"] for record in records if record["tags"].get(STORE_TAG, own_id) == own_id]
+    if recorded_id:
+        return recorded_id if recorded_id in run_ids else ""
+    if len(run_ids) > 1:
+        say(f"{len(run_ids)} records of {run} in MLflow stay: only one of them can be the record of the run")
+    return run_ids[0] if len(run_ids) == 1 else ""
+
+
+def _records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[str, Any]]:
     """Yield the runs of an experiment, newest first, without the trials of sweeps and without invalid names."""
     try:
         answer = request("GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment})
@@ -201,7 +222,7 @@ def _records(experiment: str) -> Iterator[dict[str, Any]]:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return
-    for record in _pages([answer["experiment"]["experiment_id"]], f"tags.`{tracking.WORKFLOW}` != ''"):
+    for record in _pages([answer["experiment"]["experiment_id"]], run_filter):
         if tracking.PARENT in record["tags"]:
             continue
         if name := RunName.or_none(record["name"]):
@@ -213,7 +234,7 @@ def _records(experiment: str) -> Iterator[dict[str, Any]]:
 def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
     """Return RUN/TASK of the artifacts that are the data.source of other pipelines' runs."""
     ids = [found["experiment_id"] for found in _all("experiments", "experiments", {}) if found["name"] not in pipelines]
-    condition = f"tags.`{tracking.WORKFLOW}` != '' AND params.`data.source` LIKE '{store.uri('')}%'"
+    condition = f"{ANY_WORKFLOW} AND params.`data.source` LIKE '{store.uri('')}%'"
     records = _pages(ids, condition) if ids else ()
     return frozenset().union(*(_data_task(store, record["params"]["data.source"]) for record in records))
 

@@ -4,7 +4,8 @@
 
 A run writes its mark before its first artifact. Retention deletes nothing of a run without a mark in this store, and of
 a run with a mark only what the mark names: everything below RUN/ if the name of the run was generated, since nothing
-else can have had this name; otherwise RUN/TASK/ of the tasks whose folders were empty when the run began.
+else can have had this name; otherwise RUN/TASK/ of the tasks whose folders were empty when the run began. A mark in a
+shared folder of the store, such as that of MLflow, whose clients can write objects there, counts for nothing.
 
 The marks are numbered in the order of their last change, so that this order does not depend on clocks.
 """
@@ -14,26 +15,31 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from argolocal.common.json_text import to_json
+from rekindle.documents import name_field
 from rekindle.errors import Conflict
-from rekindle.names import RunName, TaskName
+from rekindle.names import ObjectId, RunName, TaskName
 from rekindle.storage import NotFound, Store
 
 FILE = ".rekindle.json"
 STORE_ID_KEY = "store-id"  # object with a random id of the object store
 NUMBER_KEY = "run-number"  # object with the number of the last mark
 SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")  # characters that the API server appends to generateName
+GENERATED = re.compile(f".+{SUFFIX.pattern}")
 MAX_PREFIX_LENGTH = 58
 # folders of the object store that a run of the same name does not own
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
 
 class Mark(BaseModel):
-    """The mark of a run. `number`: orders the marks. `ended`: Unix time; None while the run is active."""
+    """The mark of a run. `number`: orders the marks. `ended`: Unix time; None while the run is active.
+
+    `run_id`: its record in MLflow; "" if the run has not reported its end.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -44,15 +50,18 @@ class Mark(BaseModel):
     tasks: list[str] = Field(default_factory=list)
     ended: float | None = None
     succeeded: bool = False
+    run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""
 
     def owns(self, run: RunName, key: str) -> bool:
         """True if the object with this key belongs to the run."""
         folder, _, rest = key.partition("/")
         task, slash, _ = rest.partition("/")
+        # whoever has written the mark, no other name can be a generated one
+        owns_folder = self.whole and GENERATED.fullmatch(run) is not None
         if folder != run or not slash:
-            return folder == run and self.whole
+            return folder == run and owns_folder
         is_pod = run in self.tasks and task.startswith(f"{run}-")
-        return self.whole or task in self.tasks or is_pod
+        return owns_folder or task in self.tasks or is_pod
 
 
 def store_id(store: Store) -> str:
@@ -64,10 +73,12 @@ def store_id(store: Store) -> str:
     return store.get(STORE_ID_KEY).decode(errors="replace")
 
 
-def begin(store: Store, workflow: Mapping[str, Any], pipeline: str) -> None:
+def begin(store: Store, workflow: Mapping[str, Any], pipeline: str, is_first: bool = True) -> None:
     """Mark the folder of a run that begins or is resumed. Raises StorageError.
 
-    `workflow`: the workflow with its name, and its tasks.
+    `workflow`: the workflow with its name, and its tasks. `is_first`: False if other tasks of the run may already have
+    written artifacts. Otherwise a folder with objects is not the folder of a new run, also if the name looks generated:
+    a manifest may have a name and a generateName.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
@@ -76,20 +87,27 @@ def begin(store: Store, workflow: Mapping[str, Any], pipeline: str) -> None:
     has_new_name = is_generated(workflow["metadata"])
     while True:
         mark, etag = _read(store, run)
-        is_own = mark is not None and mark.store == own_id
-        known_tasks = mark.tasks if mark and is_own else []
-        tasks = known_tasks
-        if not has_new_name:
-            folders = [task for task in _folders(run, workflow) if task not in known_tasks]
-            tasks = [*known_tasks, *(task for task in folders if _is_empty(store, run, task))]
-        whole = has_new_name or bool(mark and is_own and mark.whole)
-        number = _next_number(store)
-        if _write(store, run, Mark(store=own_id, pipeline=pipeline, number=number, whole=whole, tasks=tasks), etag):
+        own_mark = mark if mark and mark.store == own_id else Mark(store=own_id, pipeline=pipeline, number=0)
+        tasks = own_mark.tasks
+        whole = own_mark.whole or (has_new_name and not (is_first and _has_objects(store, run)))
+        if not whole:
+            folders = [task for task in _folders(run, workflow) if task not in tasks]
+            tasks = [*tasks, *(task for task in folders if _is_empty(store, run, task))]
+
+        new_mark = Mark(
+            store=own_id,
+            pipeline=pipeline,
+            number=_next_number(store),
+            whole=whole,
+            tasks=tasks,
+            run_id=own_mark.run_id,
+        )
+        if _write(store, run, new_mark, etag):
             return
 
 
-def end(store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool) -> None:
-    """Record the end of a run. Raises StorageError.
+def end(store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool, run_id: str = "") -> None:
+    """Record the end of a run, and its record `run_id` in MLflow. Raises StorageError.
 
     A run that has not marked its folder owns it only if its name was generated.
     """
@@ -103,12 +121,14 @@ def end(store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: boo
             whole = is_generated(workflow["metadata"])
             mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
         change = {"number": _next_number(store), "ended": time.time(), "succeeded": succeeded}
-        if _write(store, run, mark.model_copy(update=change), etag):
+        if _write(store, run, mark.model_copy(update={**change, "run_id": run_id or mark.run_id}), etag):
             return
 
 
 def read(store: Store, run: RunName) -> Mark | None:
     """Return the mark of a run in this store, or None. Raises StorageError."""
+    if run in SHARED_FOLDERS:
+        return None
     mark, _ = _read(store, run)
     return mark if mark and mark.store == store_id(store) else None
 
@@ -143,6 +163,11 @@ def _is_empty(store: Store, run: RunName, folder: str) -> bool:
     """True if the folder of a task is empty; for the name of the run, if the folders of all its pods are."""
     prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
     return next(iter(store.list(prefix)), None) is None
+
+
+def _has_objects(store: Store, run: RunName) -> bool:
+    """True if the folder of a run has objects other than the mark."""
+    return any(item.key != key_of(run) for item in store.list(f"{run}/"))
 
 
 def _next_number(store: Store) -> int:

@@ -87,19 +87,19 @@ def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> lis
 def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
     """Remove a run, or its artifacts except those of `kept_tasks`; return False if nothing was left to remove."""
     run = RunName(item.run.name)
+    mark = ownership.read(store, run)
     keys = [key for key, _ in artifacts(store, item, kept_tasks)]
     store.delete(keys)
     if kept_tasks:
         return bool(keys)
+
     claims.remove(store, run)
     own_id = listing.store_id(store)
-    run_id = tracking.find_run(item.run.pipeline, run)
-    # runs of other stores may have the same name
-    is_own = run_id is not None and tracking.tags_of(run_id).get(listing.STORE_TAG, own_id) == own_id
-    if run_id and is_own and item.keep_mlflow:
+    run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
+    if run_id and item.keep_mlflow:
         tracking.log(run_id, tags={listing.EMPTIED_TAG: "removed", listing.STORE_TAG: own_id})
-    elif run_id and is_own:
-        for each in (*listing.children(run_id), run_id):
+    elif run_id:
+        for each in (*listing.trials(run_id, run), run_id):
             delete_record(each)
     host.remove(run)
     if not item.keep_mlflow:

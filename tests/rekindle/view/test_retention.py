@@ -15,6 +15,7 @@ from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.cluster.api import Cluster
+from rekindle.errors import TrackingError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
@@ -726,3 +727,65 @@ def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text
     old = runs.make()
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1)))
     assert runs.places(old) == set()
+
+
+@pytest.mark.parametrize("folder", ["mlflow", "releases", "customers"])
+def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, folder: str) -> None:
+    store_id = ownership.store_id(runs.store)
+    key = f"{folder}/{runs.pipeline}/2024.csv"
+    runs.store.put(key, b"1")
+    mark = ownership.Mark(
+        store=store_id, pipeline=runs.pipeline, number=1, whole=True, tasks=["other"], ended=1.0, succeeded=True
+    )
+    runs.store.put(f"{folder}/{ownership.FILE}", mark.model_dump_json().encode())
+    record_in_mlflow(runs, folder)
+    runs.make()
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.store.get(key) == b"1"
+    runs.store.delete([key, f"{folder}/{ownership.FILE}"])
+
+
+def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(runs: Runs) -> None:
+    name = f"{runs.pipeline}-x7k2p"
+    runs.store.put(f"{name}/prepare/earlier.csv", b"mine")
+    dag = {"name": "main", "dag": {"tasks": TASKS}}
+    workflow = {"metadata": {"name": name, "generateName": f"{runs.pipeline}-"}, "spec": {"templates": [dag]}}
+    ownership.begin(runs.store, workflow, runs.pipeline)
+    mark = ownership.read(runs.store, RunName(name))
+    assert mark and not mark.whole and mark.tasks == ["train", name]
+
+    ownership.begin(runs.store, workflow, runs.pipeline, is_first=False)
+    mark = ownership.read(runs.store, RunName(name))
+    assert mark and mark.whole, "in a cluster, other tasks of the run may have written first"
+
+
+def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
+    old, kept = runs.make(), runs.make()
+    parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
+    tracking.log(child, tags={tracking.PARENT: parent})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
+    assert runs.places(old) == set() and runs.places(kept) == EVERYWHERE
+
+
+def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
+    reported, unreported = runs.make(), runs.make()
+    run_ids = {name: tracking.find_run(runs.pipeline, name) or "" for name in (reported, unreported)}
+    workflow = {"metadata": {"name": reported}}
+    ownership.end(runs.store, workflow, runs.pipeline, True, run_ids[reported])
+
+    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_ids[reported]})["run"]["info"]["experiment_id"]
+    mine = {}
+    for name in (reported, unreported):
+        tags = [{"key": tracking.WORKFLOW, "value": name}]
+        created = request(
+            "POST", "mlflow/runs/create", json={"experiment_id": experiment, "start_time": 1, "tags": tags}
+        )
+        mine[name] = created["run"]["info"]["run_id"]
+        request("POST", "mlflow/runs/update", json={"run_id": mine[name], "status": "FINISHED", "end_time": 2})
+
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert tracking.find_run(runs.pipeline, reported) == mine[reported]
+    assert tracking.find_run(runs.pipeline, unreported) == mine[unreported]
+    assert tracking.tags_of(run_ids[unreported]), "without a record in the store, none of the two is removed"
+    with pytest.raises(TrackingError, match="not found"):
+        tracking.tags_of(run_ids[reported])
