@@ -37,7 +37,7 @@ class Handler(MultipartRequest):
         if unsupported_headers:
             raise S3Error(501, "NotImplemented", f"the header {unsupported_headers[0]} is not supported here.")
         for name, values in SUPPORTED_VALUES.items():
-            value = self.fields.get(name, values[0])
+            value = self.fields[name] if name in self.fields else values[0]
             if value not in values:
                 message = f"the value {value[:80]!r} of {name} is not supported here: use {' or '.join(values)}."
                 raise S3Error(501, "NotImplemented", message)
