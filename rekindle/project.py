@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from argolocal.common.files import read_regular
 from rekindle.errors import CodeError, ConfigError, RekindleError, did_you_mean
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ UNEXPECTED_ARGUMENT = re.compile(r"(\w+)\(\) got an unexpected keyword argument 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 # template files that `create` copies for `only_workload`
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
+MAX_CONFIG_BYTES = 1 << 20  # maximum size of a pyproject.toml
 MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
 TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
 PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -72,9 +74,11 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     import tomllib  # imported in this function: steps do not need it, since pods get their project from REKINDLE_PATH
 
     try:
-        text = config.read_text() if config.lstat().st_uid in owners else ""
+        if config.lstat().st_uid not in owners:
+            return False
+        text = read_regular(config, MAX_CONFIG_BYTES).decode()
         return "rekindle" in tomllib.loads(text).get("tool", {})
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

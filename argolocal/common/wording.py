@@ -4,8 +4,11 @@ import re
 
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
-# characters that control a terminal or the direction of text, except tab and newline
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# characters that control a terminal, end a line, hide text or change its direction, except tab and newline; and except
+# the joiners U+200C and U+200D, which spell words and emoji
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
 
 
 def duration(seconds: float | None) -> str:
@@ -20,7 +23,12 @@ def duration(seconds: float | None) -> str:
 
 def visible(text: str) -> str:
     """Remove colours and escape control characters, so that a pod's output cannot control the terminal."""
-    return CONTROL.sub(lambda character: f"\\u{ord(character[0]):04x}", COLOR.sub("", text))
+    return CONTROL.sub(_escape, COLOR.sub("", text))
+
+
+def _escape(character: re.Match[str]) -> str:
+    number = ord(character[0])
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def shorten(text: str) -> str:

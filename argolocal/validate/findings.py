@@ -20,7 +20,9 @@ class Finding:
     fatal: bool
 
     def __str__(self) -> str:
-        return f"{self.file + ': ' if self.file else ''}{self.path}: {self.message} [{self.rule}]"
+        text = f"{self.file + ': ' if self.file else ''}{self.path}: {self.message} [{self.rule}]"
+        # a value with a line break must not look like another finding
+        return text.replace("\n", "\\n")
 
 
 class Findings:

@@ -22,6 +22,7 @@ from rekindle import project
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in the order of Python's search
+PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names that contain the version
 IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
@@ -67,7 +68,9 @@ def packages() -> list[str]:
     """Return the installed packages with their versions, also of a Python that a virtual environment includes."""
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     folders |= {folder for folder in sys.path if is_installed(Path(folder))}
-    return sorted({path.stem for folder in folders for path in Path(folder).glob("*.dist-info")})
+    files = (path for folder in folders for path in Path(folder).glob("*"))
+    records = [path for path in files if path.suffix in PACKAGE_RECORDS]
+    return sorted({path.stem for path in records})
 
 
 def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:

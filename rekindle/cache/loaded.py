@@ -3,16 +3,19 @@
     watch()                                # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
 
-Python's audit events show the code that is executed or opened as a library, also if no module of it remains. The kernel
-lists the libraries that other libraries have loaded; only Linux has this list.
+Python's audit events show the code that is executed or opened as a library, also if no module or file of it remains.
+The modules that a hook of the interpreter's start (sitecustomize, a .pth file) imported before `watch` are in
+`sys.modules`. The kernel lists the libraries that other libraries have loaded; only Linux has this list.
 """
 
 import os
 import sys
 import sysconfig
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
-from importlib.util import MAGIC_NUMBER
+from importlib.machinery import BYTECODE_SUFFIXES
+from importlib.util import MAGIC_NUMBER, source_from_cache
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -21,34 +24,48 @@ from rekindle.cache import code
 
 MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
+COMPILED = tuple(BYTECODE_SUFFIXES)
 UNCHECKED_HASH = 0b01  # flags of a compiled module
 DELETED = " (deleted)"  # the kernel's mark of a file that was replaced after it had been mapped
 
 _files_seen: set[str] = set()
+_compiled_seen: set[str] = set()
 
 
 @cache
-def watch() -> frozenset[str]:
-    """Note the files that this process executes from now on; return the modules that it had imported before."""
+def watch() -> None:
+    """Note the files that this process executes from now on."""
     sys.addaudithook(_note)
-    return frozenset(sys.modules)
 
 
 def _note(event: str, arguments: tuple[object, ...]) -> None:
     match event, arguments:
-        case "exec", (CodeType(co_filename=file),) if not file.startswith("<"):
-            _files_seen.add(os.path.abspath(file))
+        case "exec", (CodeType(co_filename=file),):
+            _files_seen.update(_existing_file(file))
+        # the name in the code of a compiled module is not the file that was read
+        case "open", (str(file), *_) if file.endswith(COMPILED):
+            _compiled_seen.update(_existing_file(file))
         # a library that is named without a folder is one of the system
         case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(name):
-            _files_seen.add(os.path.abspath(os.fsdecode(name)))
+            _files_seen.update(_existing_file(os.fsdecode(name)))
         case _:
             pass
+
+
+def _existing_file(name: str) -> set[str]:
+    """Return the file, or the archive that contains it, in a set that is empty for the name of generated code."""
+    with suppress(OSError):  # the name is relative to a working directory that was removed
+        path = os.path.abspath(name)
+        while not os.path.exists(path):
+            path = os.path.dirname(path)
+        return set() if os.path.isdir(path) else {path}
+    return set()
 
 
 def reason_uncovered(modules: Iterable[str]) -> str:
     """Return why the key of the step and workload `modules` does not tell the loaded files, or ""."""
     covered = {path.resolve() for path in code.closure(modules, project.search_path()).values()}
-    loaded = _files_seen | _module_files() | _mapped_files()
+    loaded = _files_seen | set(map(_source_of, _compiled_seen)) | _module_files() | _mapped_files()
     missing = sorted(file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered)
     if not missing:
         return _reason_unchecked()
@@ -59,16 +76,24 @@ def reason_uncovered(modules: Iterable[str]) -> str:
     )
 
 
-def _module_files(attribute: str = "__file__") -> set[str]:
-    """Return the files of the modules that were imported since `watch`; `__cached__`: their compiled copies."""
-    modules = [module for name, module in list(sys.modules.items()) if name not in watch()]
-    files = [vars(module).get(attribute) for module in modules if isinstance(module, ModuleType)]
-    return {os.path.abspath(file) for file in files if isinstance(file, str)}
+def _module_files() -> set[str]:
+    """Return the files of the imported modules; without `watch`, the process has modules of other origin."""
+    modules = list(sys.modules.values()) if watch.cache_info().currsize else []
+    names = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
+    return {file for name in names if isinstance(name, str) for file in _existing_file(name)}
+
+
+def _source_of(copy: str) -> str:
+    """Return the source of a compiled copy in a cache of Python; another compiled module is a source of its own."""
+    with suppress(ValueError, NotImplementedError):
+        return source_from_cache(copy)
+    return copy
 
 
 def _reason_unchecked() -> str:
     """Return a reason if Python has run a compiled copy of own code without comparing it with the source, or ""."""
-    for file in sorted(_module_files("__cached__")):
+    copies = [file for file in sorted(_compiled_seen) if _source_of(file) != file]
+    for file in copies:
         if _is_own(Path(file)) and _has_unchecked_hash(Path(file)):
             return (
                 f"{file} was run without a comparison with its source, which the cache key covers, so no later run "
@@ -79,6 +104,8 @@ def _reason_unchecked() -> str:
 
 def _has_unchecked_hash(copy: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
+    if not copy.is_file():
+        return True  # it was removed, which leaves the question open
     with copy.open("rb") as file:
         header = file.read(8)
     return header[:4] == MAGIC_NUMBER and int.from_bytes(header[4:], "little") == UNCHECKED_HASH
@@ -93,13 +120,12 @@ def _mapped_files() -> set[str]:
     # address, permissions, offset, device, inode, path
     rows = [fields for line in lines if len(fields := line.split(maxsplit=5)) == 6]
     files = {fields[5] for fields in rows if "x" in fields[1] and fields[5].startswith("/")}
-    return {file for file in files if not file.endswith(DELETED) or ".so" in Path(file).name}
+    # generated machine code and shared memory have the names of files that never existed
+    return {file for file in files if Path(file).is_file() or (file.endswith(DELETED) and ".so" in Path(file).name)}
 
 
 def _is_own(file: Path) -> bool:
     """Return True if the key must cover a file: it is not of the system, an installed package or Rekindle itself."""
-    if not file.name.endswith(DELETED) and not file.is_file():
-        return False
     owned, others = _own_folders(tuple(project.search_path())), _other_folders()
     folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]
     if not folders:

@@ -179,6 +179,23 @@ def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: st
     assert project.find(mine) == tmp_path
 
 
+@pytest.mark.parametrize("kind", ["a device", "a pipe", "a large file", "a deeply nested file"])
+def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "pyproject.toml"
+    if kind == "a device":
+        file.symlink_to("/dev/zero")
+    elif kind == "a pipe":
+        os.mkfifo(file)
+    elif kind == "a large file":
+        file.write_text("[tool.rekindle]\n")
+        os.truncate(file, 1 << 40)
+    else:
+        file.write_text(f"[tool.rekindle]\nkey = {'[' * 10_000}")
+    program = f"from pathlib import Path; from rekindle import project; print(project.find(Path({str(tmp_path)!r})))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == str(project.REFERENCE), done.stderr
+
+
 def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1202,3 +1202,15 @@ def test_an_invalid_object_does_not_crash_lint(data: st.DataObject, kind: str) -
     )
     for finding in [*lint(thing), *lint(manifest)]:
         assert str(finding)
+
+
+def test_a_value_with_a_line_break_is_one_finding_in_one_line() -> None:
+    manifest = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "a\nerror: b"},
+        "spec": {},
+    }
+    findings = [str(finding) for finding in lint(manifest)]
+    assert any("a\\nerror: b" in finding for finding in findings)
+    assert not any("\n" in finding for finding in findings)

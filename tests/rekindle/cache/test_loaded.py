@@ -5,6 +5,7 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -45,6 +46,20 @@ COMPUTED = {
     "a file that is run": ("hidden.txt", "runpy.run_path(str(HERE / 'hidden.txt'))"),
     "a library": ("hidden.so", "ctypes.CDLL(str(HERE / 'hidden.so'))"),
 }
+COMPUTED |= {
+    "an archive": ("hidden.zip", "sys.path.insert(0, str(HERE / 'hidden.zip')); import packed"),
+    "an archive that is run": ("hidden.zip", "runpy.run_path(str(HERE / 'hidden.zip'))"),
+    "a compiled file that is run": ("hidden.pyc", "runpy.run_path(str(HERE / 'hidden.pyc'))"),
+    "a compiled module that is removed from the imported ones": (
+        "hidden.pyc",
+        "importlib.import_module('steps.hid' + 'den'); del sys.modules['steps.hidden']",
+    ),
+    "a file that is run and then removed": (
+        "hidden.txt",
+        "file = HERE / 'hidden.txt'; file.write_text(''); runpy.run_path(str(file)); file.unlink()",
+    ),
+    "a file with the name of generated code": ("<hidden>", "runpy.run_path('steps/<hidden>')"),
+}
 COVERED = {
     "a module": ("other.py", "importlib.import_module(name='steps.other')"),
     "a relative name": ("other.py", "importlib.import_module('.other', package='steps')"),
@@ -69,6 +84,10 @@ def make_code(file: Path, text: str = "VALUE = 1\n") -> None:
         file.with_suffix(".py").write_text(text)
         py_compile.compile(str(file.with_suffix(".py")), cfile=str(file), doraise=True)
         file.with_suffix(".py").unlink()
+    elif file.suffix == ".zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("__main__.py", text)
+            archive.writestr("packed.py", text)
     else:
         file.write_text(text)
 
@@ -142,3 +161,23 @@ def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folde
     with (tmp_path / "libraries/hidden.so").open("ab") as library:
         library.write(b"rebuilt")
     assert run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-3/loading") == ""
+
+
+def test_a_result_is_not_cached_if_a_hook_of_the_start_of_python_has_loaded_own_code(
+    tmp_path: Path, s3: Store, s3_environment: dict[str, str]
+) -> None:
+    make_step(tmp_path, "unused.py", f"sys.modules['sitecustomize'].VALUE  # {tmp_path}")
+    make_code(tmp_path / "hooks/sitecustomize.py")
+    environment = s3_environment | {"PYTHONPATH": str(tmp_path / "hooks")}
+    said = run_step(tmp_path, environment, f"{tmp_path.name}-1/loading")
+    assert "hooks/sitecustomize.py was loaded, but the cache key does not cover it" in said
+
+
+def test_generated_code_and_a_removed_working_directory_do_not_prevent_reuse(
+    tmp_path: Path, s3: Store, s3_environment: dict[str, str]
+) -> None:
+    code = "import os; Path('here').mkdir(); os.chdir('here'); os.rmdir('../here'); "
+    code += f"exec(compile('1', 'generated', 'exec'))  # {tmp_path}"
+    make_step(tmp_path, "unused.py", code)
+    assert run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading") == ""
+    assert "cached: outputs of" in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")

@@ -10,6 +10,7 @@ from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.values import parse_base64, parse_integer
 
 PREFIX = "x-amz-checksum-"
+ALGORITHM = "x-amz-sdk-checksum-algorithm"
 NOT_CHECKSUMS = (PREFIX + "mode", PREFIX + "type", PREFIX + "algorithm")  # headers about checksums
 DECODED_LENGTH = "x-amz-decoded-content-length"
 
@@ -44,6 +45,15 @@ class Checksums:
         """`headers`: of the request, by lower-case name; trailing headers are added while the body is read."""
         self.headers = headers
         self.names = checksum_names(headers)
+        if len(set(self.names)) > 1:
+            message = "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
+            raise S3Error(400, "InvalidRequest", message)
+        if ALGORITHM in headers and not self.names:
+            message = (
+                f"{ALGORITHM} specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers were found."
+            )
+            raise S3Error(400, "InvalidRequest", message)
+
         self._md5 = hashlib.md5(usedforsecurity=False)
         self.hashes: dict[str, Hash] = {name: CHECKSUMS[name.removeprefix(PREFIX)]() for name in self.names}
         self.hashes["content-md5"] = self._md5
@@ -80,6 +90,15 @@ class Checksums:
     def stored_headers(self) -> dict[str, str]:
         """Return the headers that are stored with the object."""
         return {name: self.headers[name] for name in self.names}
+
+
+def hash_of_algorithm(name: str) -> tuple[str, Hash]:
+    """Return the header and the hash of a checksum that a request asks for, such as SHA256."""
+    if name.lower() not in CHECKSUMS:
+        raise S3Error(
+            501, "NotImplemented", f"the checksum {name[:40]!r} is not supported: use {', '.join(CHECKSUMS)}."
+        )
+    return PREFIX + name.lower(), CHECKSUMS[name.lower()]()
 
 
 def checksum_names(headers: dict[str, str]) -> list[str]:

@@ -20,6 +20,12 @@ UNSUPPORTED_HEADERS = (
     "x-amz-website-redirect-location",
     "x-amz-write-offset-bytes",
 )
+# headers of which only these values mean what the server does anyway
+SUPPORTED_VALUES = {
+    "x-amz-acl": ("private", "bucket-owner-full-control"),
+    "x-amz-server-side-encryption": ("AES256",),
+    "x-amz-storage-class": ("STANDARD",),
+}
 
 
 class Handler(MultipartRequest):
@@ -30,6 +36,11 @@ class Handler(MultipartRequest):
         unsupported_headers = [name for name in self.fields if name.startswith(UNSUPPORTED_HEADERS)]
         if unsupported_headers:
             raise S3Error(501, "NotImplemented", f"the header {unsupported_headers[0]} is not supported here.")
+        for name, values in SUPPORTED_VALUES.items():
+            value = self.fields[name] if name in self.fields else values[0]
+            if value not in values:
+                message = f"the value {value[:80]!r} of {name} is not supported here: use {' or '.join(values)}."
+                raise S3Error(501, "NotImplemented", message)
 
         self.find_route().action(self)
 

@@ -1,15 +1,16 @@
 """The operations of the embedded S3 endpoint on buckets and objects."""
 
+import base64
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
 from rekindle.keys import FREE_BYTES
-from rekindle.local.services.s3.checksums import Checksums
+from rekindle.local.services.s3.checksums import PREFIX, Checksums, hash_of_algorithm
 from rekindle.local.services.s3.conditions import (
     applies_to_range,
     check_copy_source,
@@ -218,12 +219,35 @@ class ObjectRequest(Request):
         with file:
             check_copy_source(self.fields, source)
             headers = self.attributes() if directive == "REPLACE" else source["headers"]
-            content: Content = {"key": self.key, "etag": source["etag"], "headers": headers}
-            path = self.files.write(blocks([(file, source["size"])]), lambda _: content)
+            path = self.files.write(*self.copied(file, source, headers))
         meta = self.files.commit(self.bucket, self.key, path, self.check_write)
         self.answer(
             200, body=xml("CopyObjectResult", ETag=f'"{meta["etag"]}"', LastModified=iso_time(meta["modified"]))
         )
+
+    def copied(
+        self, file: BinaryIO, source: Meta, headers: dict[str, str]
+    ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
+        """Return the blocks of a copy, and the function that describes it with the checksum that the request names."""
+        content: Content = {"key": self.key, "etag": source["etag"], "headers": headers}
+        data = blocks([(file, source["size"])])
+        algorithm = self.fields.get("x-amz-checksum-algorithm")
+        if not algorithm:
+            return data, lambda _: content
+
+        name, value = hash_of_algorithm(algorithm)
+        kept_headers = {header: text for header, text in headers.items() if not header.startswith(PREFIX)}
+
+        def hashed() -> Iterator[bytes]:
+            for block in data:
+                value.update(block)
+                yield block
+
+        def finish(_: int) -> Content:
+            checksum = base64.b64encode(value.digest()).decode()
+            return {**content, "headers": {**kept_headers, name: checksum}}
+
+        return hashed(), finish
 
     def get_object(self) -> None:
         file, meta = self.files.open(self.bucket, self.key)

@@ -219,7 +219,7 @@ def parse_xml(data: bytes, tag: str) -> ElementTree.Element:
         parser = ElementTree.XMLParser(target=WithoutDocumentType())  # nosec B314
         parser.feed(data)
         root: ElementTree.Element = parser.close()
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
         raise S3Error(400, "MalformedXML", f"the body is not XML: {error}.") from error
 
     for element in root.iter():

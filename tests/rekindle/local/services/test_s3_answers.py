@@ -511,3 +511,44 @@ def test_metadata_has_at_most_2_kb(endpoint: Endpoint) -> None:
 def test_a_name_that_s3_does_not_allow_is_no_bucket(endpoint: Endpoint, name: str) -> None:
     assert code(endpoint, "PUT", f"/{quote(name, safe='%')}") == (400, "InvalidBucketName")
     assert code(endpoint, "GET", f"/{quote(name, safe='%')}/a") == (400, "InvalidBucketName")
+
+
+@pytest.mark.parametrize("encoding", ["unknown", "rot13", "utf-7", "idna"])
+def test_a_body_in_an_unknown_encoding_is_not_xml(endpoint: Endpoint, encoding: str) -> None:
+    body = f'<?xml version="1.0" encoding="{encoding}"?><Delete><Object><Key>k</Key></Object></Delete>'.encode()
+    assert send(endpoint, "POST", "/data?delete", body, with_md5(body))[:2] == (400, "MalformedXML")
+
+
+@pytest.mark.parametrize(
+    ("header", "supported", "refused"),
+    [
+        ("x-amz-acl", "bucket-owner-full-control", "public-read"),
+        ("x-amz-server-side-encryption", "AES256", "aws:kms"),
+        ("x-amz-storage-class", "STANDARD", "GLACIER"),
+    ],
+)
+def test_a_header_with_a_value_that_the_server_cannot_act_on_is_refused(
+    endpoint: Endpoint, header: str, supported: str, refused: str
+) -> None:
+    assert send(endpoint, "PUT", "/data/kept", b"x", {header: supported})[:2] == (200, "")
+    assert send(endpoint, "PUT", "/data/kept", b"x", {header: refused})[:2] == (501, "NotImplemented")
+
+
+def test_a_request_has_one_checksum_and_the_checksum_that_it_announces(endpoint: Endpoint) -> None:
+    sha256 = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
+    sha1 = base64.b64encode(hashlib.sha1(b"x").digest()).decode()
+    both = {"x-amz-checksum-sha256": sha256, "x-amz-checksum-sha1": sha1}
+    assert send(endpoint, "PUT", "/data/checked", b"x", both)[:2] == (400, "InvalidRequest")
+    announced = {"x-amz-sdk-checksum-algorithm": "SHA256"}
+    assert send(endpoint, "PUT", "/data/checked", b"x", announced)[:2] == (400, "InvalidRequest")
+    assert send(endpoint, "PUT", "/data/checked", b"x", announced | {"x-amz-checksum-sha256": sha256})[0] == 200
+
+
+def test_a_copy_has_the_checksum_that_its_request_asks_for(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="plain", Body=b"x", ChecksumAlgorithm="CRC32")
+    endpoint.client.copy_object(**TARGET, CopySource="data/plain", ChecksumAlgorithm="SHA256")
+    found = endpoint.client.head_object(**TARGET, ChecksumMode="ENABLED")
+    assert found["ChecksumSHA256"] == base64.b64encode(hashlib.sha256(b"x").digest()).decode()
+    assert "ChecksumCRC32" not in found
+    refused = {"x-amz-copy-source": "data/plain", "x-amz-checksum-algorithm": "CRC32C"}
+    assert send(endpoint, "PUT", "/data/target", b"", refused)[:2] == (501, "NotImplemented")
