@@ -11,9 +11,7 @@ reference.json (histograms of the test rows), origin.json and curve.json (rekind
 """
 
 import gzip
-import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,11 +22,12 @@ from pydantic import ConfigDict, Field
 from argolocal.common.json_text import to_json
 from rekindle.content.dataset import FILES
 from rekindle.content.hashes import all_sha256, file_sha256
+from rekindle.content.release_files import RECORD, REMEDY, Sha256, content_hash, read_verified, reject_other_hash
 from rekindle.content.weights import read_description
-from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, read_file, read_object
+from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, parse, read_file, read_object
 from rekindle.errors import DataError
 from rekindle.keys import CURVE, ORIGIN
-from rekindle.names import ArtifactKey, Digest, ModelName, Version
+from rekindle.names import ArtifactKey, ModelName, Version
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
@@ -36,16 +35,11 @@ from rekindle.workload import digest_files, load
 
 MODEL = ("model.safetensors", MODEL_FILE)
 EXAMPLE, CODE = "example.json", "workload.json"
-RECORD = "release.json"
 VERDICT = "verdict.json"
 MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE = "MLmodel", "input_example.json", "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 # the last file is of MLflow, which writes it into a downloaded release
 DESCRIBING = {RECORD, VERDICT, REFERENCE, ORIGIN, CURVE, "registered_model_meta"}
-HASH_LENGTH = 12
-REMEDY = "Release the model again."
-RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
-Sha256 = Annotated[str, name_field(Digest)]
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
 
@@ -120,9 +114,13 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared)."""
+    """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared).
+
+    Raises DataError if the recorded code of the champion was changed.
+    """
+    key = champion.uri.rstrip("/")
     try:
-        champion_code = read_object(Served, store, f"{champion.uri.rstrip('/')}/{CODE}").sha256
+        champion_code = parse(Served, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")).sha256
     except NotFound:
         champion_code = ""
     differs = {"its code": champion_code and champion_code != code_digest(workload)}
@@ -132,7 +130,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
     """Upload a folder that `collect` has filled, and return the key prefix of the release."""
-    prefix = f"releases/{name}/{_content_hash(hashes)[:HASH_LENGTH]}/"
+    prefix = f"releases/{name}/{content_hash(hashes)}/"
     store.upload(folder, prefix)
     return prefix
 
@@ -148,11 +146,6 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
         return read_object(Owner, store, f"{prefix}{RECORD}")
     except (NotFound, InvalidDocument):
         return None
-
-
-def is_release(key: str) -> bool:
-    """True if a key is releases/NAME/HASH, as `upload` writes it."""
-    return RELEASE_KEY.fullmatch(key) is not None
 
 
 def download(store: Store, prefix: str, folder: Path) -> Record:
@@ -175,13 +168,7 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     except (OSError, InvalidDocument, DataError) as error:
         raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
 
-    key = prefix.rstrip("/")
-    content = _content_hash(record.files)[:HASH_LENGTH]
-    if is_release(key) and not key.endswith(f"/{content}"):
-        raise DataError(
-            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files is {content}. "
-            f"{REMEDY}"
-        )
+    reject_other_hash(prefix.rstrip("/"), record.files, address)
     _reject_other_files(folder, record.files, address)
     if description.sha256 != record.model_sha256:
         raise DataError(
@@ -265,11 +252,6 @@ def _example(report: Path) -> bytes:
         return b""
     with gzip.open(report / PREDICTIONS, "rt") as lines:
         return to_json({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
-
-
-def _content_hash(hashes: dict[str, str]) -> str:
-    lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def code_digest(workload: Any) -> str:
