@@ -67,8 +67,8 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     from safetensors.torch import save_file
 
     from rekindle import families
+    from rekindle.content.release_files import RECORD
     from rekindle.release import pyfunc
-    from rekindle.release.files import RECORD
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
     from rekindle.workload import dataset_facts, prepare

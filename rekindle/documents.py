@@ -10,13 +10,15 @@ A malformed document is an InvalidDocument, whose message has one line: the docu
 Unknown fields are ignored: a later version of Rekindle may have written the document.
 """
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from argolocal.common.files import read_regular
-from argolocal.common.json_text import MAX_BYTES, loads
+from argolocal.common.json_text import MAX_BYTES, loads, to_json
 from argolocal.common.names import Name, show
 from argolocal.errors import InvalidDocument
 from rekindle.errors import rule
@@ -26,6 +28,7 @@ __all__ = [
     "Document",
     "InvalidDocument",
     "ModelFile",
+    "describe_model",
     "name_field",
     "parse",
     "parse_object",
@@ -38,7 +41,8 @@ __all__ = [
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MODEL_FILE = "model.json"
+RESTORE = "Restore it, or remove it."
+MODEL_FILE, CHECKSUM = "model.json", "checksum"
 
 
 class Document(BaseModel):
@@ -59,9 +63,13 @@ class BestValidation(Document):
 
 
 class ModelFile(Document):
-    """model.json of a trained model. Other fields are kept, since a workload may add its own."""
+    """model.json of a trained model. Other fields are kept, since a workload may add its own.
+
+    `checksum`: sha256 of all other fields; "" if a program of another framework wrote the file.
+    """
 
     model_config = ConfigDict(extra="allow")
+    checksum: str = ""
     sha256: str = Field(min_length=1)  # of the weights
     workload: str
     family: str = ""
@@ -76,9 +84,29 @@ class ModelFile(Document):
     best: BestValidation | None = None
     paused: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_changes(cls, fields: Any) -> Any:
+        recorded = fields.get(CHECKSUM) if isinstance(fields, dict) else None
+        if recorded and recorded != (actual := _checksum(fields)):
+            raise ValueError(
+                f"the sha256 of its fields is {actual}, and {show(recorded)} in {CHECKSUM}: it was changed"
+            )
+        return fields
+
     def as_json(self) -> dict[str, Any]:
         """Return the fields that the document has."""
         return self.model_dump(exclude_unset=True)
+
+
+def describe_model(fields: Mapping[str, Any]) -> bytes:
+    """Return the content of model.json for these fields, with their checksum."""
+    return to_json({**fields, CHECKSUM: _checksum(loads(to_json(fields)))}, indent=1).encode()
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    others = {name: value for name, value in fields.items() if name != CHECKSUM}
+    return hashlib.sha256(to_json(others, sort_keys=True).encode()).hexdigest()
 
 
 class DatasetFile(Document):
@@ -88,7 +116,7 @@ class DatasetFile(Document):
     digest: str = ""
 
 
-def parse(model: type[D], data: bytes | str, source: str, remedy: str = "Restore it, or remove it.") -> D:
+def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE) -> D:
     """Return a document. Raises InvalidDocument. `source`: the name of the object or file, for the message."""
     try:
         return validate(model, data)
@@ -129,13 +157,13 @@ def read_object(model: type[D], store: "Store", key: str) -> D:
     return parse(model, store.get(key), store.uri(key))
 
 
-def read_file(model: type[D], path: Path) -> D:
+def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
     """Return the document in a file. Raises InvalidDocument, also if the file is missing or cannot be read."""
     try:
         data = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise InvalidDocument(f"{path} cannot be read: {error.strerror or error}. Restore it.") from error
-    return parse(model, data, str(path))
+    return parse(model, data, str(path), remedy)
 
 
 def read_any_file(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from argolocal.common.names import INVISIBLE, InvalidName, Name, ObjectName, Pat
 
 __all__ = [
     "ArtifactKey",
+    "CommitId",
     "Digest",
     "InvalidName",
     "ModelName",
@@ -110,6 +111,15 @@ class ObjectId(Name):
     RULE = 'it must consist of 1 to 64 letters, digits, "-" and "_"'
     PATTERN = re.compile("[a-zA-Z0-9][-a-zA-Z0-9_]*")
     MAX_BYTES = 64
+
+
+class CommitId(Name):
+    """The id of a commit, with -dirty if files were changed: not any other revision of git, such as a branch."""
+
+    KIND = "the id of a commit"
+    RULE = "it must consist of 40 or 64 digits and letters from a to f, with or without -dirty at the end"
+    PATTERN = re.compile("([0-9a-f]{40}|[0-9a-f]{64})(-dirty)?")
+    MAX_BYTES = 70
 
 
 class Digest(Name):

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.content.dataset import FILES, verify_dataset
+from rekindle.content.release_files import RECORD
 from rekindle.content.weights import WEIGHTS, verify_weights
-from rekindle.documents import MODEL_FILE, InvalidDocument, ModelFile, read_file
+from rekindle.documents import CHECKSUM, MODEL_FILE
 
 DATASET_INPUT = "dataset"
-RELEASE = "release.json"
 
 
 def verify_artifact(name: str, path: Path, digest: str) -> None:
@@ -18,7 +18,8 @@ def verify_artifact(name: str, path: Path, digest: str) -> None:
     """
     promised_digest = digest if name == DATASET_INPUT else ""
     # a release has the list of the dataset that it was trained on, but not its files
-    is_dataset = (path / FILES).is_file() and not (path / RELEASE).exists()
+    is_release = name != DATASET_INPUT and (path / RECORD).exists()
+    is_dataset = (path / FILES).is_file() and not is_release
     if promised_digest or is_dataset:
         verify_dataset(path, promised_digest)
     if (path / WEIGHTS).is_file() and _is_described(path):
@@ -26,12 +27,15 @@ def verify_artifact(name: str, path: Path, digest: str) -> None:
 
 
 def _is_described(path: Path) -> bool:
-    """Return True if a folder has the model.json of a trained model; files of other programs may have this name."""
+    """Return True if a folder has the model.json of a trained model; files of other programs may have this name.
+
+    The file may be damaged: two of three names suffice.
+    """
     try:
-        read_file(ModelFile, path / MODEL_FILE)
-    except InvalidDocument:
+        content = (path / MODEL_FILE).read_bytes()
+    except OSError:
         return False
-    return True
+    return sum(f'"{name}"'.encode() in content for name in ("sha256", "workload", CHECKSUM)) > 1
 
 
 def digest_input(inputs: Any) -> str:

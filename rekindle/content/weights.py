@@ -30,7 +30,7 @@ def parse_description(data: bytes | str, address: str) -> ModelFile:
 def read_description(folder: Path) -> ModelFile:
     """Return the content of model.json of a trained model. Raises DataError."""
     try:
-        return read_file(ModelFile, folder / MODEL_FILE)
+        return read_file(ModelFile, folder / MODEL_FILE, REMEDY)
     except InvalidDocument as error:
         raise DataError(f"{folder} is not a trained model ({error})") from error
 

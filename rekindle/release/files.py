@@ -11,11 +11,9 @@ reference.json (histograms of the test rows), origin.json and curve.json (rekind
 """
 
 import gzip
-import hashlib
 import json
-import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,11 +22,12 @@ from pydantic import ConfigDict, Field
 from argolocal.common.json_text import to_json
 from rekindle.content.dataset import FILES
 from rekindle.content.hashes import all_sha256, file_sha256
+from rekindle.content.release_files import RECORD, REMEDY, Sha256, content_hash, read_verified, reject_other_hash
 from rekindle.content.weights import parse_description, read_description
 from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, parse, read_file, read_object
 from rekindle.errors import DataError
 from rekindle.keys import CURVE, ORIGIN
-from rekindle.names import ArtifactKey, Digest, ModelName, Version
+from rekindle.names import ArtifactKey, ModelName, Version
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
@@ -36,16 +35,11 @@ from rekindle.workload import digest_files, load
 
 MODEL = ("model.safetensors", MODEL_FILE)
 EXAMPLE, CODE = "example.json", "workload.json"
-RECORD = "release.json"
 VERDICT = "verdict.json"
 MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE = "MLmodel", "input_example.json", "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 # the last file is of MLflow, which writes it into a downloaded release
 DESCRIBING = {RECORD, VERDICT, REFERENCE, ORIGIN, CURVE, "registered_model_meta"}
-HASH_LENGTH = 12
-REMEDY = "Release the model again."
-RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
-Sha256 = Annotated[str, name_field(Digest)]
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
 
@@ -120,9 +114,13 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared)."""
+    """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared).
+
+    Raises DataError if the recorded code of the champion was changed.
+    """
+    key = champion.uri.rstrip("/")
     try:
-        champion_code = read_object(Served, store, f"{champion.uri.rstrip('/')}/{CODE}").sha256
+        champion_code = parse(Served, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")).sha256
     except NotFound:
         champion_code = ""
     differs = {"its code": champion_code and champion_code != code_digest(workload)}
@@ -150,11 +148,6 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
         return None
 
 
-def is_release(key: str) -> bool:
-    """True if a key is releases/NAME/HASH, as `upload` writes it."""
-    return RELEASE_KEY.fullmatch(key) is not None
-
-
 def download(store: Store, prefix: str, folder: Path) -> Record:
     """Download a release into `folder`, and return release.json.
 
@@ -176,13 +169,7 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     except (OSError, InvalidDocument, DataError) as error:
         raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
 
-    key = prefix.rstrip("/")
-    content = content_hash(record.files)
-    if is_release(key) and not key.endswith(f"/{content}"):
-        raise DataError(
-            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files is {content}. "
-            f"{REMEDY}"
-        )
+    reject_other_hash(prefix.rstrip("/"), record.files, address)
     _reject_other_files(folder, record.files, address)
     if description.sha256 != record.model_sha256:
         raise DataError(
@@ -266,12 +253,6 @@ def _example(report: Path) -> bytes:
         return b""
     with gzip.open(report / PREDICTIONS, "rt") as lines:
         return to_json({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
-
-
-def content_hash(hashes: Mapping[str, str]) -> str:
-    """Return the hash in the prefix of a release, over the names and hashes of its files."""
-    lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:HASH_LENGTH]
 
 
 def code_digest(workload: Any) -> str:

@@ -15,12 +15,13 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
 from argolocal.common.json_text import loads
 from rekindle import tracking
+from rekindle.content.release_files import RECORD
 from rekindle.content.weights import read_description
 from rekindle.documents import Document, ModelFile, parse, read_object, validate
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
 from rekindle.keys import ORIGIN as FILE
-from rekindle.names import ArtifactKey, Version
+from rekindle.names import ArtifactKey, CommitId, Version
 from rekindle.release.files import download
 from rekindle.storage import NotFound, Store
 
@@ -139,8 +140,9 @@ class Origin:
 
     @property
     def commit(self) -> str:
-        """The commit, with -dirty if files were changed; "" if unknown."""
-        return self.provenance.get("git_sha", "").replace("unknown", "")
+        """The commit, with -dirty if files were changed; "" if unknown. Raises InvalidName."""
+        commit = self.provenance.get("git_sha", "").replace("unknown", "")
+        return CommitId(commit, f"git_sha of {self.prefix}{RECORD}") if commit else ""
 
 
 def read(store: Store, name: str, version: str = "") -> Origin:

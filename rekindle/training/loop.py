@@ -9,6 +9,7 @@ from safetensors.torch import save
 
 from argolocal.common.json_text import to_json, without_nan
 from rekindle import project
+from rekindle.documents import describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
 from rekindle.storage import Store, retry_until
@@ -196,7 +197,7 @@ class Training:
             if not self.paused:
                 released = "released" if spec.keep_best else "the last weights are released"
                 say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
-        self.put("model.json", to_json(description, indent=1).encode())
+        self.put("model.json", describe_model(description))
 
         action = "paused after" if self.paused else "trained"
         say(f"{action} {self.state.updates} steps: model {sha256}")

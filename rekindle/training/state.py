@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from rekindle.content.release_files import is_release, read_verified
 from rekindle.content.weights import REMEDY, WEIGHTS, parse_description, reject_other_weights
 from rekindle.content.weights import raw as raw
 from rekindle.content.weights import weights_sha256 as weights_sha256
@@ -197,12 +198,16 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
 
     Raises DataError if the release does not exist, if its weights were changed, or if nothing matches.
     """
-    key = prefix.rstrip("/")
+    key, names = prefix.rstrip("/"), (MODEL_FILE, WEIGHTS)
     try:
-        description = parse_description(store.get(f"{key}/{MODEL_FILE}"), store.uri(f"{key}/{MODEL_FILE}"))
-        content = store.get(f"{key}/{WEIGHTS}")
+        if is_release(key):
+            files = read_verified(store, key, names)
+        else:
+            files = {name: store.get(f"{key}/{name}") for name in names}
     except NotFound as error:
         raise DataError(f"the initial weights do not exist: {error}") from error
+    description = parse_description(files[MODEL_FILE], store.uri(f"{key}/{MODEL_FILE}"))
+    content = files[WEIGHTS]
 
     try:
         released = load(content)

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from argolocal.common.json_text import to_json
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import weights_sha256
+from rekindle.documents import describe_model
 from rekindle.step import SHA256_OR_EMPTY
 from rekindle.training.spec import TrainingSpec
 
@@ -109,7 +109,7 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict
 
     tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
     store.put(f"{inputs.out}/model.safetensors", serialize(tensors))
-    store.put(f"{inputs.out}/model.json", to_json(description | {"sha256": weights_sha256(tensors)}).encode())
+    store.put(f"{inputs.out}/model.json", describe_model(description | {"sha256": weights_sha256(tensors)}))
 
 
 class Peers:

@@ -18,11 +18,12 @@ from urllib.parse import unquote, urlsplit
 
 from rekindle import tracking
 from rekindle.cache import claims, entries
+from rekindle.content.release_files import is_release
 from rekindle.errors import say
 from rekindle.mlflow_api import RequestRefused, condition, request
 from rekindle.names import ArtifactKey, ModelName, ObjectId, RunName, TaskReference, Version, show
 from rekindle.release import origin, promotion
-from rekindle.release.files import is_release, read_owner
+from rekindle.release.files import read_owner
 from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
 from rekindle.release.retention.ownership import Mark, store_id

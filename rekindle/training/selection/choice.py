@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from argolocal.common.json_text import to_json, without_nan
+from argolocal.common.json_text import without_nan
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import read_description, verify_weights
-from rekindle.documents import MODEL_FILE
+from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
@@ -52,7 +52,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     shutil.copytree(models[best_family], out)
     chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": without_nan(values)}
     description = read_description(out).as_json() | {"chosen": chosen}
-    (out / MODEL_FILE).write_text(to_json(description, indent=1))
+    (out / MODEL_FILE).write_bytes(describe_model(description))
     return best_family
 
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from argolocal.common.json_text import to_json
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
+from rekindle.documents import describe_model
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import fingerprint, pick_device
@@ -115,5 +115,5 @@ def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.safetensors").write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
-    (out / "model.json").write_text(to_json(description | {"sha256": sha256}, indent=1))
+    (out / "model.json").write_bytes(describe_model(description | {"sha256": sha256}))
     return sha256

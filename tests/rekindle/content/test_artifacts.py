@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 
 from rekindle import Prepared, project, record_dataset
 from rekindle.content.dataset import FILES, verify_dataset
+from rekindle.content.release_files import content_hash
 from rekindle.content.weights import verify_weights, weights_sha256
+from rekindle.documents import describe_model
 from rekindle.errors import DataError
 from rekindle.step import main
 from rekindle.storage import Store, file_sha256
@@ -51,8 +53,8 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     tensors = {"a": torch.ones(2, 3), "scale": torch.tensor(3.0), "half": torch.ones(4, dtype=torch.bfloat16)}
     save_file(tensors, folder / "model.safetensors")
-    description = {"sha256": weights_sha256(tensors), "workload": "w"}
-    (folder / "model.json").write_text(json.dumps(description))
+    description = {"sha256": weights_sha256(tensors), "workload": "w", "model": {"heads": 4, "rate": 1e-3}}
+    (folder / "model.json").write_bytes(describe_model(description))
     return folder
 
 
@@ -63,6 +65,12 @@ def flip(path: Path, index: int) -> None:
     path.write_bytes(data)
 
 
+def write_one_digit(path: Path, text: bytes) -> None:
+    """Change the last digit of a text in a file."""
+    assert text in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(text, text[:-1] + b"2"))
+
+
 CHANGES: dict[str, Callable[[Path, Path], object]] = {
     r"shards/ä\.bin has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(dataset / "shards/ä.bin", 0),
     r"dataset\.json has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(dataset / "dataset.json", -4),
@@ -70,6 +78,8 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
     "empty of .* is missing": lambda dataset, model: (dataset / "empty").unlink(),
     "has 1 bytes, and 0 in": lambda dataset, model: (dataset / "empty").write_text("x"),
     "is not a list of files": lambda dataset, model: (dataset / FILES).write_text("[]"),
+    "the sha256 of its fields is": lambda dataset, model: write_one_digit(model / "model.json", b'"heads": 4'),
+    "model.json is malformed": lambda dataset, model: flip(model / "model.json", 0),
     r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: flip(
         model / "model.safetensors", -1
     ),
@@ -166,3 +176,36 @@ def test_a_training_does_not_start_from_changed_weights(s3: Store, model: Path, 
     s3.upload(model, f"start-{name}")
     with pytest.raises(DataError, match=message):
         load_weights(network, s3, f"start-{name}")
+
+
+def test_a_training_does_not_start_from_a_release_without_the_hash_of_its_key(s3: Store, model: Path) -> None:
+    def upload() -> dict[str, str]:
+        hashes = {name: file_sha256(model / name) for name in ("model.json", "model.safetensors")}
+        (model / "release.json").write_text(json.dumps({"files": hashes}))
+        return hashes
+
+    key = f"releases/start-{model.parent.name}/{content_hash(upload())}"
+    s3.upload(model, key)
+    network = torch.nn.Module()
+    network.a = torch.nn.Parameter(torch.zeros(2, 3))
+    load_weights(network, s3, f"{key}/")
+    assert network.a.sum() == 6
+
+    tensors = {"a": torch.zeros(2, 3)}
+    save_file(tensors, model / "model.safetensors")
+    (model / "model.json").write_bytes(describe_model({"sha256": weights_sha256(tensors), "workload": "w"}))
+    s3.upload(model, key)
+    with pytest.raises(DataError, match=r"model\.json changed since the release"):
+        load_weights(network, s3, key)
+    upload()
+    s3.upload(model, key)
+    with pytest.raises(DataError, match="was changed since the release: the hash of its files is"):
+        load_weights(network, s3, key)
+
+
+def test_a_dataset_is_verified_although_it_has_a_record_of_a_release(
+    dataset: Path, run_reader: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (dataset / "release.json").write_text("{}")
+    assert run_reader() == DataError.exit_code
+    assert "release.json is not in" in capfd.readouterr().err

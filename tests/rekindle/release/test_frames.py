@@ -17,8 +17,9 @@ from mlflow.pyfunc.scoring_server import init
 from safetensors.torch import save_file
 from starlette.testclient import TestClient
 
+from rekindle.content.release_files import RECORD
 from rekindle.errors import DataError
-from rekindle.release.files import EXAMPLE, RECORD
+from rekindle.release.files import EXAMPLE
 from rekindle.release.pyfunc import write_mlmodel
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare

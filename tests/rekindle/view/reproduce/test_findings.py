@@ -268,3 +268,11 @@ def test_data_without_an_end_cannot_be_verified(tmp_path: Path, place: str) -> N
     if place == "fifo":
         os.mkfifo(path)
     assert key.data_digest_or_empty(str(path)) == ""
+
+
+@pytest.mark.parametrize("revision", ["main", "origin/main", "HEAD~1", ":/message", "HEAD-dirty", "--all"])
+def test_a_release_cannot_name_another_revision_than_a_commit(
+    repository: Path, make_origin: Callable[..., Origin], revision: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"is not the id of a commit \(git_sha of releases/shop/1/release\.json\)"):
+        Commit(make_origin(provenance={"git_sha": revision}), "")
