@@ -32,8 +32,8 @@ __all__ = [
     "name_field",
     "parse",
     "parse_object",
-    "read_any_file",
     "read_file",
+    "read_json_file",
     "read_object",
     "validate",
 ]
@@ -125,7 +125,10 @@ def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE)
 
 
 def validate(model: type[D], data: bytes | str) -> D:
-    """Return a document. Raises ValueError with the first wrong field and the rule, for a document in a field."""
+    """Return a document. Raises ValueError with the first wrong field and the rule.
+
+    For a text in a field of another document; `parse` names the source of the document.
+    """
     try:
         loads(data)
     except ValueError as error:
@@ -133,7 +136,7 @@ def validate(model: type[D], data: bytes | str) -> D:
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
-        raise ValueError(_first_rule(error)) from None
+        raise ValueError(_describe_first_error(error)) from None
 
 
 def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
 
 
 def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the mark of a text field that must be a name of this kind, or also "" if `optional`."""
+    """Return the pydantic validator of a text field that must be a name of this kind (`optional`: or empty)."""
 
     def check(text: str) -> str:
         if (text or not optional) and not kind.matches(text):
@@ -166,7 +169,7 @@ def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
     return parse(model, data, str(path), remedy)
 
 
-def read_any_file(path: Path) -> dict[str, Any]:
+def read_json_file(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file whose fields have no fixed names. Raises InvalidDocument."""
     return read_file(_Object, path).model_dump()
 
@@ -177,7 +180,7 @@ class _Object(Document):
     model_config = ConfigDict(extra="allow")
 
 
-def _first_rule(error: ValidationError) -> str:
+def _describe_first_error(error: ValidationError) -> str:
     """Return the first wrong field with its rule."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from argolocal.common.json_text import without_nan
+from argolocal.common.json_text import replace_nan
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.sections import Section
 
@@ -252,7 +252,7 @@ class Decision:
 
 def _as_json(difference: Difference | None) -> dict[str, Any] | None:
     """Return the fields of a difference; the bounds of an interval that is unknown are None."""
-    return without_nan(asdict(difference)) if difference else None
+    return replace_nan(asdict(difference)) if difference else None
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:

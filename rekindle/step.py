@@ -253,11 +253,11 @@ def output_text(name: str, value: Any) -> str:
 
 def verify_artifacts(inputs: StepInputs) -> None:
     """Raise DataError if an input is a dataset or a trained model whose files were changed after they were written."""
-    from rekindle.content.artifacts import digest_input, verify_artifact
+    from rekindle.content.artifacts import find_digest_input, verify_artifact
 
     for name, field in type(inputs).model_fields.items():
         if is_artifact(field):
-            verify_artifact(name, getattr(inputs, name), digest_input(inputs))
+            verify_artifact(name, getattr(inputs, name), find_digest_input(inputs))
 
 
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]

@@ -334,9 +334,9 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
 
 
 def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
-    """Write the dataset.json of a dataset whose other files are in `out`, and the list of all its files with their
-    hashes; return the digest, which is the sha256 of this list. Raises DataError.
+    """Complete the dataset in `out`, and return its digest. Raises DataError.
 
+    This function writes dataset.json, and then the list of all files with their hashes, whose sha256 is the digest.
     Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
     `trained_on`: the digest of the dataset of a released model, if `out` has only a newer state of this model.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from argolocal.common.json_text import without_nan
+from argolocal.common.json_text import replace_nan
 from rekindle import ConfigError, DataError, RekindleError, StepInputs, StepOutputs
 from rekindle.errors import innermost
 
@@ -60,7 +60,7 @@ def run(inputs: Inputs) -> Outputs:
         if "error" not in report:
             report["first_rows_error"] = first_error
     # after a single step a loss or a metric may be undefined, which is no error: a training continues, too
-    return Outputs(report=without_nan(report))
+    return Outputs(report=replace_nan(report))
 
 
 def find(inputs: Inputs, folder: Path) -> dict[str, Any]:

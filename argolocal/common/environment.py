@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-# variables with secrets by their names, such as HF_TOKEN, GITHUB_TOKEN, DB_PASSWORD or NOTIFY_URL (a webhook)
+# names of variables that contain secrets, such as HF_TOKEN, GITHUB_TOKEN, DB_PASSWORD or NOTIFY_URL (a webhook)
 SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL", re.IGNORECASE
 )
@@ -11,8 +11,11 @@ SECRET = re.compile(
 SERVICE_VARIABLE = re.compile(r"(AWS|MLFLOW|S3)_")
 
 
-def without_secrets(environ: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
-    """Return the environment without variables that look like secrets; `needs_services`: except keys of services."""
+def remove_secrets(environ: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
+    """Return the environment without variables that look like secrets.
+
+    `needs_services`: keep the variables of the object store and MLflow, also their keys.
+    """
     return {
         name: value
         for name, value in environ.items()

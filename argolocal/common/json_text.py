@@ -1,8 +1,10 @@
-"""JSON that every parser reads alike: Python's own writer and parser accept NaN, infinity and duplicate keys.
+"""Writes and reads JSON that has the same value in every parser.
 
-to_json(value)              # a JSON text; raises ValueError that locates a number that is not finite
-loads(data)                 # a JSON value from outside; raises ValueError with the rule that the text violates
-read_object(path)           # the JSON object in a file; raises InvalidDocument with the name of the file
+    to_json(value)              # a JSON text; raises ValueError that names the place of a number that is not finite
+    loads(data)                 # a JSON value from outside; raises ValueError with the rule that the text violates
+    read_object(path)           # the JSON object in a file; raises InvalidDocument with the name of the file
+
+Python's own writer and parser accept NaN, infinity and duplicate keys.
 """
 
 import json
@@ -31,7 +33,7 @@ def to_json(
     ensure_ascii: bool = True,
     default: Callable[[Any], Any] | None = None,
 ) -> str:
-    """Format a value as JSON. Raises ValueError that locates a NaN or an infinity; TypeError for another type."""
+    """Format a value as JSON. Raises ValueError that names the place of a NaN or infinity, TypeError."""
     try:
         return json.dumps(
             value,
@@ -46,14 +48,14 @@ def to_json(
         raise ValueError(describe_not_finite(value) or str(error)) from error
 
 
-def without_nan(value: Any) -> Any:
+def replace_nan(value: Any) -> Any:
     """Replace each NaN and infinity in a JSON value by None, which states that the number is unknown."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
+        return {key: replace_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
+        return [replace_nan(item) for item in value]
     return value
 
 
@@ -87,7 +89,7 @@ def format_path(path: Location) -> str:
 
 
 def loads(data: bytes | str) -> Any:
-    """Return the value of a JSON text, which each JSON parser reads alike. Raises ValueError.
+    """Return the value of a JSON text that has the same value in every parser. Raises ValueError.
 
     Duplicate keys, halves of surrogate pairs, deep nesting and numbers that are not finite are errors.
     """
@@ -95,14 +97,14 @@ def loads(data: bytes | str) -> Any:
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_unique,
-            parse_int=_integer,
-            parse_float=_finite,
-            parse_constant=_finite,
+            object_pairs_hook=_reject_duplicate_keys,
+            parse_int=_parse_integer,
+            parse_float=_parse_float,
+            parse_constant=_parse_float,
         )
     except RecursionError:
         raise ValueError(f"it has more than {MAX_DEPTH} nested values") from None
-    _check(value)
+    _reject_unsafe_values(value)
     return value
 
 
@@ -123,7 +125,7 @@ def malformed(path: Path, error: Exception) -> InvalidDocument:
     return InvalidDocument(f"{path} is malformed ({reason}): restore the file, or remove it.")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -132,28 +134,28 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"a number has {len(text):,} digits, and at most {MAX_DIGITS} are read")
     return int(text)
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{show(text)} is not a finite number")
     return number
 
 
-def _check(value: Any) -> None:
+def _reject_unsafe_values(value: Any) -> None:
     """Raise ValueError for deep nesting, and for texts that are not Unicode."""
-    rest = [(value, 1)]
-    while rest:
-        item, depth = rest.pop()
+    unchecked = [(value, 1)]
+    while unchecked:
+        item, depth = unchecked.pop()
         if isinstance(item, str):
-            item.encode()
+            item.encode()  # raises ValueError for half of a surrogate pair
         elif isinstance(item, list | dict):
             if depth > MAX_DEPTH:
                 raise ValueError(f"it has more than {MAX_DEPTH} nested values")
             children = item if isinstance(item, list) else [*item.keys(), *item.values()]
-            rest += [(child, depth + 1) for child in children]
+            unchecked += [(child, depth + 1) for child in children]

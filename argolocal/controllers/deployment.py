@@ -17,7 +17,7 @@ from shutil import rmtree
 from typing import Any
 
 from argolocal.common import program
-from argolocal.common.environment import without_secrets
+from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
@@ -181,7 +181,7 @@ class Deployments(Controller):
                 child = subprocess.Popen(
                     self._supervise(),
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
-                    env=without_secrets(os.environ),
+                    env=remove_secrets(os.environ),
                 )  # fmt: skip
             SUPERVISORS.append(child)
             record = {"pid": child.pid, "since": start_time(child.pid) or 0}

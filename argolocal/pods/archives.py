@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from argolocal.pods.tarballs import CHUNK_BYTES, MAX_HEADER_BYTES, Headers, open_tar
+from argolocal.pods.tarballs import CHUNK_BYTES, MAX_HEADER_BYTES, TarStream, open_tar
 
 MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
 COUNTED_BYTES = 128 << 20  # unpacked size of the part of a tarball whose entries are counted before they are written
@@ -86,7 +86,7 @@ class _Budget:
 def is_tarball(path: Path) -> bool:
     """Return True if the file is a gzipped tar with at least one entry."""
     try:
-        with closing(Headers(path)) as file, open_tar(file) as archive:
+        with closing(TarStream(path)) as file, open_tar(file) as archive:
             return archive.next() is not None
     except INVALID_ARCHIVE_ERRORS:
         return False
@@ -99,7 +99,7 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
     """
     with _unpack_directory(archive, path) as directory:
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
-        with closing(Headers(archive)) as file, open_tar(file) as tar:
+        with closing(TarStream(archive)) as file, open_tar(file) as tar:
             counter = _Counter(path.name, max_entries)
             while True:
                 counter.check(file, tar.offset, tree.budget.entries)
@@ -160,7 +160,7 @@ class _Counter:
         self.name, self.max_entries = name, max_entries
         self.end, self.uncounted_entries = -1, UNCOUNTED_ENTRIES  # end of the part that was counted last
 
-    def check(self, file: Headers, offset: int, entries: int) -> None:
+    def check(self, file: TarStream, offset: int, entries: int) -> None:
         """Raise ArchiveError if the part at `offset` has more than `entries` entries."""
         if offset < self.end:
             return
@@ -172,7 +172,7 @@ class _Counter:
             rest.seek(offset)
             self._count(rest, entries)
 
-    def _count(self, file: Headers, entries: int) -> None:
+    def _count(self, file: TarStream, entries: int) -> None:
         with open_tar(file) as tar:
             for _ in range(entries + 1):
                 file.budget = MAX_HEADER_BYTES

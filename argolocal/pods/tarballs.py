@@ -15,26 +15,31 @@ CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
 
 
 class Entry(tarfile.TarInfo):
+    """An entry of a tar whose size must not be negative."""
+
     def _block(self, count: int) -> int:
         if count < 0:  # without this check, tarfile would read the same headers for ever
             raise tarfile.ReadError(f"it has an entry of {count} bytes")
         return super()._block(count)  # type: ignore[misc]
 
 
-class Members(io.RawIOBase):
+class GzipMembers(io.RawIOBase):
     """The decompressed members of a gzip file; to limit the time, only few members may be (almost) empty."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.file = path, path.open("rb")
+        self.path = path
+        self.file = path.open("rb")
         self.decoder: Any = None
-        self.input, self.small_members = b"", MAX_SMALL_MEMBERS
+        self.input = b""
+        self.small_members = MAX_SMALL_MEMBERS
 
-    def copy(self) -> "Members":
+    def copy(self) -> "GzipMembers":
         """Return another reader at the same position."""
-        other = Members(self.path)
+        other = GzipMembers(self.path)
         other.file.seek(self.file.tell())
         other.decoder = self.decoder and self.decoder.copy()
-        other.input, other.small_members = self.input, self.small_members
+        other.input = self.input
+        other.small_members = self.small_members
         return other
 
     def readable(self) -> bool:
@@ -53,14 +58,17 @@ class Members(io.RawIOBase):
                         raise tarfile.ReadError(f"its gzip members have fewer than {SMALL_MEMBER_BYTES} bytes each")
                     self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
                 continue
+
             out = self.decoder.decompress(data, len(buffer))
             is_at_end = self.decoder.eof
             self.input = self.decoder.unused_data if is_at_end else self.decoder.unconsumed_tail
             self.small_members += (len(data) - len(self.input) + len(out)) / SMALL_MEMBER_BYTES
+
             if is_at_end:
                 self.decoder = None
             elif not (data or out):
                 raise EOFError("its last gzip member is incomplete")
+
             if out:
                 buffer[: len(out)] = out
                 return len(out)
@@ -70,16 +78,17 @@ class Members(io.RawIOBase):
         super().close()
 
 
-class Headers:
+class TarStream:
     """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still return."""
 
     def __init__(self, path: Path) -> None:
-        self.members = Members(path)
+        self.members = GzipMembers(path)
         self.buffered = b""  # data that a copy reads before `file`
         self.file = io.BufferedReader(self.members, CHUNK_BYTES)
-        self.budget, self.position = MAX_HEADER_BYTES, 0
+        self.budget = MAX_HEADER_BYTES
+        self.position = 0
 
-    def copy(self) -> "Headers":
+    def copy(self) -> "TarStream":
         """Return another reader at the same position."""
         other = copy(self)
         other.buffered = self.file.peek()
@@ -91,8 +100,11 @@ class Headers:
         self.file.close()
 
     def _take(self, size: int) -> bytes:
-        data, self.buffered = self.buffered[:size], self.buffered[size:]
-        return data + self.file.read(size - len(data)) if len(data) < size else data
+        data = self.buffered[:size]
+        self.buffered = self.buffered[size:]
+        if len(data) < size:
+            data += self.file.read(size - len(data))
+        return data
 
     def tell(self) -> int:
         return self.position
@@ -100,19 +112,25 @@ class Headers:
     def seek(self, position: int) -> None:
         if position < self.position:  # seeking back would decompress the file again
             raise tarfile.ReadError("its parts are not in the order of their offsets")
-        while self.position < position and (skipped := len(self._take(min(position - self.position, CHUNK_BYTES)))):
+
+        while self.position < position:
+            skipped = len(self._take(min(position - self.position, CHUNK_BYTES)))
+            if not skipped:  # the end of the file
+                break
             self.position += skipped
 
     def read(self, size: int | None = -1) -> bytes:
         size = sys.maxsize if size is None or size < 0 else size
         if size > self.budget:
             raise tarfile.ReadError(f"it has a header of more than {MAX_HEADER_BYTES} bytes")
+
         self.budget -= size
         data = self._take(size)
         self.position += len(data)
         return data
 
 
-def open_tar(file: Headers) -> tarfile.TarFile:
+def open_tar(file: TarStream) -> tarfile.TarFile:
+    """Open a tar that is read forwards, entry by entry."""
     content: Any = file
     return tarfile.open(fileobj=content, mode="r:", tarinfo=Entry)

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,7 @@ from argolocal.common.json_text import to_json
 from argolocal.language.quantity import quantity
 from rekindle.cache import claims
 from rekindle.documents import Document, name_field, validate
-from rekindle.errors import Conflict, NotFound, StorageError
+from rekindle.errors import NotFound, StorageError
 from rekindle.names import Digest, TaskName, TaskReference
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Entry:
         return self.at.partition("/")[2]
 
 
-def _without_tags(text: str) -> str:
+def _reject_tags(text: str) -> str:
     """Raise ValueError for a template tag: outputs become parameters of a workflow, where Argo would replace it."""
     if "{{" in text:
         raise ValueError("an output must not contain {{")
@@ -88,7 +87,7 @@ class EntryFile(Document):
 
     key: str
     at: Annotated[str, name_field(TaskReference)]
-    outputs: dict[str, Annotated[str, AfterValidator(_without_tags)]]
+    outputs: dict[str, Annotated[str, AfterValidator(_reject_tags)]]
     artifacts: dict[Annotated[str, name_field(TaskName)], ArtifactFacts]
     facts: FactsFile
     seconds: float
@@ -111,24 +110,8 @@ def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
     return entry if entry and not reason_invalid(entry, partial(_size, store), days) else None
 
 
-def record(store: "Store", entry: Entry) -> bool:
-    """Write an entry unless a valid one exists; return True if it was written. Raises StorageError."""
-    object_key, data = _object_key(entry.key), to_json(asdict(entry)).encode()
-    try:
-        store.put(object_key, data, if_absent=True)
-        return True
-    except Conflict:
-        pass
-    with suppress(Conflict):  # another run has just recorded the same result
-        _, etag = store.get_with_etag(object_key)
-        if find(store, entry.key) is None:
-            store.put(object_key, data, if_match=etag)
-            return True
-    return False
-
-
-def replace(store: "Store", entry: Entry) -> None:
-    """Write an entry, also if another one exists, whose artifacts may be damaged. Raises StorageError."""
+def record(store: "Store", entry: Entry) -> None:
+    """Write an entry. It replaces another entry with this key, whose artifacts may be damaged. Raises StorageError."""
     store.put(_object_key(entry.key), to_json(asdict(entry)).encode())
 
 

@@ -64,7 +64,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
         entry = entries.Entry(
             key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
         )
-        entries.result_or_none(entries.replace, store, entry)
+        entries.result_or_none(entries.record, store, entry)
         entries.result_or_none(record_code, store, step_facts)
 
 

@@ -14,7 +14,7 @@ DATASET_INPUT = "dataset"
 def verify_artifact(name: str, path: Path, digest: str) -> None:
     """Raise DataError if an artifact is a dataset or a trained model whose files were changed after they were written.
 
-    `name`: name of the input; `digest`: the digest that the step has got for its input `dataset`, or "".
+    `name`: name of the input; `digest`: the input `digest` of the step, which the artifact `dataset` must have, or "".
     """
     promised_digest = digest if name == DATASET_INPUT else ""
     # a release has the list of the dataset that it was trained on, but not its files
@@ -38,7 +38,7 @@ def _is_described(path: Path) -> bool:
     return sum(f'"{name}"'.encode() in content for name in ("sha256", "workload", CHECKSUM)) > 1
 
 
-def digest_input(inputs: Any) -> str:
+def find_digest_input(inputs: Any) -> str:
     """Return the input `digest` of a step, or "" if the step does not have it."""
     value = getattr(inputs, "digest", "")
     return value if isinstance(value, str) else ""

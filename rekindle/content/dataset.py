@@ -3,7 +3,7 @@
     digest = record_files(folder)            # after the last file was written
     verify_dataset(folder, digest)           # before the first file is read
 
-So the digest covers every byte of the dataset, the names of its files, and that no file was added or removed.
+So the digest changes if a byte or the name of a file changes, and if a file is added or removed.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ FileList = TypeAdapter(dict[str, File])
 def record_files(folder: Path) -> str:
     """Write the list of the files in `folder`, and return the digest of the dataset."""
     files = files_below(folder)
-    contents = hashes.all_sha256(files.values())
+    contents = hashes.compute_sha256s(files.values())
 
     entries = {
         name: {"size": path.stat().st_size, "sha256": sha256}
@@ -117,14 +117,15 @@ def _reject_other_names(files: dict[str, Path], recorded_files: dict[str, File],
 
 def _reject_other_contents(files: dict[str, Path], recorded_files: dict[str, File], address: str) -> None:
     for name, path in files.items():
-        size, recorded_size = path.stat().st_size, recorded_files[name].size
+        size = path.stat().st_size
+        recorded_size = recorded_files[name].size
         if size != recorded_size:
             raise DataError(
                 f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILES} (sha256 "
                 f"{recorded_files[name].sha256}): it was changed after the dataset was prepared. {REMEDY}"
             )
 
-    contents = hashes.all_sha256(files.values())
+    contents = hashes.compute_sha256s(files.values())
     for name, sha256 in zip(files, contents, strict=True):
         if sha256 != recorded_files[name].sha256:
             raise DataError(

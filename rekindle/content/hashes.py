@@ -16,7 +16,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def all_sha256(paths: Iterable[Path]) -> list[str]:
+def compute_sha256s(paths: Iterable[Path]) -> list[str]:
     """Return the sha256 of each file; several files are read at the same time."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(file_sha256, paths))

@@ -40,7 +40,8 @@ def verify_weights(folder: Path, address: str = "") -> ModelFile:
 
     `address`: address of the model for the message.
     """
-    description, file = read_description(folder), folder / WEIGHTS
+    description = read_description(folder)
+    file = folder / WEIGHTS
     if not file.is_file():
         raise DataError(f"{address or folder} is not a trained model: {WEIGHTS} is missing. {REMEDY}")
 
@@ -56,24 +57,25 @@ def verify_weights(folder: Path, address: str = "") -> ModelFile:
     return description
 
 
-def reject_other_weights(expected: str, tensors: str, content_sha256: Callable[[], str], address: str) -> None:
+def reject_other_weights(expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], address: str) -> None:
     """Raise DataError unless the sha256 of weights is the described one.
 
-    `tensors`: their `weights_sha256`; `content_sha256` returns the sha256 of the file, which programs that train with
-    another framework may write into model.json.
+    `tensors_sha256`: `weights_sha256` of the weights. `hash_file` returns the sha256 of the file: a program of another
+    framework may write this sha256 into model.json.
     """
-    if tensors == expected:
+    if tensors_sha256 == expected_sha256:
         return
-    content = content_sha256()
-    if content != expected:
+
+    file_sha256 = hash_file()
+    if file_sha256 != expected_sha256:
         raise DataError(
-            f"the weights in {address} have the sha256 {tensors or content}, but {MODEL_FILE} has {expected}: one of "
-            f"the two files was changed after the training. {REMEDY}"
+            f"the weights in {address} have the sha256 {tensors_sha256 or file_sha256}, but {MODEL_FILE} has "
+            f"{expected_sha256}: one of the two files was changed after the training. {REMEDY}"
         )
 
 
 def _tensors_sha256(file: Path) -> str:
-    """Return the `weights_sha256` of a file; "" if it does not contain tensors, as of a framework of one's own."""
+    """Return the `weights_sha256` of a file; "" if it does not contain tensors, but weights of another framework."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -17,7 +17,7 @@ PORTS_TO_TRY = 100
 
 
 def usable_port(cluster: Cluster, default: int) -> int:
-    """Return the first port from `default` that no program has taken from all pods, else `default`."""
+    """Return the first port from `default` that is free for all pods; `default` if none is free."""
     # no pod has this name, so only a program that listens on all addresses can be at this address
     address = cluster.address("no-pod")
     return next((port for port in range(default, default + PORTS_TO_TRY) if _is_free(address, port)), default)
@@ -48,6 +48,7 @@ def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> 
     port = next(filter(None, current_ports), None) or usable_port(cluster, default)
     if port == default:
         return job
+
     moved = copy.deepcopy(job)
     for replica in replicas_of(moved).values():
         container = replica["template"]["spec"]["containers"][0]
@@ -56,7 +57,7 @@ def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> 
 
 
 def move_server_port(cluster: Cluster, deployment: Object) -> Object:
-    """Return a Deployment whose server listens at a usable port, if a flag `--port` tells the server its port."""
+    """Return a Deployment whose server listens at a usable port, if its arguments have a flag `--port=PORT`."""
     moved = copy.deepcopy(deployment)
     container = moved["spec"]["template"]["spec"]["containers"][0]
     for entry in container.get("ports") or []:
@@ -69,7 +70,7 @@ def move_server_port(cluster: Cluster, deployment: Object) -> Object:
     return moved
 
 
-def move_address_port(cluster: Cluster, service: Object) -> Object:
+def move_service_port(cluster: Cluster, service: Object) -> Object:
     """Return a headless Service at a usable port: clients read the port from the environment of their pod."""
     ports = [{**entry, "port": usable_port(cluster, entry["port"])} for entry in service["spec"]["ports"]]
     return {**service, "spec": {**service["spec"], "ports": ports}}

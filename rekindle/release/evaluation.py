@@ -75,12 +75,13 @@ def evaluate(
             others["baseline"] = compute_finite_metrics(workload, examples.baseline, examples)
         except NotFinite as error:
             warnings = [*warnings, f"the baseline is not compared: {error}"]
-    judged = compute_finite_metrics(workload, score(examples, candidate, dataset), examples)
+    candidate_scores = compute_finite_metrics(workload, score(examples, candidate, dataset), examples)
 
     differences = {
-        name: compute_difference(workload.metrics[0], judged, other, examples, gate) for name, other in others.items()
+        name: compute_difference(workload.metrics[0], candidate_scores, other, examples, gate)
+        for name, other in others.items()
     }
-    scored = {"candidate": judged, **others}
+    scored = {"candidate": candidate_scores, **others}
     predictions = {name: model.predictions for name, model in scored.items()}
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import to_json
 from rekindle.content.dataset import FILES
-from rekindle.content.hashes import all_sha256, file_sha256
+from rekindle.content.hashes import compute_sha256s, file_sha256
 from rekindle.content.release_files import RECORD, REMEDY, Sha256, content_hash, read_verified, reject_other_hash
 from rekindle.content.weights import parse_description, read_description
 from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, parse, read_file, read_object
@@ -65,8 +65,8 @@ class Record(Document):
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
 
 
-class Served(Document):
-    """workload.json: the code that computes predictions."""
+class ServingCode(Document):
+    """workload.json: identity and settings of the code that computes predictions."""
 
     workload: str = ""
     sha256: str = ""  # of the code
@@ -80,11 +80,11 @@ class Verdict(Document):
     max_batch: int = Field(default=0, ge=0)
 
 
-def read_served(release: Path) -> Served:
+def read_serving_code(release: Path) -> ServingCode:
     """Return workload.json; the default values if it is missing. Raises DataError."""
     file = release / CODE
     try:
-        return read_file(Served, file) if file.exists() else Served()
+        return read_file(ServingCode, file) if file.exists() else ServingCode()
     except InvalidDocument as error:
         raise DataError(f"{error} {REMEDY}") from error
 
@@ -101,12 +101,16 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     Return {file: sha256}. Raises DataError.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    files, example = serving_files(model, dataset), _example(report)
-    reports = [VERDICT, *([REFERENCE] if (report / REFERENCE).exists() else [])]
-    link(folder, files | {name: report / name for name in reports})
-    link(folder, {CURVE: model / CURVE} if (model / CURVE).exists() else {})
+    files = serving_files(model, dataset)
+    link(folder, {**files, VERDICT: report / VERDICT})
+    for name, source in ((REFERENCE, report), (CURVE, model)):
+        if (source / name).exists():
+            link(folder, {name: source / name})
+
+    example = _read_example(report)
     if example:
         (folder / EXAMPLE).write_bytes(example)
+
     name = read_description(model).workload
     code = {"workload": name, "sha256": code_digest(load(name)), "max_batch": read_verdict(report).max_batch}
     (folder / CODE).write_text(to_json(code))
@@ -120,7 +124,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
     """
     key = champion.uri.rstrip("/")
     try:
-        champion_code = parse(Served, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")).sha256
+        champion_code = parse(ServingCode, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")).sha256
     except NotFound:
         champion_code = ""
     differs = {"its code": champion_code and champion_code != code_digest(workload)}
@@ -191,7 +195,7 @@ def _reject_other_files(folder: Path, recorded: dict[str, str], address: str) ->
     if added_names := sorted(files.keys() - known_names):
         raise DataError(f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or: {REMEDY}")
 
-    contents = zip(recorded, all_sha256(files[name] for name in recorded), strict=True)
+    contents = zip(recorded, compute_sha256s(files[name] for name in recorded), strict=True)
     damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
     if damaged:
         digests = ", ".join(f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items())
@@ -247,7 +251,7 @@ def link(folder: Path, files: dict[str, Path]) -> None:
         (folder / key).symlink_to(path.absolute())
 
 
-def _example(report: Path) -> bytes:
+def _read_example(report: Path) -> bytes:
     """Return a request with the first test row of the report's predictions, or b"" without predictions."""
     if not (report / PREDICTIONS).exists():
         return b""

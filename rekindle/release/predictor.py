@@ -18,9 +18,9 @@ from pydantic import Field, create_model
 from argolocal.common.json_text import describe_not_finite, to_json
 from rekindle import families
 from rekindle.content.weights import read_description
-from rekindle.documents import InvalidDocument, ModelFile, read_any_file
+from rekindle.documents import InvalidDocument, ModelFile, read_json_file
 from rekindle.errors import CodeError, DataError
-from rekindle.release.files import EXAMPLE, read_served, read_verdict
+from rekindle.release.files import EXAMPLE, read_serving_code, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
 
@@ -59,7 +59,7 @@ class InstancePredictor:
     def example(self) -> dict[str, Any]:
         """Return a request with one of the test rows. Raises DataError if the release lacks the request."""
         try:
-            return read_any_file(self.release / EXAMPLE)
+            return read_json_file(self.release / EXAMPLE)
         except InvalidDocument as error:
             raise DataError(f"{self.release} is not a complete release ({error}). Release the model again.") from error
 
@@ -121,7 +121,7 @@ def evaluated_batch(release: Path) -> int:
 
     Earlier versions of Rekindle recorded it only in verdict.json.
     """
-    return read_served(release).max_batch or read_verdict(release).max_batch or 1
+    return read_serving_code(release).max_batch or read_verdict(release).max_batch or 1
 
 
 def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import time
 import torch
 from safetensors.torch import save
 
-from argolocal.common.json_text import to_json, without_nan
+from argolocal.common.json_text import replace_nan, to_json
 from rekindle import project
 from rekindle.documents import describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
@@ -159,7 +159,7 @@ class Training:
             if result and group.rank == 0:
                 self.metrics.validated(step, result)
                 if self.spec.until:
-                    self.put("validation.json", to_json(without_nan({"step": step, **result})).encode())
+                    self.put("validation.json", to_json(replace_nan({"step": step, **result})).encode())
             if result and self.paused:
                 return group.undo()
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from argolocal.common.json_text import to_json, without_nan
+from argolocal.common.json_text import replace_nan, to_json
 from rekindle.errors import TrackingError, say
 
 MAX_POINTS = 500  # maximum number of points of a curve; each point is the mean over the same number of steps
@@ -35,7 +35,7 @@ class Curve:
 
     def dump(self) -> bytes:
         """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]; null if not finite."""
-        return to_json(without_nan(sorted(self.losses.items()))).encode()
+        return to_json(replace_nan(sorted(self.losses.items()))).encode()
 
 
 class Metrics:

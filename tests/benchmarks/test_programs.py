@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.programs import PROGRAMS, Program, run_smallest
+from tests.benchmarks.programs import PROGRAMS, Program, run_smallest
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"benchmarks.torchrun"}  # programs that another benchmark starts

@@ -1,7 +1,7 @@
 """The Deployments and Services of models. The port of a Service is a setting of the config.
 
 If the user has not chosen a port, the Service gets a free port when it is applied: a training may take hours, and other
-programs and runs may take a port meanwhile.
+programs and runs may take a port during this time.
 """
 
 import fcntl
@@ -13,9 +13,8 @@ from argolocal.controllers.base import Object
 from argolocal.controllers.deployment import Deployments, Services, is_headless
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError, say
-from rekindle.local.ports import move_address_port, move_server_port
+from rekindle.local.ports import PORTS_TO_TRY, move_server_port, move_service_port
 
-PORTS_TO_TRY = 100
 ANY_PORT = "rekindle.dev/any-port"  # annotation of a workflow whose model may be served at any free port
 
 
@@ -54,35 +53,38 @@ class ModelServices(Services):
             return super().apply(obj)  # raises ConfigError
         if is_headless(obj):
             self.check(obj)
-            return super().apply(move_address_port(self.cluster, obj))
+            return super().apply(move_service_port(self.cluster, obj))
         if not self._may_use_any_port():
             return super().apply(obj)
 
         # until the Service is stored, another run of this home must not choose the same port
-        with self._choosing():
-            return super().apply(self._with_free_port(obj))
+        with self._lock_ports():
+            return super().apply(self._set_free_port(obj))
 
     def _may_use_any_port(self) -> bool:
         run = RunFiles(self.cluster.home, self.run.name)
         return run.is_own_folder() and may_use_any_port(run.workflow())
 
     @contextmanager
-    def _choosing(self) -> Iterator[None]:
+    def _lock_ports(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / ".ports.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _with_free_port(self, obj: Object) -> Object:
+    def _set_free_port(self, obj: Object) -> Object:
         """Return the Service with its current port, or else the next free port."""
-        name, (first, *others) = obj["metadata"]["name"], obj["spec"]["ports"]
-        default, current = first["port"], self.read(name)
+        name = obj["metadata"]["name"]
+        first_entry, *other_entries = obj["spec"]["ports"]
+        default = first_entry["port"]
+        current = self.read(name)
         first_choice = current["spec"]["ports"][0]["port"] if current else default
         ports_of_others = self._ports_of_other_services(name)
+
         for port in (first_choice, *range(default, default + PORTS_TO_TRY)):
             if port in ports_of_others:
                 continue
-            moved = {**obj, "spec": {**obj["spec"], "ports": [{**first, "port": port}, *others]}}
+            moved = {**obj, "spec": {**obj["spec"], "ports": [{**first_entry, "port": port}, *other_entries]}}
             with suppress(ConfigError):
                 self.check(moved)
                 if port != default:

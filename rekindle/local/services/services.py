@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from argolocal.common import homes
-from argolocal.common.environment import without_secrets
+from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically, write_once
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
@@ -261,7 +261,7 @@ class Services:
         return ["rekindle.local.services.mlflow", *common_flags, "--store", store, "--artifacts", artifacts]
 
     def _environment(self, name: str) -> dict[str, str]:
-        env = without_secrets(self.environ, needs_services=name == "mlflow")
+        env = remove_secrets(self.environ, needs_services=name == "mlflow")
         env |= {**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         if name == "mlflow":
             env |= self._token()

@@ -21,7 +21,7 @@ from rekindle.content.release_files import REMEDY
 from rekindle.errors import DataError
 from rekindle.release.files import INPUT_EXAMPLE, MLFLOW_FILES, MLMODEL, SERVING_EXAMPLE, verify_release
 from rekindle.release.predictor import open_predictor, warning
-from rekindle.release.pyfunc.frames import INSTANCES, Rows
+from rekindle.release.pyfunc.frames import INSTANCES, FrameConverter
 from rekindle.release.validation import parse
 from rekindle.workload import Predictor
 
@@ -36,11 +36,11 @@ class Model:
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
-        self.rows = Rows(predictor.Request)
+        self.converter = FrameConverter(predictor.Request)
 
     def predict(self, frame: "DataFrame", params: dict[str, str] | None = None) -> list[Any]:
         """Return the predictions of all rows. Raises DataError for an invalid request."""
-        instances = self.rows.to_instances(frame)
+        instances = self.converter.to_instances(frame)
         try:
             others = {name: loads(text) for name, text in (params or {}).items() if text}
             body = to_json({INSTANCES: instances, **others}).encode()
@@ -61,7 +61,7 @@ def _load_pyfunc(release: str) -> Model:
             f"{release} was released by an earlier version of Rekindle, whose hash does not cover the file {MLMODEL} "
             f"that MLflow executes. {REMEDY}"
         )
-    return Model(open_predictor(Path(release)))
+    return Model(open_predictor(folder))
 
 
 def write_mlmodel(release: Path) -> dict[str, str]:
@@ -103,11 +103,11 @@ def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict
     The type of each column is `any`: MLflow would refuse an int column for a double, and a missing value in a column of
     integers or booleans, and would convert texts. The request is validated as in the server instead.
     """
-    rows = Rows(request)
-    columns = [{"name": name, "type": "any", "required": name in rows.required} for name in rows.properties]
+    converter = FrameConverter(request)
+    columns = [{"name": name, "type": "any", "required": name in converter.required} for name in converter.properties]
     params = [
         {"name": name, "type": "string", "default": "", "shape": None}
-        for name in rows.schema["properties"]
+        for name in converter.schema["properties"]
         if name != INSTANCES
     ]
     return columns, params

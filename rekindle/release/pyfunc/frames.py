@@ -1,7 +1,7 @@
 """Converts the rows of a data frame to instances, as a client would send them in JSON.
 
-A frame cannot hold every instance: a missing value makes floats of integers, and hides if it was null or left out. The
-schema of the request decides what was meant.
+A frame cannot hold every instance: a missing value converts integers to floats, and it does not show whether the value
+was null or left out. The schema of the request decides.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,8 @@ JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", t
 Schema = dict[str, Any]
 
 
-class Rows:
-    """The rows of frames for a kind of request."""
+class FrameConverter:
+    """Converts data frames to the instances of a kind of request."""
 
     def __init__(self, request: type[BaseModel]) -> None:
         self.schema: Schema = request.model_json_schema(schema_generator=AnyModel)
@@ -51,9 +51,12 @@ class Rows:
         return [self._to_instance(row, number) for number, row in enumerate(self._rows(frame))]
 
     def _rows(self, frame: "DataFrame") -> list[dict[str, Any]]:
-        """Return the rows of a frame; MLflow makes one row of a dictionary whose lists have texts only."""
+        """Return the rows of a frame.
+
+        MLflow passes a dictionary of columns of texts as one row, whose values are the columns. It becomes rows again.
+        """
         names = list(map(str, frame.columns))
-        # `to_dict` would make None of pandas.NA
+        # `to_dict` would convert pandas.NA to None
         rows = [dict(zip(names, values, strict=True)) for values in frame.itertuples(index=False, name=None)]
         if len(rows) != 1 or not rows[0] or not all(map(self._is_column, rows[0], rows[0].values())):
             return rows
@@ -69,10 +72,11 @@ class Rows:
         return isinstance(value, list) and bool(types) and "array" not in types
 
     def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Convert a row: a missing value is left out, unless null is the only way, or null itself, to state it."""
+        """Convert a row. A missing value is null if it is None or the field is required; else it is left out."""
         instance: dict[str, Any] = {}
         for name, value in row.items():
             field = self.properties.get(name, {})
+            # a field without types accepts any value
             accepts_null = name in self.properties and "null" in (self._types(field) or {"null"})
             if not is_missing(value):
                 is_optional = accepts_null or name not in self.required
@@ -86,8 +90,10 @@ class Rows:
         options = list(self._options(field))
         if isinstance(value, Mapping):
             properties = {name: inner for option in options for name, inner in option.get("properties", {}).items()}
-            other = next((o["additionalProperties"] for o in options if o.get("additionalProperties")), {})
-            other = other if isinstance(other, dict) else {}
+            other = next(
+                (option["additionalProperties"] for option in options if option.get("additionalProperties")), {}
+            )
+            other = other if isinstance(other, dict) else {}  # True: any other property
             return {
                 name: self._convert(inner, properties.get(name, other), f"{location}.{name}")
                 for name, inner in value.items()

@@ -58,13 +58,16 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
 
     Raises StorageError, TrackingError.
     """
-    own_id, by_id = store_id(store), dict[str, Run]()
+    own_id = store_id(store)
+    by_id: dict[str, Run] = {}
+    pipelines = set(pipelines)
     marks = _marks(store, context.runs)
     runs = {name: _with_mark(run, marks[name]) for name, run in context.runs.items()}
     versions = Versions()
     read_tasks: set[str] = set()
     names_with_records: set[str] = set()
-    for pipeline in (pipelines := set(pipelines)):
+
+    for pipeline in pipelines:
         records = [record for record in _records(pipeline) if record["tags"].get(STORE_TAG, own_id) == own_id]
         compared = _compared(records)
         own_names = {record["name"] for record in records if STORE_TAG in record["tags"]}
@@ -86,10 +89,12 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
             runs[name] = _combine(runs[name], run) if name in names_with_records else run
             names_with_records.add(name)
             by_id[record["id"]] = runs[name]
+
     releases = list(_releases(store, own_id, by_id, context, versions))
     for run_id in versions.run_ids(releases) & by_id.keys():
         name = by_id[run_id].name
         runs[name] = replace(runs[name], compared=True)
+
     claimed = frozenset(claims.claimed_tasks(store, context.claim_s)) | _data_tasks(store, pipelines) | read_tasks
     removable = releases if context.targets else []
     return Listing([*runs.values()], removable, entries.entries(store), claimed)
@@ -156,7 +161,7 @@ class Versions:
 
 
 def addresses(row: Mapping[str, Any]) -> set[str]:
-    """Return the addresses of the files of a version: recorded, and where MLflow finds the files of its source."""
+    """Return the recorded addresses of the files of a version, and the address at which MLflow finds them."""
     source = str(row.get("source") or "")
     found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
     if urlsplit(source).scheme in ("models", "runs"):
@@ -287,7 +292,7 @@ def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) 
 
 
 def _combine(run: Run, other: Run) -> Run:
-    """Return a run of which MLflow has two records, one of which may be forged: what one of them protects is kept."""
+    """Combine two records of a run in MLflow, one of which may be forged: everything that one protects stays."""
     return replace(
         run,
         ended=None if run.ended is None or other.ended is None else max(run.ended, other.ended),
@@ -300,7 +305,7 @@ def _combine(run: Run, other: Run) -> Run:
 
 
 def _uses(record: dict[str, Any]) -> frozenset[str]:
-    """Return the RUN/TASK of other runs that a run reads at their place."""
+    """Return the RUN/TASK of other runs whose artifacts a run reads without copying them."""
     if tracking.REFERS not in record["tags"]:
         return frozenset()
     values = (value for tag, value in record["tags"].items() if tag.startswith(tracking.CACHED))

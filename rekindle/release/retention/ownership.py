@@ -5,7 +5,7 @@
 A run writes its mark before its first artifact. Retention deletes nothing of a run without a mark in this store, and of
 a run with a mark only what the mark names: everything below RUN/ if the name of the run was generated, since nothing
 else can have had this name; otherwise RUN/TASK/ of the tasks whose folders were empty when the run began. A mark in a
-shared folder of the store, such as that of MLflow, whose clients can write objects there, counts for nothing.
+shared folder of the store is ignored: clients of MLflow, for example, can write objects to its folder.
 
 The marks are numbered in the order of their last change, so that this order does not depend on clocks.
 """
@@ -36,9 +36,10 @@ SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "
 
 
 class Mark(BaseModel):
-    """The mark of a run. `number`: orders the marks. `ended`: Unix time; None while the run is active.
+    """The mark of a run. `number`: position in the order of the marks. `whole`: the run owns its whole folder.
 
-    `run_id`: its record in MLflow; "" if the run has not reported its end.
+    `ended`: Unix time; None while the run is active. `run_id`: its record in MLflow; "" if the run has not reported its
+    end.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -56,10 +57,13 @@ class Mark(BaseModel):
         """True if the object with this key belongs to the run."""
         folder, _, rest = key.partition("/")
         task, slash, _ = rest.partition("/")
-        # whoever has written the mark, no other name can be a generated one
+        # a mark may be forged; only a generated name shows that the whole folder is of this run
         owns_folder = self.whole and GENERATED.fullmatch(run) is not None
-        if folder != run or not slash:
-            return folder == run and owns_folder
+        if folder != run:
+            return False
+        if not slash:  # an object directly in the folder
+            return owns_folder
+
         is_pod = run in self.tasks and task.startswith(f"{run}-")
         return owns_folder or task in self.tasks or is_pod
 
@@ -76,9 +80,9 @@ def store_id(store: Store) -> str:
 def begin(store: Store, workflow: Mapping[str, Any], pipeline: str, is_first: bool = True) -> None:
     """Mark the folder of a run that begins or is resumed. Raises StorageError.
 
-    `workflow`: the workflow with its name, and its tasks. `is_first`: False if other tasks of the run may already have
-    written artifacts. Otherwise a folder with objects is not the folder of a new run, also if the name looks generated:
-    a manifest may have a name and a generateName.
+    `workflow`: the workflow with its name and its tasks. `is_first`: True if no task of the run has written artifacts
+    yet. A folder with objects then belongs to somebody else, even if the name of the run looks generated: a manifest
+    may have both a name and a generateName.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:

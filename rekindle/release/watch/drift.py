@@ -115,7 +115,7 @@ def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
 
 
 def days_until_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
-    """Return 0 if the model may be trained again, and record its retraining by `workflow`; else the days to wait."""
+    """Claim the retraining of the model for `workflow` and return 0; if it is too early, return the days left."""
     now, state = time.time(), _state(store, config.model)
     if state.retrained_by == workflow:
         return 0.0

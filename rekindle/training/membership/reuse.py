@@ -48,5 +48,5 @@ class ReusableModel:
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
             # a training that runs although an entry exists replaces it
-            entries.replace(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))
+            entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))
             record_code(store, inputs)

@@ -1,4 +1,4 @@
-"""The records of a sweep in the object store, as their readers expect them."""
+"""The types of the records of a sweep in the object store."""
 
 from typing import Annotated, Self
 
@@ -37,7 +37,7 @@ class Decision(Document):
 class Failure(Document):
     """failed.json: why a trial has failed."""
 
-    value: None = None
+    value: None = None  # part of the result of the trial
     why: str
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from argolocal.common.json_text import without_nan
+from argolocal.common.json_text import replace_nan
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import read_description, verify_weights
@@ -50,7 +50,7 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
     best_family = best_of(values, metric)
     shutil.copytree(models[best_family], out)
-    chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": without_nan(values)}
+    chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": replace_nan(values)}
     description = read_description(out).as_json() | {"chosen": chosen}
     (out / MODEL_FILE).write_bytes(describe_model(description))
     return best_family

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.json_text import describe_not_finite, loads, to_json, without_nan
+from argolocal.common.json_text import describe_not_finite, loads, replace_nan, to_json
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
@@ -37,7 +37,7 @@ def test_values_that_cannot_be_json_keep_the_reason() -> None:
 
 def test_an_unknown_number_is_null() -> None:
     value = {"loss": math.nan, "losses": [(1, math.inf), (2, 0.5)], "text": "nan"}
-    assert loads(to_json(without_nan(value))) == {"loss": None, "losses": [[1, None], [2, 0.5]], "text": "nan"}
+    assert loads(to_json(replace_nan(value))) == {"loss": None, "losses": [[1, None], [2, 0.5]], "text": "nan"}
 
 
 @pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "[-Infinity]"])

@@ -250,7 +250,7 @@ def test_a_dictionary_of_texts_has_a_row_for_each_of_its_values() -> None:
     """MLflow makes a single row of such a dictionary."""
     from pydantic import BaseModel
 
-    from rekindle.release.pyfunc.frames import Rows
+    from rekindle.release.pyfunc.frames import FrameConverter
 
     class Words(BaseModel):
         first: str
@@ -260,6 +260,6 @@ def test_a_dictionary_of_texts_has_a_row_for_each_of_its_values() -> None:
         instances: list[Words]
 
     frame = pd.DataFrame([{"first": ["a", "b"], "second": ["c", "d"]}])
-    assert Rows(Request).to_instances(frame) == [{"first": "a", "second": "c"}, {"first": "b", "second": "d"}]
+    assert FrameConverter(Request).to_instances(frame) == [{"first": "a", "second": "c"}, {"first": "b", "second": "d"}]
     with pytest.raises(DataError, match="the columns first, second must have the same length"):
-        Rows(Request).to_instances(pd.DataFrame([{"first": ["a"], "second": ["c", "d"]}]))
+        FrameConverter(Request).to_instances(pd.DataFrame([{"first": ["a"], "second": ["c", "d"]}]))

@@ -13,7 +13,7 @@ MISSED = 1  # exit code of a benchmark if a limit is missed
 class Program:
     """A benchmark. `smallest`: flags of its shortest run. `slow`: this run takes more than 15 seconds.
 
-    `needs`: what the benchmark needs besides this machine.
+    `needs`: what the benchmark needs in addition to this machine.
     """
 
     name: str
