@@ -144,7 +144,7 @@ def _images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]
     """Return the images, which may be given by their fields as in images.yaml. Raises ConfigError."""
     try:
         return {name: image if isinstance(image, Image) else Image(**image) for name, image in images.items()}
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:
         fields = ", ".join(Image.__dataclass_fields__)
         raise ConfigError(f"images: {error}. An image is an Image, or a dict of its fields {fields}.") from None
 

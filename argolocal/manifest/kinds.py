@@ -18,4 +18,5 @@ RETRY_POLICIES = (*RETRIED_PHASES, "OnTransientError", "")
 ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # allowed values of artifactGC.strategy
 # allowed values of fieldPath in a fieldRef
 DOWNWARD_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.hostIP", "spec.nodeName")
+API_VERSION = "argoproj.io/v1alpha1"  # of all kinds of Argo
 WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.names import show
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import timestamp
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import names
-from argolocal.manifest.kinds import WORKFLOW_KINDS
+from argolocal.manifest.kinds import API_VERSION, WORKFLOW_KINDS
 from argolocal.manifest.resolve import (
     Find,
     check_exit_handler,
@@ -174,6 +175,9 @@ def workflow(
     if kind not in WORKFLOW_KINDS:
         hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
         raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
+    version = manifest.get("apiVersion", API_VERSION)
+    if version != API_VERSION:
+        raise ConfigError(f"apiVersion is {show(version)}: of a {kind} of Argo, it must be {API_VERSION}.")
     if for_this_machine:
         list(walk(manifest, kind, ""))
     for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
@@ -211,7 +215,7 @@ def workflow(
         if isinstance(choices := parameter.get("enum"), list) and parameter.get("value") not in choices:
             name, value = parameter.get("name"), parameter.get("value")
             raise ConfigError(f"the parameter {name} is {value!r}: it must be one of {', '.join(choices)}.")
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
+    return {"apiVersion": API_VERSION, "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
 def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:

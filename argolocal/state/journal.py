@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from argolocal.common import homes, program
-from argolocal.common.files import write_atomically
+from argolocal.common.files import read_regular, write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.common.names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
@@ -26,6 +26,7 @@ from argolocal.manifest.volumes import claims
 
 Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+MAX_FILE_BYTES = 4 << 30  # maximum size of a file of a run that is read
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # exceptions that data of an unexpected structure raises
 STATUS_TEXTS = ("startedAt", "finishedAt", "message")
@@ -107,7 +108,7 @@ class RunFiles:
         """Return the workflow of this run. Raises ConfigError if the run does not exist."""
         path = self.root / "manifest.yaml"
         try:
-            workflow = json.loads(path.read_text())
+            workflow = json.loads(self._read(path))
             if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
                 raise ValueError("its name, entrypoint or templates are missing")
             return workflow
@@ -120,6 +121,15 @@ class RunFiles:
             names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
             hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all runs."
             raise ConfigError(f'the run "{self.name[:100]}" does not exist in {runs}.{hint}') from None
+
+    def _read(self, path: Path) -> bytes:
+        """Return the content of a file of the run. Raises ConfigError for a pipe or a device, which may have no end."""
+        try:
+            return read_regular(path, MAX_FILE_BYTES)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise self._corrupt(path, error) from None
 
     def is_own_folder(self) -> bool:
         """True if the folder is the run's: a folder of the home, not a link, whose manifest has the run's name."""
@@ -136,7 +146,7 @@ class RunFiles:
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
         path = self.root / "journal.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = self._read(path).splitlines(keepends=True) if path.exists() else []
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from argolocal.common.names import show
 from argolocal.errors import ConfigError
 from argolocal.manifest import shape
+from argolocal.manifest.kinds import API_VERSION, WORKFLOW_KINDS
 from argolocal.manifest.resolve import Find, find_in
 from argolocal.validate import objects, unheeded
 from argolocal.validate.findings import Finding, Findings
@@ -64,8 +66,12 @@ def lint(
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
     """Add the findings of the manifest to `findings`, and return the rules if the manifest is a workflow."""
+    version, kind = manifest.get("apiVersion", API_VERSION), manifest.get("kind")
+    if kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate") and version != API_VERSION:
+        message = f"{show(version)} is not {API_VERSION}: this {kind} would not be an object of Argo. Correct it."
+        findings.add("apiVersion", "version", message, fatal=str(version).startswith("argoproj.io/"))
     is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
-    if is_other_object or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
+    if is_other_object or kind in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(findings, "", shape.without_nulls(manifest))
     elif problems := list(shape.shape_errors(manifest)):
         for problem in problems:

@@ -177,6 +177,20 @@ def test_an_image_may_be_given_by_its_fields() -> None:
     assert node.log == "hej\n", outcome
     with pytest.raises(argolocal.ConfigError, match="a dict of its fields"):
         argolocal.run(workflow, images={"mine": {"enviroment": {}}})
+    with pytest.raises(argolocal.ConfigError, match="a dict of its fields"):
+        argolocal.run(workflow, images="mine")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_fatal"),
+    [("argoproj.io/v1", True), ("argoproj.io/v1alpha2", True), ("argproj.io/v1alpha1", False), ("v1", False)],
+)
+def test_a_workflow_with_another_version_of_the_api_is_not_one_of_argo(version: str, is_fatal: bool) -> None:
+    workflow = {**HELLO, "apiVersion": version}
+    (finding,) = [finding for finding in argolocal.lint(workflow) if finding.rule == "version"]
+    assert finding.fatal == is_fatal and "argoproj.io/v1alpha1" in finding.message
+    with pytest.raises(argolocal.ConfigError, match="apiVersion"):
+        argolocal.run(workflow)
 
 
 def test_the_hostname_is_the_name_of_the_pod() -> None:

@@ -1,7 +1,10 @@
 """Files of a run that were changed, lost or only partly written."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,3 +102,18 @@ def test_time_limits_of_nodes_start_again_after_the_death_of_the_runner() -> Non
     nodes = {kind: {**old, "id": kind, "type": kind, "phase": "Pending"} for kind in ("Pod", "HTTP", "Suspend")}
     after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
     assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "manifest.yaml"])
+def test_a_file_of_a_run_that_is_a_pipe_is_an_error_and_not_awaited(files: RunFiles, name: str) -> None:
+    (files.root / name).unlink()
+    os.mkfifo(files.root / name)
+    program = f"""
+from pathlib import Path
+from argolocal.state.journal import RunFiles
+files = RunFiles(Path({str(files.home)!r}), "w")
+files.workflow()
+files.load()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert "ConfigError" in done.stderr and "it is not a regular file" in done.stderr, done.stderr
