@@ -13,7 +13,7 @@ from hera.workflows import models as m
 from argolocal.common.json_text import to_json
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.manifest.quoting import in_argument
+from rekindle.blocks.manifest.quoting import in_argument, input_text
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse
@@ -145,4 +145,5 @@ def command(module: str, values: Mapping[str, Any]) -> list[str]:
     for field, info in fields.items():
         if info.is_required() and field not in values:
             raise ConfigError(f"step {module} requires the input {field}: give it a value.")
-    return [in_argument(f"{flag(field)}={to_text(values[field])}") for field in fields if values.get(field) is not None]
+    texts = {field: input_text(values[field]) for field in fields if values.get(field) is not None}
+    return [in_argument(f"{flag(field)}={text}") for field, text in texts.items()]

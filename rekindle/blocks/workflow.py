@@ -24,7 +24,7 @@ from rekindle.blocks.binding import (
 from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
-from rekindle.blocks.manifest.quoting import as_word, skip_if
+from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
@@ -34,7 +34,7 @@ from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Outputs, Stored, Value, describe, refuse, self_or_cached
 from rekindle.errors import did_you_mean
 from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
-from rekindle.step import is_artifact, short_name, to_text
+from rekindle.step import is_artifact, short_name
 from rekindle.workload import load as load_workload
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def step(
     options |= pipeline.reuse(name) if cacheable else {}
     template = pipeline.container(module, pod or short_name(module), in_loop)
     unchanged = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
-    texts = {field: unchanged.get(field) or to_text(value) for field, value in arguments.items()}
+    texts = {field: unchanged.get(field) or input_text(value) for field, value in arguments.items()}
     texts |= {TASK: name} if needs_task_name(module) else {}
     block = pipeline.add(name, template, texts, options, after)
     scope = pipeline.scope()

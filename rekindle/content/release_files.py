@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rekindle.documents import Document, name_field, read_object
 from rekindle.errors import DataError, NotFound
-from rekindle.names import ArtifactKey, Digest
+from rekindle.names import ArtifactKey, Digest, show
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -31,6 +31,16 @@ class FileHashes(Document):
 def is_release(key: str) -> bool:
     """True if a key is releases/NAME/HASH."""
     return RELEASE_KEY.fullmatch(key) is not None
+
+
+def reject_other_folder(key: str, address: str) -> None:
+    """Raise DataError unless a key, such as a tag of MLflow, lies in the folder of the releases."""
+    folder = key.rstrip("/")
+    if not folder.startswith("releases/") or not ArtifactKey.matches(folder):
+        raise DataError(
+            f"{show(address)} is not a release: its key must be releases/NAME/HASH. Correct the tag of the version in "
+            f"MLflow. Or: {REMEDY}"
+        )
 
 
 def content_hash(hashes: Mapping[str, str]) -> str:

@@ -22,7 +22,15 @@ from pydantic import ConfigDict, Field
 from argolocal.common.json_text import to_json
 from rekindle.content.dataset import FILES
 from rekindle.content.hashes import compute_sha256s, file_sha256
-from rekindle.content.release_files import RECORD, REMEDY, Sha256, content_hash, read_verified, reject_other_hash
+from rekindle.content.release_files import (
+    RECORD,
+    REMEDY,
+    Sha256,
+    content_hash,
+    read_verified,
+    reject_other_folder,
+    reject_other_hash,
+)
 from rekindle.content.weights import parse_description, read_description
 from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, parse, read_file, read_object
 from rekindle.errors import DataError
@@ -155,8 +163,9 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
 def download(store: Store, prefix: str, folder: Path) -> Record:
     """Download a release into `folder`, and return release.json.
 
-    Raises StorageError, or DataError if a file was changed, added or removed.
+    Raises StorageError, or DataError if a file was changed, added or removed, or if `prefix` is not of a release.
     """
+    reject_other_folder(prefix, store.uri(prefix))
     store.download(prefix.rstrip("/") + "/", folder)
     return verify_release(folder, prefix, store.uri(prefix))
 
@@ -208,6 +217,7 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     Raises NotFound if a file was deleted, DataError if a file was changed.
     """
     try:
+        reject_other_folder(prefix, store.uri(prefix))
         store.download(prefix.rstrip("/") + "/", folder)
         for file in (*MODEL, "dataset.json", VERDICT, RECORD):
             if not (folder / file).exists():

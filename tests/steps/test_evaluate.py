@@ -33,12 +33,14 @@ def sha256_of(model: Path) -> str:
     return json.loads((model / "model.json").read_text())["sha256"]
 
 
-def make_champion(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:
+def make_champion(name: str, model: Path, store: Store, run_id: str, code: str = "") -> tracking.Release:
     """Make `model` the champion of `name`, as release and verify do."""
     sha256 = sha256_of(model)
     with TemporaryDirectory() as temporary:
         folder = shutil.copytree(model, Path(temporary) / "release")
         (folder / "dataset.json").write_text('{"digest": "older", "facts": {}}')
+        if code:
+            (folder / "workload.json").write_text(json.dumps({"sha256": code}))
         paths = [path for path in folder.rglob("*") if path.is_file()]
         hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
         (folder / "verdict.json").write_text(json.dumps({"rows": 10**6}))
@@ -69,7 +71,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert data.metrics["evaluate-wide/auc"] == data.metrics["auc"]
     assert "evaluate-wide/part/auc" in data.metrics
 
-    prefix = make_champion("generations", novice, s3, run_id).uri
+    make_champion("generations", novice, s3, run_id)
     again = judge(small_dataset, novice, **inputs)
     assert again.verdict == "same"
 
@@ -77,10 +79,13 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert judge(small_dataset, novice, **inputs, servers="1").verdict == "same"
     moved = judge(small_dataset, novice, **inputs, servers="abcdef")
     assert (moved.verdict, "but its servers changed" in moved.reason) == ("release", True)
-    s3.put(f"{prefix}workload.json", b'{"sha256": "of other code"}')
+    prefix = make_champion("generations", novice, s3, run_id, code="of other code").uri
     assert "but its code changed" in judge(small_dataset, novice, **inputs).reason
     assert judge(small_dataset, novice, **inputs | {"minimum": {"auc": 0.99}}).verdict == "keep"
-    s3.delete([f"{prefix}workload.json"])
+    s3.put(f"{prefix}workload.json", b'{"sha256": ""}')
+    with pytest.raises(DataError, match=r"workload\.json changed since the release"):
+        judge(small_dataset, novice, **inputs)
+    tracking.promote("generations", "1", "cards-1")
 
     better = judge(small_dataset, expert, **inputs)
     assert better.verdict == "release"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.blocks.wiring import to_expression
+from rekindle.step import to_text
 
 TAG = re.compile(r"\{\{(=?)(.*?)\}\}", re.DOTALL)
 # values of these tags are names, numbers and paths that Argo or Kubernetes has validated
@@ -22,13 +23,12 @@ WORD = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 def in_json(value: Any) -> Any:
     """Return an object with the tags in its texts quoted for JSON, in which the object is rendered."""
-    if isinstance(value, dict):
-        return {in_json(name): in_json(child) for name, child in value.items()}
-    if isinstance(value, list):
-        return [in_json(child) for child in value]
-    if isinstance(value, str):
-        return _replace_tags(value, lambda expression: f"toJson({expression})[1:-1]")
-    return value
+    return _quote_json(value, "toJson({0})[1:-1]")
+
+
+def input_text(value: Any) -> str:
+    """Format an input of a step. The tags in a value that the step reads as JSON are quoted for it."""
+    return to_text(value if isinstance(value, str) else _quote_json(value, "toJson(string({0}))[1:-1]"))
 
 
 def in_argument(text: str) -> str:
@@ -60,6 +60,17 @@ def skip_if(origin: str) -> dict[str, Any]:
 def as_integer(expression: str) -> str:
     """Return a tag for the value of an expression as an integer; another value leaves the tag, which is refused."""
     return f"{{{{=asInt({expression})}}}}"
+
+
+def _quote_json(value: Any, quoted: str) -> Any:
+    """Replace the tags in the texts of a value; `quoted`: the expression with {0} in place of that of the tag."""
+    if isinstance(value, dict):
+        return {_quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_quote_json(child, quoted) for child in value]
+    if isinstance(value, str):
+        return _replace_tags(value, quoted.format)
+    return value
 
 
 def _replace_tags(text: str, quote: Callable[[str], str]) -> str:

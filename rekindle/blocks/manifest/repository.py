@@ -178,6 +178,7 @@ def _fill(repository: Repository) -> None:
             f"{alternates} names objects outside of the repository, which are not read: run `git repack -a -d`, and "
             "remove this file."
         )
+    _reject_links(common / "objects")
     index = git_dir / "index"
     if index.exists() and not index.is_file():
         raise GitError(f"{index} is not a regular file: remove it, and run `git reset`.")
@@ -196,6 +197,16 @@ def _fill(repository: Repository) -> None:
     if "extensions.refstorage" in settings and git_dir != common:
         raise GitError(f"{git_dir} has another format of references than files: use the main work tree.")
     (private / "config").write_text(_format_config(settings))
+
+
+def _reject_links(objects: Path) -> None:
+    """Raise GitError if a link leads to objects outside of the repository, as alternates do."""
+    for path in (objects, *objects.glob("*"), *objects.glob("*/*")):
+        if path.is_symlink():
+            raise GitError(
+                f"{path} is a link to objects outside of the repository, which are not read: clone the repository "
+                "again."
+            )
 
 
 def _settings(repository: Repository) -> dict[str, str]:

@@ -104,3 +104,12 @@ def test_a_champion_without_its_record_is_not_compared(s3: Store, tmp_path: Path
     s3.delete([f"{stored}release.json"])
     with pytest.raises(NotFound, match=r"release\.json does not exist.*remove the alias `champion`"):
         download_champion(s3, stored, tmp_path / "champion")
+
+
+@pytest.mark.parametrize("folder", ["raw/forged", "../releases/x", "releases/../raw/forged", "releases", ""])
+def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(s3: Store, tmp_path: Path, folder: str) -> None:
+    if folder == "raw/forged":
+        release(s3, "raw/forged/")
+    for read in (download, download_champion):
+        with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
+            read(s3, f"{folder}/", tmp_path / "release")

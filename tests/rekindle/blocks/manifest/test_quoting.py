@@ -14,7 +14,7 @@ from argolocal.language.substitute import substitute
 from argolocal.pods.process import expand_variables
 from rekindle.blocks.jobs.kubeflow import FRAMEWORKS
 from rekindle.blocks.manifest.config import load_config
-from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json
+from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json, input_text
 from rekindle.blocks.manifest.render import Kind, render_manifest
 from rekindle.blocks.resource import number, render, text
 from rekindle.blocks.wiring import Value, WiringError
@@ -274,6 +274,32 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
     ]
     workflow = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
     assert argolocal.run(workflow).outputs == {"object": hostile, "pod": hostile}
+
+
+@pytest.mark.parametrize("value", [HOSTILE.replace("{{workflow.uid}}", "}}"), 'a", "admin": "yes', "0.930", "ä\n"])
+def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
+    mapping = {"note": text("value"), "{{workflow.name}}": [text("value"), 1], "number": "{{=asFloat('0.25') * 2}}"}
+    templates = [
+        {
+            "name": "main",
+            "dag": {
+                "tasks": [{"name": "pod", "template": "pod", "arguments": {"parameters": []}}],
+            },
+            "outputs": {"parameters": [{"name": "json", "valueFrom": {"parameter": "{{tasks.pod.outputs.result}}"}}]},
+        },
+        {
+            "name": "pod",
+            "inputs": {"parameters": [{"name": "value", "value": value}]},
+            "container": {
+                "image": "python",
+                "command": ["python", "-c", "import sys; print(sys.argv[1])"],
+                "args": [in_argument(input_text(mapping))],
+            },
+        },
+    ]
+    workflow = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
+    expected = {"note": value, "w": [value, 1], "number": "0.5"}
+    assert json.loads(argolocal.run(workflow).outputs["json"]) == expected
 
 
 def test_tags_with_valid_names_are_readable_in_a_manifest() -> None:

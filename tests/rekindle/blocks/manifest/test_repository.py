@@ -213,3 +213,15 @@ def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(reposito
 
     (repository / "a.bin").write_bytes(content[:-1] + b"S")
     assert git_sha() == f"{head(repository)}-dirty"
+
+
+@pytest.mark.parametrize("part", ["", "pack", "pack/pack-1.pack", "aa"])
+def test_objects_behind_a_link_are_not_read(repository: Path, tmp_path: Path, part: str):
+    other = tmp_path / "other"
+    shutil.copytree(repository, other)
+    linked = repository / ".git/objects" / part
+    if linked.is_dir():
+        shutil.rmtree(linked)
+    linked.symlink_to(other / ".git/objects" / part)
+    with pytest.raises(ConfigError, match=rf"objects/?{part} is a link to objects outside of the repository"):
+        find_commit("HEAD")
