@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.documents import Document, InvalidDocument, name_field, parse
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
-from rekindle.names import ModelName, ObjectId, ObjectName, Version, show
+from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, show
 from rekindle.release.config import ServeConfig
 from rekindle.storage import NotFound, Store
 
@@ -28,6 +28,15 @@ State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its 
 OptionalVersion = Annotated[str, name_field(Version, optional=True)]
 OptionalDeployment = Annotated[str, name_field(ObjectName, optional=True)]
 T = TypeVar("T")
+
+
+def _reject_other_run(text: str) -> str:
+    """Raise ValueError unless a text is the id of an MLflow run, EXPERIMENT/WORKFLOW, or ""."""
+    experiment, slash, workflow = text.partition("/")
+    is_id = not slash and (not text or ObjectId.matches(text))
+    if not is_id and not (ModelName.matches(experiment) and RunName.matches(workflow)):
+        raise ValueError(f"{show(text)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW")
+    return text
 
 
 class ChampionChanged(RekindleError):
@@ -53,7 +62,8 @@ class PromotionFile(Document):
     version: OptionalVersion = ""
     deployment: OptionalDeployment = ""
     former: OptionalDeployment = ""  # previous Deployment, if it differs
-    run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""  # run of MLflow that promotes the version
+    # run of MLflow that promotes the version; EXPERIMENT/WORKFLOW if the dataset of the run was cached
+    run_id: Annotated[str, AfterValidator(_reject_other_run)] = ""
     unfinished: bool = False
     rollback: Rollback | None = None
 

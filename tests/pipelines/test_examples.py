@@ -1,5 +1,6 @@
 """The example pipelines, each run from its config as in the documentation."""
 
+import hashlib
 import json
 import shutil
 import urllib.request
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.content.dataset import FILES
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 from tests.waiting import until
@@ -63,13 +65,11 @@ def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) 
     }
     assert [models[name]["sha256"] for name in shipped] == [served["sha256"]]
     assert models["ship-small"]["model"]["channels"] == 8 and models["ship-wide"]["model"]["channels"] == 16
-    original, larger = (
-        json.loads(s3.get(f"{result['workflow']}/{task}/dataset/dataset.json")) for task in ("prepare", "shifted")
-    )
-    assert (
-        larger["rows"] > 3 * original["rows"]
-        and larger["digest"] == models["ship-small"]["digest"] != original["digest"]
-    )
+    datasets = {task: f"{result['workflow']}/{task}/dataset" for task in ("prepare", "shifted")}
+    rows = {task: json.loads(s3.get(f"{key}/dataset.json"))["rows"] for task, key in datasets.items()}
+    assert rows["shifted"] > 3 * rows["prepare"]
+    digests = {task: hashlib.sha256(s3.get(f"{key}/{FILES}")).hexdigest() for task, key in datasets.items()}
+    assert digests["shifted"] == models["ship-small"]["digest"] != digests["prepare"]
 
 
 def test_files_are_scored_with_the_same_results_as_the_server(typed: Any, run: Run, s3: Store) -> None:

@@ -69,6 +69,17 @@ def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment
     assert champion(name) == second
 
 
+@pytest.mark.parametrize("run_id", ["", "0123456789abcdef0123456789abcdef", "cards/cards-x7k2p"])
+def test_a_promotion_is_read_again_for_every_form_of_its_run(
+    s3: Store, name: str, register: Register, run_id: str
+) -> None:
+    """A run whose dataset is cached is named EXPERIMENT/WORKFLOW."""
+    version = register()
+    promotion.promote(s3, name, version, "", "cards-1", run_id)
+    promotion.promote(s3, name, version, "", "cards-1", run_id)
+    assert champion(name) == version
+
+
 def test_a_new_deployment_of_the_champion_replaces_its_old_one(s3: Store, name: str, register: Register) -> None:
     version = register()
     promotion.promote(s3, name, version, "", "cards-1")
