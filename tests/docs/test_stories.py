@@ -58,7 +58,7 @@ def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
             assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
             if command.startswith("rekindle run configs/demo.yaml --set"):
                 assert "same" in done.stdout
-                assert ("train succeeded" in done.stdout) == ("--no-cache" in command)
+                assert ("train-transformer succeeded" in done.stdout) == ("--no-cache" in command)
 
 
 @pytest.mark.slow

@@ -214,6 +214,8 @@ class Run:
         nodes = {}
         for node in status["nodes"].values():
             kept = {key: value for key, value in node.items() if key not in CLOCK}
+            if "message" in kept:  # it may name a log file
+                kept["message"] = kept["message"].replace(str(self.home), "HOME")
             nodes[node["name"]] = kept | {"children": sorted(node.get("children", []))}
         outputs = {
             kind: sorted(entries, key=lambda e: e["name"]) for kind, entries in (status.get("outputs") or {}).items()
