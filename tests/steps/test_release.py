@@ -16,6 +16,7 @@ from rekindle.storage import NotFound, Store
 from steps import release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
+COMMIT = "c0ffee" + "0" * 34
 CARD = {
     "workload": "tests.rekindle.serving.echo",
     "sha256": "ab" * 32,
@@ -49,7 +50,7 @@ def name() -> str:
 
 def inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inputs:
     run_id = tracking.start_run("releases", changes.pop("workflow", f"{name}-1"))
-    facts = {"git_sha": "c0ffee", "config_hash": "1", "manifest_hash": "2"}
+    facts = {"git_sha": COMMIT, "config_hash": "1", "manifest_hash": "2"}
     return release.Inputs(**{"name": name, "verdict": "release", "run_id": run_id, **facts, **artifacts, **changes})
 
 
@@ -83,7 +84,7 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
     client = MlflowClient(mlflow_server)
     version = client.get_model_version_by_alias(name, "candidate")
     assert (version.version, version.source, version.run_id) == ("1", s3.uri(outputs.model_uri), request.run_id)
-    facts = {"git_sha": "c0ffee", "image_digest": "host", "config_hash": "1", "manifest_hash": "2"}
+    facts = {"git_sha": COMMIT, "image_digest": "host", "config_hash": "1", "manifest_hash": "2"}
     facts |= {"data_digest": "d1", "data_until": "2024-03-01T00:00:00+00:00", "torch": "2.13", "threads": "1"}
     assert version.tags.items() >= facts.items()
     tags = {f"rekindle.{name}": value for name, value in facts.items()}
@@ -99,7 +100,7 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(s3: Store, name: s
     listed = [{"name": key, "value": value} for key, value in parameters.items()]
     outputs = release.run(inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1"))
     found = origin.read(s3, name, outputs.version)
-    assert (found.prefix, found.sha256, found.commit) == (outputs.model_uri, CARD["sha256"], "c0ffee")
+    assert (found.prefix, found.sha256, found.commit) == (outputs.model_uri, CARD["sha256"], COMMIT)
     assert found.whole_config == config and found.parameters["rows"] == "7"
     assert found.run.manifest == manifest
     assert found.curve == losses  # all digits

@@ -63,7 +63,7 @@ def test_a_text_replaces_the_source_and_orders_the_steps(config: Config, tmp_pat
         cleaned = blocks.step("clean", data=config.data)
         blocks.prepare(source=cleaned.outputs.uri)
     values, depends = arguments_of(workflow.to_dict(), "prepare")
-    assert json.loads(values["data"])["source"] == "{{tasks.clean.outputs.parameters.uri}}"
+    assert json.loads(values["data"])["source"] == "{{=toJson(string(tasks.clean.outputs.parameters.uri))[1:-1]}}"
     assert "clean" in depends
 
 

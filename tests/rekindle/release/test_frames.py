@@ -17,7 +17,7 @@ from mlflow.pyfunc.scoring_server import init
 from safetensors.torch import save_file
 from starlette.testclient import TestClient
 
-from rekindle.content.release_files import RECORD
+from rekindle.content.release_files import RECORD, content_hash
 from rekindle.errors import DataError
 from rekindle.release.files import EXAMPLE
 from rekindle.release.pyfunc import write_mlmodel
@@ -106,9 +106,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, s
         for name, value in s3_environment.items():
             environment.setenv(name, value)
         store = Store.from_env()
-    store.upload(folder, "frames/")
+    prefix = f"releases/echo/{content_hash(files)}/"
+    store.upload(folder, prefix)
     variables: Any = s3_environment
-    with Running("--model=frames/", **variables) as server:
+    with Running(f"--model={prefix}", **variables) as server:
         server.until_ready()
         yield Served(folder, server)
 
