@@ -73,7 +73,7 @@ def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) 
 
 
 def test_files_are_scored_with_the_same_results_as_the_server(typed: Any, run: Run, s3: Store) -> None:
-    model = f"{run('digits', QUICK)['endpoint']}/v1/models/{unique('digits')}"
+    model = f"{run('digits', f'{QUICK} serve.max_batch=1')['endpoint']}/v1/models/{unique('digits')}"
     example = fetch(f"{model}/example")
     body = json.dumps(example).encode()
     request = urllib.request.Request(f"{model}:predict", body, {"content-type": "application/json"})
