@@ -20,6 +20,7 @@ from argolocal.common.disk import check_space, size_of
 from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.content.dataset import record_files
+from rekindle.content.hashes import file_sha256
 from rekindle.content.record import DATASET
 from rekindle.content.record import data_until as data_until
 from rekindle.content.record import dataset_facts as dataset_facts
@@ -372,7 +373,5 @@ def digest_files(files: list[Path], folder: Path) -> str:
     """Return the sha256 over the names and contents of files."""
     digest = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())
+        digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\n".encode())
     return digest.hexdigest()

@@ -6,6 +6,7 @@ import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
@@ -39,10 +40,8 @@ def read_regular(path: Path, limit: int) -> bytes:
 
     Another kind of file could block the reader, such as a FIFO, or have no end, such as /dev/zero.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with _open_without_delay(path) as file:
         facts = os.fstat(file.fileno())
-        if stat.S_ISDIR(facts.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if facts.st_size > limit:
@@ -56,15 +55,18 @@ def read_input(path: Path, limit: int) -> bytes:
 
     A FIFO that no process writes to is empty.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with _open_without_delay(path) as file:
         mode = os.fstat(file.fileno()).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
         # from here on, reading waits for the processes that have opened the pipe for writing
         os.set_blocking(file.fileno(), True)
         return file.read(limit)
+
+
+def _open_without_delay(path: Path) -> BinaryIO:
+    """Open a file for reading, also a FIFO that no process writes to. Raises OSError, also for a directory."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def make_private(directory: Path) -> None:

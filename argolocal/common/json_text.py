@@ -9,6 +9,7 @@ Python's own writer and parser accept NaN, infinity and duplicate keys.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,8 @@ def malformed(path: Path, error: Exception) -> InvalidDocument:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        repeated = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"the key {show(repeated)} occurs twice")
     return value
 

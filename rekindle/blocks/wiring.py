@@ -255,35 +255,42 @@ def resolve(block: Any, name: str, default: Any = None) -> Any:
     """
     if not isinstance(block, Block):
         refuse(f"{describe(block)} is not a block: pass the task that a block returned, such as blocks.prepare().")
-    current: Block | None = block
-    while current:
+    for current in _with_predecessors(block):
         if name in current.outputs:
             return getattr(current.outputs, name)
         if name in current.inputs:
             return current.inputs[name]
-        current = current.predecessor
     if default is not None:
         return default
     hint = did_you_mean(name, set(dir(block.outputs)))
     refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
 
 
-def resolve_digest(block: Block) -> Any:
-    """Return the digest of the dataset that `resolve` finds; "" if the block with this dataset does not have it."""
-    current: Block | None = block
-    while current:
-        if "dataset" in current.outputs or "dataset" in current.inputs:
-            return resolve(current, "digest", "") if "digest" in {*current.outputs, *current.inputs} else ""
-        current = current.predecessor
-    return ""
+def resolve_digest(block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input `digest` of the dataset that `resolve` finds; it is "" if the dataset's block has no digest.
+
+    Return {} if `inputs` has a dataset, since it may be another one, with another digest.
+    """
+    if "dataset" in inputs:
+        return {}
+    for current in _with_predecessors(block):
+        names = {*current.outputs, *current.inputs}
+        if "dataset" in names:
+            return {"digest": resolve(current, "digest") if "digest" in names else ""}
+    return {"digest": ""}
 
 
 def find_provider(block: Block, name: str) -> Block | None:
     """Return the block with the output `name`: `block`, or the nearest of its predecessors."""
+    return next((current for current in _with_predecessors(block) if name in current.outputs), None)
+
+
+def _with_predecessors(block: Block) -> Iterator[Block]:
+    """Yield the block and its predecessors, nearest first."""
     current: Block | None = block
-    while current and name not in current.outputs:
+    while current:
+        yield current
         current = current.predecessor
-    return current
 
 
 def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -49,9 +49,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     values |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
     values |= {"max_batch": config.serve.max_batch}
     values |= resolve_missing(model, inputs, "run_id", "dataset", "model")
-    # a dataset that the caller passes may be another one, with another digest
-    values |= {} if "dataset" in inputs else {"digest": resolve_digest(model)}
-    values |= inputs
+    values |= resolve_digest(model, inputs) | inputs
     check_workload(values["workload"], **{name: values[name] for name in ("minimum", "maximum") if name in inputs})
     evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)
     evaluation.outputs.metrics.keys = current().metrics

@@ -105,10 +105,7 @@ def choose(data: Block, models: Mapping[str, Block], *, task: str = "", train: A
             )
     values = {"workload": config.workload, "train": section.identity()}
     values |= {"models": {name: artifact.key for name, artifact in artifacts.items()}}
-    values |= resolve_missing(data, inputs, "dataset")
-    # a dataset that the caller passes may be another one, with another digest
-    values |= {} if "dataset" in inputs else {"digest": resolve_digest(data)}
-    values |= inputs
+    values |= resolve_missing(data, inputs, "dataset") | resolve_digest(data, inputs) | inputs
     return step("steps.families.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
 
 
