@@ -1,4 +1,5 @@
-"""Puts the reference project into the wheel, as rekindle/reference; a clone uses the folders where they are."""
+"""Puts the reference project into the wheel, as rekindle/reference; a clone uses the folders where
+they are."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +16,9 @@ class BuildWithReferenceProject(build_py):
         if not self.editable_mode:
             for folder in PROJECT:
                 target = Path(self.build_lib, "rekindle", "reference", folder)
-                shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+                shutil.copytree(
+                    folder, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+                )
 
 
 setup(cmdclass={"build_py": BuildWithReferenceProject})

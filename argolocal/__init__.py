@@ -1,6 +1,7 @@
 """Run, lint and test Argo Workflows on this machine, without a cluster (docs/argolocal.md).
 
-    outcome = argolocal.run("workflow.yaml", {"message": "hello"}); outcome.phase; outcome.nodes["print"].log
+    outcome = argolocal.run("workflow.yaml", {"message": "hello"}); outcome.phase;
+    outcome.nodes["print"].log
 
 The names in NAMES are the public API; each name is imported on first use.
 """
@@ -8,12 +9,14 @@ The names in NAMES are the public API; each name is imported on first use.
 import sys
 from importlib import import_module
 
-TYPE_CHECKING = False  # not imported from typing, which loads twenty modules before a program can handle Ctrl-C
+# not imported from typing, which loads twenty modules before a program can handle Ctrl-C
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-NAMES = {  # module → its public names; __init__.pyi declares the same names for type checkers
+# module → its public names; __init__.pyi declares the same names for type checkers
+NAMES = {
     "api": ("run", "lint", "Outcome", "Node"),
     "errors": ("ArgolocalError", "ConfigError", "StorageError"),
     "controllers.base": ("Controller",),
@@ -26,13 +29,21 @@ NAMES = {  # module → its public names; __init__.pyi declares the same names f
 def exports(
     package: str, names: "Mapping[str, tuple[str, ...]]"
 ) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
-    """Return `__all__`, `__getattr__` and `__dir__` of a package that imports its public names on first use."""
-    module_paths = {name: f"{package}.{module}" for module, public_names in names.items() for name in public_names}
+    """Return `__all__`, `__getattr__` and `__dir__` of a package that imports its public names on
+    first use."""
+    module_paths = {
+        name: f"{package}.{module}"
+        for module, public_names in names.items()
+        for name in public_names
+    }
+
     namespace = vars(sys.modules[package])
 
     def load(name: str) -> "Any":
         if name not in module_paths:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package])
+            raise AttributeError(
+                f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package]
+            )
         namespace[name] = getattr(import_module(module_paths[name]), name)
         return namespace[name]
 

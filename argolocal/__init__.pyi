@@ -20,4 +20,6 @@ __all__ = [
     "run",
 ]
 
-def exports(package: str, names: dict[str, tuple[str, ...]]) -> tuple[list[str], object, object]: ...
+def exports(
+    package: str, names: dict[str, tuple[str, ...]]
+) -> tuple[list[str], object, object]: ...

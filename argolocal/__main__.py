@@ -4,7 +4,8 @@ import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # with `python -m`, the working directory, whose files must not shadow libraries
+    # with `python -m`, the working directory, whose files must not shadow libraries
+    del sys.path[0]
 
 from collections.abc import Callable
 from importlib import import_module
@@ -18,14 +19,18 @@ def main() -> None:
 
 
 def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
-    """Run the command that `load` imports, and exit with its exit code; after Ctrl-C, with 130 and no traceback."""
+    """Run the command that `load` imports, and exit with its exit code; after Ctrl-C, with 130 and
+    no traceback."""
     code: int | None = 130
+
     try:
         import signal
 
-        # a shell starts background commands with SIGINT ignored, and their children would inherit this setting
+        # a shell starts background commands with SIGINT ignored, and their children would inherit
+        # this setting
         signal.signal(signal.SIGINT, _exit_at_once)
         run = load()
+
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             code = run()
@@ -33,15 +38,19 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
             signal.signal(signal.SIGINT, _exit_at_once)
     except KeyboardInterrupt:
         pass
-    if code in SIGNAL_EXIT_CODES:  # the run is already stopped, and the interpreter's shutdown takes half a second
+
+    # the run is already stopped, and the interpreter's shutdown takes half a second
+    if code in SIGNAL_EXIT_CODES:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
     sys.exit(code)
 
 
 def _exit_at_once(*_: object) -> None:
-    """Exit on SIGINT while Python imports modules or exits: an exception would print a traceback or be lost."""
+    """Exit on SIGINT while Python imports modules or exits: an exception would print a traceback or
+    be lost."""
     os._exit(130)
 
 

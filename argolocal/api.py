@@ -1,4 +1,5 @@
-"""Run and lint workflows from Python: Hera workflows, dicts or YAML files, for example in tests of your pipelines."""
+"""Run and lint workflows from Python: Hera workflows, dicts or YAML files, for example in tests of
+your pipelines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -35,8 +36,8 @@ Workflow = Hera | Manifest | str | Path
 class Node:
     """A step of a run.
 
-    `outputs`: the step's output parameters and its `result`; `artifacts`: the step's artifacts as Argo's objects. The
-    keys of both dicts are names.
+    `outputs`: the step's output parameters and its `result`; `artifacts`: the step's artifacts as
+    Argo's objects. The keys of both dicts are names.
     """
 
     name: str
@@ -50,7 +51,9 @@ class Node:
     @property
     def log(self) -> str:
         """Text that the step's main container has printed."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        if self._log.exists():
+            return self._log.read_text(errors="replace")
+        return ""
 
 
 @dataclass(frozen=True)
@@ -75,17 +78,25 @@ class Outcome:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """Steps by name: `ship.release` is the step `release` of the template that the task `ship` calls."""
-        return {row.name: self._node(row, row.node) for row in summary.steps(self.name, self.status) if row.node}
+        """Steps by name: `ship.release` is the step `release` of the template that the task `ship`
+        calls."""
+        return {
+            row.name: self._node(row, row.node)
+            for row in summary.steps(self.name, self.status)
+            if row.node
+        }
 
     @cached_property
     def outputs(self) -> dict[str, str]:
         """Output parameters of the entrypoint, and all output parameters with a globalName."""
-        entry = next((node for node in self.status["nodes"].values() if node["name"] == self.name), {})
+        entry = next(
+            (node for node in self.status["nodes"].values() if node["name"] == self.name), {}
+        )
         return summary.outputs(entry) | summary.outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
-        """Copy a node's artifact to the path `to`, as a later step would receive it. Raises KeyError, StorageError."""
+        """Copy a node's artifact to the path `to`, as a later step would receive it. Raises
+        KeyError, StorageError."""
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
         return to
 
@@ -93,8 +104,13 @@ class Outcome:
         outputs = node.get("outputs") or {}
         result = {"result": outputs["result"]} if "result" in outputs else {}
         code = outputs.get("exitCode")
+
         # not for every node, because `last_attempt` searches all nodes
-        attempt = summary.last_attempt(self.status, row) if row.kind == "Retry" else node
+        if row.kind == "Retry":
+            attempt = summary.last_attempt(self.status, row)
+        else:
+            attempt = node
+
         return Node(
             name=row.name,
             phase=node["phase"],
@@ -102,7 +118,11 @@ class Outcome:
             outputs=summary.outputs(node) | result,
             artifacts={artifact["name"]: artifact for artifact in outputs.get("artifacts") or []},
             exit_code=None if code is None else int(code),
-            _log=self.home / "runs" / self.name / "logs" / f"{summary.pod_of(self.name, attempt)}.log",
+            _log=self.home
+            / "runs"
+            / self.name
+            / "logs"
+            / f"{summary.pod_of(self.name, attempt)}.log",
         )
 
     def __str__(self) -> str:
@@ -122,35 +142,45 @@ def run(
     store: Callable[[Manifest], ObjectStore] | None = None,
     home: Path | None = None,
 ) -> Outcome:
-    """Run a workflow on this machine to its end. Raises ConfigError before any step starts if the workflow cannot run.
+    """Run a workflow on this machine to its end. Raises ConfigError before any step starts if the
+    workflow cannot run.
 
-    `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are not in its file.
-    `images`, `kinds` and `store` are arguments of LocalCluster. The default `home` is a temporary folder, which is
-    deleted together with the outcome.
+    `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are
+    not in its file. `images`, `kinds` and `store` are arguments of LocalCluster. The default `home`
+    is a temporary folder, which is deleted together with the outcome.
     """
     temporary_folder = None
     if home is None:
         temporary_folder = TemporaryDirectory(prefix="argolocal-")
         home = Path(temporary_folder.name) / "home"
+
     cluster = LocalCluster(home, None if images is None else _images(images), kinds, store)
     manifest, other_objects = split(_objects(workflow))
     cluster.keep([*objects, *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
+
     return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_folder)
 
 
 def _images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]:
-    """Return the images, which may be given by their fields as in images.yaml. Raises ConfigError."""
+    """Return the images, which may be given by their fields as in images.yaml. Raises
+    ConfigError."""
     try:
-        return {name: image if isinstance(image, Image) else Image(**image) for name, image in images.items()}
+        return {
+            name: image if isinstance(image, Image) else Image(**image)
+            for name, image in images.items()
+        }
     except (AttributeError, TypeError) as error:
         fields = ", ".join(Image.__dataclass_fields__)
-        raise ConfigError(f"images: {error}. An image is an Image, or a dict of its fields {fields}.") from None
+        raise ConfigError(
+            f"images: {error}. An image is an Image, or a dict of its fields {fields}."
+        ) from None
 
 
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
-    """Return the mistakes in a workflow and in the `objects` it refers to; Argo rejects only the `fatal` mistakes."""
+    """Return the mistakes in a workflow and in the `objects` it refers to; Argo rejects only the
+    `fatal` mistakes."""
     return lint_all([("", manifest) for manifest in (*_objects(workflow), *objects)])
 
 

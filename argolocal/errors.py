@@ -11,7 +11,8 @@ from argolocal.common.wording import visible
 
 
 class ArgolocalError(Exception):
-    """An error that a user can act on; any other exception is a bug, and its traceback is printed."""
+    """An error that a user can act on; any other exception is a bug, and its traceback is
+    printed."""
 
     exit_code = 1
 
@@ -31,7 +32,8 @@ class StorageError(ArgolocalError):
 
 
 class InvalidDocument(StorageError):
-    """A document of the object store or the disk is not what its readers expect: a retry cannot help."""
+    """A document of the object store or the disk is not what its readers expect: a retry cannot
+    help."""
 
     exit_code = 65
 
@@ -45,17 +47,24 @@ class Conflict(StorageError):
 
 
 def describe(error: BaseException) -> str:
-    """Return a message for an exception of any class: what failed and, if it is a bug of this program, where."""
+    """Return a message for an exception of any class: what failed and, if it is a bug of this
+    program, where."""
     if isinstance(error, ArgolocalError | NodeError) or (type(error) is ValueError and str(error)):
         return str(error)
+
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        if error.filename:
+            return f"{error.strerror}: {error.filename}"
+        return error.strerror
 
     trace = error.__traceback__
     location = ""
     while trace:
-        location = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+        location = (
+            f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+        )
         trace = trace.tb_next
+
     return f"{type(error).__name__}: {error}{location}"
 
 
@@ -73,5 +82,10 @@ def did_you_mean(word: str, choices: list[str] | set[str]) -> str:
     """Return ' Did you mean "x"?' for the most similar of `choices`; '' if none is similar."""
     from difflib import get_close_matches  # imported here to keep `--help` fast
 
-    matches = get_close_matches(word, sorted(choices), n=1, cutoff=0.5) if len(word) < 100 else []
-    return f' Did you mean "{matches[0]}"?' if matches else ""
+    if len(word) < 100:
+        matches = get_close_matches(word, sorted(choices), n=1, cutoff=0.5)
+    else:
+        matches = []
+    if matches:
+        return f' Did you mean "{matches[0]}"?'
+    return ""

@@ -1,6 +1,8 @@
-"""The interface of the object store for artifacts, and an implementation in a folder, for use without S3.
+"""The interface of the object store for artifacts, and an implementation in a folder, for use
+without S3.
 
-store = FolderStore(Path(".argolocal/store"), "argolocal"); store.upload(Path("report.csv"), "run/report.csv")
+store = FolderStore(Path(".argolocal/store"), "argolocal"); store.upload(Path("report.csv"),
+"run/report.csv")
 """
 
 import os
@@ -15,8 +17,10 @@ from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
 
-ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # part of a key that cannot be a file name → file name
-FOLDER_OBJECT = "%"  # name of the file in a folder that stores the object whose key is the folder's path
+# part of a key that cannot be a file name → file name
+ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
+# name of the file in a folder that stores the object whose key is the folder's path
+FOLDER_OBJECT = "%"
 
 
 class Listed(Protocol):
@@ -30,14 +34,17 @@ class Listed(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects of one bucket by key. Failures raise StorageError, or ConfigError if a retry cannot help."""
+    """Objects of one bucket by key. Failures raise StorageError, or ConfigError if a retry cannot
+    help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """Upload a file to `key`, or the files of a directory below `key` (`links`: follow symbolic links)."""
+        """Upload a file to `key`, or the files of a directory below `key` (`links`: follow symbolic
+        links)."""
         ...
 
     def download(self, key: str, path: Path) -> None:
-        """Download the object `key` to a file, or all objects below `key` to a directory. Raises NotFound."""
+        """Download the object `key` to a file, or all objects below `key` to a directory. Raises
+        NotFound."""
         ...
 
     def list(self, prefix: str) -> Iterator[Listed]:
@@ -61,7 +68,8 @@ class FolderStore:
     """A bucket as a folder: the object a/b is the file a/b, or a/b/% if a/b/c exists, too."""
 
     def __init__(self, root: Path, bucket: str) -> None:
-        self.root, self.bucket = root / bucket, bucket
+        self.root = root / bucket
+        self.bucket = bucket
         self.lock = threading.Lock()
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
@@ -73,18 +81,27 @@ class FolderStore:
                 self._write(file, f"{key.rstrip('/')}/{file.relative_to(path)}")
 
     def download(self, key: str, path: Path) -> None:
-        if (file := self._file(key)).is_file() and not key.endswith("/"):
+        file = self._file(key)
+        if file.is_file() and not key.endswith("/"):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, path)
             return
-        prefix, root = f"{key.rstrip('/')}/", path.resolve()
+
+        prefix = f"{key.rstrip('/')}/"
+        root = path.resolve()
+
         entries = list(self.list(prefix))
         if not entries:
             raise NotFound(f"{self.uri(key)} does not exist, neither as an object nor as a prefix.")
+
         for entry in entries:
             target = path / entry.key.removeprefix(prefix)
             if not target.resolve().is_relative_to(root):
-                raise StorageError(f"{self.uri(entry.key)} would leave the folder {path}: its key is not a safe path.")
+                raise StorageError(
+                    f"{self.uri(entry.key)} would leave the folder {path}: its key is not a safe"
+                    " path."
+                )
+
             target.parent.mkdir(parents=True, exist_ok=True)
             if not entry.key.endswith("/"):
                 shutil.copyfile(self._file(entry.key), target)
@@ -106,16 +123,23 @@ class FolderStore:
 
     def _bucket(self) -> Path:
         if not self.root.is_dir():
-            raise ConfigError(f'bucket "{self.bucket}" does not exist: correct the name, or create {self.root}.')
+            raise ConfigError(
+                f'bucket "{self.bucket}" does not exist: correct the name, or create {self.root}.'
+            )
         return self.root
 
     def _folder(self, key: str) -> Path:
-        names = (ESCAPES.get(name) or name.replace("%", "%25").replace("\0", "%00") for name in key.split("/"))
+        names = (
+            ESCAPES.get(name) or name.replace("%", "%25").replace("\0", "%00")
+            for name in key.split("/")
+        )
         return self._bucket().joinpath(*names)
 
     def _file(self, key: str) -> Path:
         path = self._folder(key)
-        return path / FOLDER_OBJECT if path.is_dir() else path
+        if path.is_dir():
+            return path / FOLDER_OBJECT
+        return path
 
     def _key(self, file: Path) -> str:
         names = [name for name in file.relative_to(self.root).parts if name != FOLDER_OBJECT]
@@ -124,14 +148,18 @@ class FolderStore:
     def _write(self, source: Path, key: str) -> None:
         """Copy a file to an object atomically."""
         draft = self._bucket().with_name(f".{uuid.uuid4().hex}")
+
         try:
             shutil.copyfile(source, draft)
             with self.lock:
                 for parent in reversed(self._folder(key).relative_to(self.root).parents[:-1]):
                     self._make_folder(self.root / parent)
+
                 os.replace(draft, self._file(key))
         except OSError as error:
-            raise StorageError(f"{self.uri(key)} cannot be written: {error.strerror} ({error.filename}).") from error
+            raise StorageError(
+                f"{self.uri(key)} cannot be written: {error.strerror} ({error.filename})."
+            ) from error
         finally:
             draft.unlink(missing_ok=True)
 

@@ -1,4 +1,5 @@
-"""Print the figures of a benchmark and their limits, as a table or as JSON; the exit code is 1 if a limit is missed."""
+"""Print the figures of a benchmark and their limits, as a table or as JSON; the exit code is 1 if a
+limit is missed."""
 
 import argparse
 import json
@@ -20,11 +21,12 @@ def bar(
     better: Literal["less", "more"] = "less",
     text: str = "",
 ) -> Bar:
-    """Return the record of a figure and its limit; a figure with several values is recorded as their median and
-    range."""
+    """Return the record of a figure and its limit; a figure with several values is recorded as
+    their median and range."""
     values = [figure] if isinstance(figure, (int, float)) else figure
     value = median(values)
     ok = limit is None or (value <= limit if better == "less" else value >= limit)
+
     result = {
         "name": name,
         "value": _short(value),
@@ -34,38 +36,61 @@ def bar(
         "ok": ok,
         "text": text,
     }
+
     if len(values) > 1:
-        result |= {"least": _short(min(values)), "most": _short(max(values)), "runs": len(values)}
+        result["least"] = _short(min(values))
+        result["most"] = _short(max(values))
+        result["runs"] = len(values)
+
     return result
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return the command-line parser of a benchmark with docstring `doc`; SIGTERM ends the benchmark and its
-    children."""
+    """Return the command-line parser of a benchmark with docstring `doc`; SIGTERM ends the
+    benchmark and its children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     command.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     return command
 
 
 def report(bars: list[Bar], *, as_json: bool, **more: Any) -> int:
-    """Print the figures, and in JSON also the entries of `more`. Returns the exit code of the benchmark."""
+    """Print the figures, and in JSON also the entries of `more`. Returns the exit code of the
+    benchmark."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
     else:
         width = max(len(line["name"]) for line in bars)
         for line in bars:
             print(f"{line['name']:{width}} {line['value']:>9g} {line['unit']}{_remarks(line)}")
-    return 0 if all(line["ok"] for line in bars) else 1
+    if all(line["ok"] for line in bars):
+        return 0
+    return 1
 
 
 def _remarks(line: Bar) -> str:
-    limit = f"at {'most' if line['better'] == 'less' else 'least'} {line['bar']}{'' if line['ok'] else ': MISSED'}"
-    spread = f"{line['least']} to {line['most']} in {line['runs']} runs" if "runs" in line else ""
-    remarks = "; ".join(filter(None, (limit if line["bar"] is not None else "", spread, line["text"])))
-    return f"  ({remarks})" if remarks else ""
+    limit = (
+        f"at {'most' if line['better'] == 'less' else 'least'}"
+        f" {line['bar']}{'' if line['ok'] else ': MISSED'}"
+    )
+    if "runs" in line:
+        spread = f"{line['least']} to {line['most']} in {line['runs']} runs"
+    else:
+        spread = ""
+
+    remarks = "; ".join(
+        filter(None, (limit if line["bar"] is not None else "", spread, line["text"]))
+    )
+    if remarks:
+        return f"  ({remarks})"
+
+    return ""
 
 
 def _short(value: float) -> float:
     """Round a number to four significant digits, and a large number to an integer."""
-    return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")
+    if abs(value) >= 1000:
+        return round(value)
+    return float(f"{value:.4g}")

@@ -1,11 +1,13 @@
-"""The cost of checkpoints for the training loop: waiting time, slower steps, and time until the state is durable.
+"""The cost of checkpoints for the training loop: waiting time, slower steps, and time until the
+state is durable.
 
     python -m benchmarks.checkpoint [--json] [--runs 10] [--megabytes 592] [--quick]
 
-Uses the real classes with a state of 592 MB (49 M parameters and AdamW's two moments), one worker and a local endpoint.
-The references are measured in the same run: a plain memcpy of the state into touched memory, and bare parallel PUTs of
-the same bytes by the same client. For comparison, on the same disk: torch.save, torch.save with fsync and rename, and
-torch.distributed.checkpoint.async_save (thread). Figures are medians; --quick omits the comparison.
+Uses the real classes with a state of 592 MB (49 M parameters and AdamW's two moments), one worker
+and a local endpoint. The references are measured in the same run: a plain memcpy of the state into
+touched memory, and bare parallel PUTs of the same bytes by the same client. For comparison, on the
+same disk: torch.save, torch.save with fsync and rename, and torch.distributed.checkpoint.async_save
+(thread). Figures are medians; --quick omits the comparison.
 """
 
 import contextlib
@@ -46,6 +48,7 @@ def endpoint(root: Path) -> Iterator[Store]:
     """Yield a store with its own local endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
+
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     command = [
         sys.executable,
@@ -58,7 +61,9 @@ def endpoint(root: Path) -> Iterator[Store]:
         "--bucket",
         "rekindle",
     ]
-    with subprocess.Popen(command, env=os.environ | keys, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=os.environ | keys, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout and process.stdout.readline()
         try:
             yield Store("rekindle", f"http://127.0.0.1:{port}", *keys.values())
@@ -76,10 +81,14 @@ def open_checkpoints(store: Store, megabytes: int, events: list[dict[str, Any]])
     def note(event: str, **fields: Any) -> None:
         events.append({"event": event} | fields)
 
-    loader, leaving = LoaderState(None), threading.Event()
-    checkpoints = Checkpoints(store.short_retries(), name, "00" * 32, {}, state, loader, note, leaving)
+    loader = LoaderState(None)
+    leaving = threading.Event()
+    checkpoints = Checkpoints(
+        store.short_retries(), name, "00" * 32, {}, state, loader, note, leaving
+    )
     checkpoints.snapshots.ready.wait()
     checkpoints.restore(-1)
+
     return checkpoints
 
 
@@ -90,7 +99,8 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 class Steps:
-    """Steps with a fixed amount of work on one core, and their slow-down while another task runs."""
+    """Steps with a fixed amount of work on one core, and their slow-down while another task
+    runs."""
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
@@ -120,8 +130,10 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
     """Return the figures of Rekindle's checkpoints and of the references, measured in turns."""
     events: list[dict[str, Any]] = []
     checkpoints = open_checkpoints(store, megabytes, events)
-    state, figures = checkpoints.state, dict[str, list[float]]()
-    target, view = torch.zeros_like(state.memory), raw(state.memory)
+    state = checkpoints.state
+    figures = dict[str, list[float]]()
+    target = torch.zeros_like(state.memory)
+    view = raw(state.memory)
     client = store.short_retries()
 
     def record(name: str, value: float) -> None:
@@ -145,10 +157,13 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         record("bare", seconds(lambda: run_parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
         state.step += 1
         record("durable wait", seconds(lambda: checkpoints.keep(RankSize(0, 1), durable=True)))
+
         while checkpoints._busy:
             time.sleep(0.01)
+
         record("durable", events[-1]["seconds"])
         assert events[-1]["uploaded"] == len(view)
+
     for _ in range(max(2, runs // 3)):
         state.step += 1
         state.memory.uniform_()
@@ -157,12 +172,14 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         slower, lost = steps.during(lambda: checkpoints._busy)
         record("slower", slower)
         record("lost", lost)
+
     checkpoints.close(remove=True)
     return {name: median(values) for name, values in figures.items()}
 
 
 def snapshot_overhead(store: Store, runs: int) -> float:
-    """Return the CPU microseconds that snapshots of a state of SMALL megabytes add to a step of SHORT seconds."""
+    """Return the CPU microseconds that snapshots of a state of SMALL megabytes add to a step of
+    SHORT seconds."""
     checkpoints = open_checkpoints(store, SMALL, [])
     matrix = torch.randn(64, 64)
     once = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
@@ -172,7 +189,8 @@ def snapshot_overhead(store: Store, runs: int) -> float:
             torch.mm(matrix, matrix)
 
     def loop(keep: bool) -> float:
-        began, count = time.process_time(), min(4000, 400 * runs)
+        began = time.process_time()
+        count = min(4000, 400 * runs)
         for _ in range(count):
             step()
             checkpoints.state.step += 1
@@ -188,13 +206,14 @@ def snapshot_overhead(store: Store, runs: int) -> float:
 def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
     """Return the figures of other ways to save the state, for comparison.
 
-    The figures are the waiting time, the time until the state is durable, the slow-down of steps during the write, and
-    the seconds lost.
+    The figures are the waiting time, the time until the state is durable, the slow-down of steps
+    during the write, and the seconds lost.
     """
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     state = {f"part{number}": torch.rand(round(megabytes * 1e6 / 12)) for number in range(3)}
-    temporary, path = folder / "state.tmp", folder / "state.pt"
+    temporary = folder / "state.tmp"
+    path = folder / "state.pt"
 
     def save_durably() -> None:
         with open(temporary, "wb") as file:
@@ -204,42 +223,72 @@ def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, d
         temporary.rename(path)
 
     result = {}
-    for name, call in (("torch.save", lambda: torch.save(state, path)), ("torch.save + fsync + rename", save_durably)):
+    for name, call in (
+        ("torch.save", lambda: torch.save(state, path)),
+        ("torch.save + fsync + rename", save_durably),
+    ):
         wait = median(seconds(call) for _ in range(runs))
         result[name] = {"wait": wait, "durable": wait, "slower": 1.0, "lost": wait}
+
     rows = []
     for number in range(max(2, runs // 2)):
         began = time.perf_counter()
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            future: Any = async_save(state, checkpoint_id=folder / f"dcp-{number % 2}", no_dist=True)
+            future: Any = async_save(
+                state, checkpoint_id=folder / f"dcp-{number % 2}", no_dist=True
+            )
+
         wait = time.perf_counter() - began
         slower, lost = steps.during(lambda future=future: not future.done())
         rows.append((wait, time.perf_counter() - began, slower, wait + lost))
+
     names = ("wait", "durable", "slower", "lost")
-    result["dcp.async_save"] = {name: median(row[index] for row in rows) for index, name in enumerate(names)}
+    result["dcp.async_save"] = {
+        name: median(row[index] for row in rows) for index, name in enumerate(names)
+    }
     return result
 
 
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--runs", type=int, default=10, help="number of repetitions (default: 10)")
-    command.add_argument("--megabytes", type=int, default=592, help="size of the state in MB (default: 592)")
-    command.add_argument("--quick", action="store_true", help="omit the comparison with other ways to save the state")
+    command.add_argument(
+        "--megabytes", type=int, default=592, help="size of the state in MB (default: 592)"
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="omit the comparison with other ways to save the state"
+    )
     options = command.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
+
     try:
         with endpoint(folder / "s3") as store:
             steps = Steps()
             figures = measure(store, options.megabytes, options.runs, steps)
             small = snapshot_overhead(store, options.runs)
-        peers = {} if options.quick else others(folder, options.megabytes, options.runs, steps)
+
+        if options.quick:
+            peers = {}
+        else:
+            peers = others(folder, options.megabytes, options.runs, steps)
     finally:
         shutil.rmtree(folder)
+
     bars = [
-        bar("wait for a snapshot in shared memory", figures["hot wait"] / figures["memcpy"], "x memcpy", 1.3),
-        bar("wait for a durable checkpoint", figures["durable wait"] / figures["memcpy"], "x memcpy", 1.3),
+        bar(
+            "wait for a snapshot in shared memory",
+            figures["hot wait"] / figures["memcpy"],
+            "x memcpy",
+            1.3,
+        ),
+        bar(
+            "wait for a durable checkpoint",
+            figures["durable wait"] / figures["memcpy"],
+            "x memcpy",
+            1.3,
+        ),
         bar(
             "speed of a durable checkpoint, relative to bare parallel PUTs",
             figures["bare"] / figures["durable"],
@@ -247,16 +296,28 @@ def main() -> int:
             0.7,
             "more",
         ),
-        bar(f"snapshots of {SMALL} MB, added to a step of {1e3 * SHORT:g} ms", small, "µs CPU a step"),
+        bar(
+            f"snapshots of {SMALL} MB, added to a step of {1e3 * SHORT:g} ms",
+            small,
+            "µs CPU a step",
+        ),
     ]
-    figures |= {"wait": figures["durable wait"], "lost": figures["durable wait"] + figures["lost"]}
+
+    figures.update(
+        {"wait": figures["durable wait"], "lost": figures["durable wait"] + figures["lost"]}
+    )
     rows = {"memcpy alone": {"wait": figures["memcpy"]}, "rekindle": figures, **peers}
+
     if not options.json:
-        print(f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7} {'lost s':>7}")
+        print(
+            f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7}"
+            f" {'lost s':>7}"
+        )
         for name, row in rows.items():
             figures = (row.get(key) for key in ("wait", "durable", "slower", "lost"))
             texts = ["" if figure is None else f"{figure:.3f}" for figure in figures]
             print(f"{name:28}", *(f"{text:>8}" for text in texts))
+
     return report(bars, as_json=options.json, rows=rows)
 
 

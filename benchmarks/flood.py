@@ -1,12 +1,14 @@
-"""Clients of a model server with 256 descriptors, while 4,000 slow or silent connections flood the server.
+"""Clients of a model server with 256 descriptors, while 4,000 slow or silent connections flood the
+server.
 
     python -m benchmarks.flood [--seconds 10] [--json]
 
-The server serves the workload `power` of docs/your-own-model.md. The connections of the flood send nothing, half a
-head, a request and half a second head, or half a body. When the server closes one of them, it is opened again after
-20 s on average, so about 200 connections arrive per second. A third of the clients sends requests on one connection
-without a pause, a third opens a connection for each request, and a third reuses a connection after pauses and, like
-every connection pool, first checks whether the connection was closed. Probes of the server are sent like those of a
+The server serves the workload `power` of docs/your-own-model.md. The connections of the flood send
+nothing, half a head, a request and half a second head, or half a body. When the server closes one
+of them, it is opened again after 20 s on average, so about 200 connections arrive per second. A
+third of the clients sends requests on one connection without a pause, a third opens a connection
+for each request, and a third reuses a connection after pauses and, like every connection pool,
+first checks whether the connection was closed. Probes of the server are sent like those of a
 kubelet, each on its own connection.
 """
 
@@ -27,7 +29,8 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.traffic import is_closed
 from benchmarks.serving import PORT, requests, running, upload, write_release
 
-DESCRIPTORS, CONNECTIONS = 256, 4000
+DESCRIPTORS = 256
+CONNECTIONS = 4000
 CLIENTS = 4  # number of clients of each kind
 RUNS = 3
 PAUSE_S = 20.0  # mean pause of the flood before it opens a closed connection again
@@ -47,6 +50,7 @@ class Clients:
     async def client(self, kind: str, until: float) -> None:
         """Send requests until the time `until`."""
         writer = reader = None
+
         while (start := time.perf_counter()) < until:
             text = PROBE if kind == "probe" else random.choice(self.texts)
             try:
@@ -54,19 +58,26 @@ class Clients:
                     if not (writer and reader) or kind in ("single", "probe") or is_closed(writer):
                         if writer:
                             writer.close()
+
                         reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+
                     writer.write(text)
                     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                    await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+                    await reader.readexactly(
+                        int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+                    )
+
                 if not head.startswith(b"http/1.1 200"):
                     self.failures[f"{kind}: {head[:12].decode()}"] += 1
             except (OSError, EOFError, TimeoutError) as error:
                 self.failures[f"{kind}: {error!r}"] += 1
                 writer = None
+
             if kind == "probe":
                 self.probes += 1
             else:
                 self.seconds.append(time.perf_counter() - start)
+
             await asyncio.sleep({"probe": 0.2, "pausing": random.uniform(0, 1)}.get(kind, 0))
 
     async def run(self, seconds: float) -> None:
@@ -109,7 +120,17 @@ def measure(folder: Path, seconds: float) -> list[Bar]:
     release, instances = write_release("power", folder)
     messages = requests("/v1/models/power:predict", "instances", instances)
     prefix, env = upload("power", release, folder / "home")
-    serve = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={prefix}", f"--port={PORT}"]
+
+    serve = [
+        sys.executable,
+        "-m",
+        "rekindle",
+        "step",
+        "steps.serve",
+        f"--model={prefix}",
+        f"--port={PORT}",
+    ]
+
     command = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *serve]
 
     def run() -> Clients:
@@ -117,23 +138,38 @@ def measure(folder: Path, seconds: float) -> list[Bar]:
         asyncio.run(clients.run(seconds))
         return clients
 
-    alone, flooded = [], []
+    alone = []
+    flooded = []
     with running(command, env, f"http://127.0.0.1:{PORT}/health/ready"):
         run()  # the first requests are slower
         for _ in range(RUNS):
             alone.append(run())
             with flooding():
                 flooded.append(run())
+
     failures = sum((clients.failures for clients in alone + flooded), Counter[str]())
     busy = sum(failures[f"{kind}: http/1.1 503"] for kind in KINDS if kind != "probe")
     print(dict(failures), file=sys.stderr)
-    p99 = [[1000 * quantiles(clients.seconds, n=100)[98] for clients in runs] for runs in (alone, flooded)]
+    p99 = [
+        [1000 * quantiles(clients.seconds, n=100)[98] for clients in runs]
+        for runs in (alone, flooded)
+    ]
     ratios = [during / without for without, during in zip(*p99, strict=True)]
+
     return [
-        bar("requests of clients during the flood", sum(len(clients.seconds) for clients in flooded), ""),
+        bar(
+            "requests of clients during the flood",
+            sum(len(clients.seconds) for clients in flooded),
+            "",
+        ),
         bar("probes during the flood", sum(clients.probes for clients in flooded), ""),
         bar("requests with the answer 503 and Retry-After", busy, ""),
-        bar("requests and probes that were reset or got another answer", failures.total() - busy, "", 0),
+        bar(
+            "requests and probes that were reset or got another answer",
+            failures.total() - busy,
+            "",
+            0,
+        ),
         bar("p99 of the clients without the flood", p99[0], "ms"),
         bar("p99 of the clients during the flood", p99[1], "ms"),
         bar("p99 during the flood, relative to p99 without the flood", ratios, "times", 2),
@@ -142,14 +178,22 @@ def measure(folder: Path, seconds: float) -> list[Bar]:
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--seconds", type=float, default=10, help="seconds of each run (default: 10)")
-    command.add_argument("--attack", action="store_true", help="only flood the server at the port of this benchmark")
+    command.add_argument(
+        "--seconds", type=float, default=10, help="seconds of each run (default: 10)"
+    )
+    command.add_argument(
+        "--attack", action="store_true", help="only flood the server at the port of this benchmark"
+    )
     arguments = command.parse_args()
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
     if arguments.attack:
-        (text,) = requests("/v1/models/power:predict", "instances", [{"hour": 1, "temperature": 9.0}])
+        (text,) = requests(
+            "/v1/models/power:predict", "instances", [{"hour": 1, "temperature": 9.0}]
+        )
         asyncio.run(flood(text))
+
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)  # the folder with power.py
         try:
@@ -158,6 +202,7 @@ def main() -> int:
             from rekindle.local.services.services import Services
 
             Services(Path(folder) / "home", {}).down()
+
     return report(bars, as_json=arguments.json)
 
 

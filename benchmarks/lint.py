@@ -1,11 +1,12 @@
-"""Cost of rendering and linting a large pipeline: CPU seconds for 500 tasks, and cost of a task in larger pipelines.
+"""Cost of rendering and linting a large pipeline: CPU seconds for 500 tasks, and cost of a task in
+larger pipelines.
 
     python -m benchmarks.lint [--json] [--runs 5] [--tasks 500]
 
-One pipeline is a chain with a branch, written with Hera: each task reads an output of its predecessor and an output
-of the first task, and every tenth task applies a PyTorchJob. A second pipeline has the same number of blocks, every
-tenth of them in a group. The CPU seconds include creating Hera's objects, the manifest, its hash, its YAML, and all
-findings, but not imports.
+One pipeline is a chain with a branch, written with Hera: each task reads an output of its
+predecessor and an output of the first task, and every tenth task applies a PyTorchJob. A second
+pipeline has the same number of blocks, every tenth of them in a group. The CPU seconds include
+creating Hera's objects, the manifest, its hash, its YAML, and all findings, but not imports.
 """
 
 import gc
@@ -41,20 +42,54 @@ def pipeline(tasks: int) -> Workflow:
         inputs = [Parameter(name=name, default="") for name in ("x", "y")]
         outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
         command = ["python", "-c", "print('{{inputs.parameters.x}}')"]
+
         steps = [
-            Container(name=f"step-{n}", image="python:3.11", command=command, inputs=inputs, outputs=outputs)
+            Container(
+                name=f"step-{n}",
+                image="python:3.11",
+                command=command,
+                inputs=inputs,
+                outputs=outputs,
+            )
             for n in range(tasks // 10)
         ]
-        job = Resource(name="job", action="apply", manifest=JOB, inputs=inputs, success_condition="status.x > 0")
+
+        job = Resource(
+            name="job",
+            action="apply",
+            manifest=JOB,
+            inputs=inputs,
+            success_condition="status.x > 0",
+        )
+
         with DAG(name="main"):
             for n in range(tasks):
                 if n % 10 == 9:
-                    Task(name=f"job-{n}", template=job, arguments={"x": str(n)}, depends=f"task-{n - 1}")
+                    Task(
+                        name=f"job-{n}",
+                        template=job,
+                        arguments={"x": str(n)},
+                        depends=f"task-{n - 1}",
+                    )
                 else:
                     previous = n - (2 if n % 10 == 0 else 1)
-                    read = {"x": _output(previous), "y": _output(0)} if n else {"x": "{{workflow.name}}"}
-                    depends = f"task-{previous}.Succeeded && !task-0.Failed" if n else None
-                    Task(name=f"task-{n}", template=steps[n % len(steps)], arguments=read, depends=depends)
+                    if n:
+                        read = {"x": _output(previous), "y": _output(0)}
+                    else:
+                        read = {"x": "{{workflow.name}}"}
+
+                    if n:
+                        depends = f"task-{previous}.Succeeded && !task-0.Failed"
+                    else:
+                        depends = None
+
+                    Task(
+                        name=f"task-{n}",
+                        template=steps[n % len(steps)],
+                        arguments=read,
+                        depends=depends,
+                    )
+
     return workflow
 
 
@@ -75,8 +110,11 @@ def seconds(tasks: int) -> tuple[float, float]:
     rendered = time.process_time()
     findings = lint(manifest)
     linted = time.process_time()
-    if fatal := [str(finding) for finding in findings if finding.fatal]:
+
+    fatal = [str(finding) for finding in findings if finding.fatal]
+    if fatal:
         raise SystemExit("\n".join(fatal[:5]))
+
     return rendered - start, linted - rendered
 
 
@@ -95,9 +133,12 @@ def block_pipeline(config: Config, tasks: int) -> Any:
             if number % 10:
                 blocks.step("steps.evaluate", inputs=inputs)
                 continue
+
             with blocks.group(f"group-{number}", when=outputs.digest != ""):
                 blocks.step("steps.evaluate", inputs=inputs)
+
             data = blocks.prepare(experiment=outputs.digest)
+
     return workflow
 
 
@@ -113,43 +154,78 @@ def block_seconds(config: Config, tasks: int) -> float:
     start = time.process_time()
     findings = lint(render_manifest(config.model_copy(update={"pipeline": PIPELINE})))
     duration = time.process_time() - start
-    if fatal := [finding for finding in findings if finding.fatal]:
+
+    fatal = [finding for finding in findings if finding.fatal]
+    if fatal:
         raise SystemExit(str(fatal[0]))
+
     return duration
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=5, help="number of measurements per size of pipeline (default: 5)")
     command.add_argument(
-        "--tasks", type=int, default=500, help="number of tasks of the smallest pipeline (default: 500)"
+        "--runs",
+        type=int,
+        default=5,
+        help="number of measurements per size of pipeline (default: 5)",
     )
+
+    command.add_argument(
+        "--tasks",
+        type=int,
+        default=500,
+        help="number of tasks of the smallest pipeline (default: 500)",
+    )
+
     options = command.parse_args()
     seconds(options.tasks)  # the first call is slower: Hera and pydantic initialize themselves
     figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
+
     for _ in range(options.runs):  # sizes take turns, so that other load affects all sizes
         for times, runs in figures.items():
             runs.append(seconds(times * options.tasks))
+
     bars = []
     for times, runs in figures.items():
         limit = 1.5 if options.tasks * times == 500 else None
         name = f"render and lint, {options.tasks * times} tasks"
         lints = min(linted for _, linted in runs)
-        bars.append(bar(name, [sum(run) for run in runs], "CPU s", limit, text=f"{lints:.3f} CPU s for lint alone"))
+
+        bars.append(
+            bar(
+                name,
+                [sum(run) for run in runs],
+                "CPU s",
+                limit,
+                text=f"{lints:.3f} CPU s for lint alone",
+            )
+        )
+
     for index, stage in enumerate(("render", "lint")):
         small, large = (min(run[index] for run in figures[n]) for n in (1, 4))
         bars.append(
             bar(
-                f"{stage}: cost per task of the largest pipeline, relative to the smallest", large / 4 / small, "x", 1.5
+                f"{stage}: cost per task of the largest pipeline, relative to the smallest",
+                large / 4 / small,
+                "x",
+                1.5,
             )
         )
+
     config = load_config(CONFIG, environment={}).config
     block_seconds(config, 10)
-    built = {times: [block_seconds(config, times * options.tasks) for _ in range(options.runs)] for times in (1, 4)}
+    built = {
+        times: [block_seconds(config, times * options.tasks) for _ in range(options.runs)]
+        for times in (1, 4)
+    }
     limit = 0.5 if options.tasks == 500 else None
     bars.append(bar(f"build, render and lint, {options.tasks} blocks", built[1], "CPU s", limit))
     share = min(built[4]) / 4 / min(built[1])
-    bars.append(bar("cost per block of the largest pipeline, relative to the smallest", share, "x", 1.5))
+    bars.append(
+        bar("cost per block of the largest pipeline, relative to the smallest", share, "x", 1.5)
+    )
+
     return report(bars, as_json=options.json)
 
 

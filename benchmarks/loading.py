@@ -1,11 +1,12 @@
-"""Speed of loading batches: samples per CPU second, compared with torch's DataLoader on the same dataset.
+"""Speed of loading batches: samples per CPU second, compared with torch's DataLoader on the same
+dataset.
 
     python -m benchmarks.loading [--json] [--source FILE]
 
-A sample is a window of 40 transactions with 27 features each; a batch has 256 random windows from 1.7 million
-transactions (simulated, or from FILE). Figures are medians over blocks of batches; all loaders load blocks in turns, in
-one process with one thread, after a warm-up. No loader can be faster than the bare gather, which only copies the
-features of a batch.
+A sample is a window of 40 transactions with 27 features each; a batch has 256 random windows from
+1.7 million transactions (simulated, or from FILE). Figures are medians over blocks of batches; all
+loaders load blocks in turns, in one process with one thread, after a warm-up. No loader can be
+faster than the bare gather, which only copies the features of a batch.
 """
 
 import sys
@@ -39,7 +40,9 @@ class Single(Dataset[tuple[Tensor, ...]]):
 
     def __init__(self, windows: TrainingWindows) -> None:
         self.windows = windows
-        self.place, self.start, self.mask = (each.tolist() for each in (windows.offsets, windows.start, windows.mask))
+        self.place, self.start, self.mask = (
+            each.tolist() for each in (windows.offsets, windows.start, windows.mask)
+        )
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -60,11 +63,15 @@ class Batched(Single):
 def contenders(windows: TrainingWindows) -> dict[str, Next]:
     """Return a function for each loader, by the loader's name; a call returns the next batch."""
     sampler = Sampler(len(windows), BATCH, 1, 0)
-    steps, indices = iter(range(10**9)), _cycle([sampler.indices(step, 0) for step in range(100)])
-    places = _cycle([windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)])
+    steps = iter(range(10**9))
+    indices = _cycle([sampler.indices(step, 0) for step in range(100)])
+    places = _cycle(
+        [windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)]
+    )
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     items = _cycle(DataLoader(Single(windows), **settings))
     lists = _cycle(DataLoader(Batched(windows), collate_fn=_identity, **settings))
+
     return {
         "Rekindle, with its sampler": lambda: windows.batch(sampler.indices(next(steps), 0)),
         "Rekindle, with precomputed indices": lambda: windows.batch(next(indices)),
@@ -85,32 +92,52 @@ def _cycle(batches: Any) -> Iterator[Any]:
 
 def measure(path: Path, rounds: int, block: int) -> list[Bar]:
     """Return the figures for the dataset at `path`."""
-    settings: dict[str, Any] = {"workload": "", "dataset": "", "digest": "", "out": "", "checkpoints": ""}
+    settings: dict[str, Any] = {
+        "workload": "",
+        "dataset": "",
+        "digest": "",
+        "out": "",
+        "checkpoints": "",
+    }
+
     pick_device(Inputs(**settings))  # also configures torch as in training
     loaders = contenders(open_dataset(path))
     speeds: dict[str, list[float]] = {name: [] for name in loaders}
+
     for turn in range(rounds + 1):
         for name, batch in loaders.items():
             began = time.thread_time()
             for _ in range(block):
                 batch()
+
             if turn:  # the first turn is a warm-up
                 speeds[name].append(block * BATCH / (time.thread_time() - began) / 1000)
+
     first, _, limit, *_ = speeds
     shares = [speed / bare for speed, bare in zip(speeds[first], speeds[limit], strict=True)]
-    bars = [bar(name, each, "k/s", BAR if name == first else None, "more") for name, each in speeds.items()]
+    bars = [
+        bar(name, each, "k/s", BAR if name == first else None, "more")
+        for name, each in speeds.items()
+    ]
+
     return [*bars, bar("speed of Rekindle, relative to the bare gather", shares, "times")]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--source", default=WORLD, help=f"source of the raw transactions (default: {WORLD})")
-    command.add_argument("--rounds", type=int, default=40, help="number of blocks per loader (default: 40)")
+    command.add_argument(
+        "--source", default=WORLD, help=f"source of the raw transactions (default: {WORLD})"
+    )
+    command.add_argument(
+        "--rounds", type=int, default=40, help="number of blocks per loader (default: 40)"
+    )
     options = command.parse_args()
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dataset"
         prepare(fraud, Data(source=options.source), path)
         bars = measure(path, options.rounds, 100)
+
     return report(bars, as_json=options.json)
 
 

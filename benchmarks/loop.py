@@ -1,11 +1,13 @@
-"""Overhead of Rekindle's training loop compared with a bare loop, and of its exact sum of gradients compared with DDP.
+"""Overhead of Rekindle's training loop compared with a bare loop, and of its exact sum of gradients
+compared with DDP.
 
     python -m benchmarks.loop [--json] [--quick]
 
-Measures CPU time, which does not depend on other load. Each figure is a median over blocks of steps; Rekindle's loop
-and the loops to compare with take turns in the same process (benchmarks/workloads/mlp.py). Rekindle runs with all its
-features: curves to a stub of MLflow, progress lines, hot snapshots and durable checkpoints to a real S3 endpoint. The
-loops of accelerate and Ignite are included if these packages are installed.
+Measures CPU time, which does not depend on other load. Each figure is a median over blocks of
+steps; Rekindle's loop and the loops to compare with take turns in the same process
+(benchmarks/workloads/mlp.py). Rekindle runs with all its features: curves to a stub of MLflow,
+progress lines, hot snapshots and durable checkpoints to a real S3 endpoint. The loops of accelerate
+and Ignite are included if these packages are installed.
 """
 
 import argparse
@@ -26,7 +28,8 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.workloads import stamped
 
-SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}  # a step takes 0.4 ms
+# a step takes 0.4 ms
+SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}
 LARGE = {
     "model": {"width": 1010, "layers": 2},
     "batch_size": 16,
@@ -54,19 +57,26 @@ class Tracker(BaseHTTPRequestHandler):
 
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
-    """Yield environment variables for an S3 endpoint that has the dataset, and for a stub of MLflow."""
+    """Yield environment variables for an S3 endpoint that has the dataset, and for a stub of
+    MLflow."""
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
-    with tempfile.TemporaryDirectory() as folder, ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as tracker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as tracker,
+    ):
         threading.Thread(target=tracker.serve_forever, daemon=True).start()
         services = Services(Path(folder) / "home", {})
+
         try:
-            keys, url = services.credentials(), services.url("s3")
+            keys = services.credentials()
+            url = services.url("s3")
             store = Store("benchmark", url, *keys.values())
             store.client.create_bucket(Bucket=store.bucket)
             stamped.write(Path(folder) / "dataset")
             store.upload(Path(folder) / "dataset", "dataset")
+
             yield (
                 os.environ
                 | keys
@@ -83,28 +93,42 @@ def environment() -> Iterator[dict[str, str]]:
             tracker.shutdown()
 
 
-def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: Any) -> list[dict[str, Any]]:
+def measure(
+    env: dict[str, str], size: int, settings: dict[str, Any], **turns: Any
+) -> list[dict[str, Any]]:
     """Train with `size` processes. Returns the figures of each process (see `Turns.result`)."""
     name = f"run-{os.urandom(4).hex()}"
-    flags = settings | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints", "workers": size}
+
+    flags = settings | {
+        "out": f"{name}/model",
+        "checkpoints": f"{name}/checkpoints",
+        "workers": size,
+    }
+
     ports = [free_port(), free_port()]
     world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
     command = [sys.executable, "-m", "benchmarks.loop", "--member"]
     members = []
+
     for rank in range(size):
         member_turns = turns | {"rank": rank, "size": size, "meeting": f"127.0.0.1:{ports[1]}"}
-        variables = env | (world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {})
+        variables = env | (
+            world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {}
+        )
         text = json.dumps({"parent": os.getpid(), "inputs": flags, "turns": member_turns})
         pipe = subprocess.PIPE
         members.append(subprocess.Popen([*command, text], env=variables, stdout=pipe, stderr=pipe))
+
     try:
         outputs = [member.communicate() for member in members]
     finally:
         for member in members:
             member.kill()
+
     for member, (_, error) in zip(members, outputs, strict=True):
         if member.returncode:
             raise SystemExit(error.decode())
+
     return [json.loads(out) for out, _ in outputs]
 
 
@@ -117,9 +141,14 @@ def member(text: str) -> None:
 
     settings = json.loads(text)
     die_with_parent(settings["parent"])
+
     inputs = TrainingSpec(
-        workload="benchmarks.workloads.mlp", dataset="dataset", digest=stamped.digest(), **settings["inputs"]
+        workload="benchmarks.workloads.mlp",
+        dataset="dataset",
+        digest=stamped.digest(),
+        **settings["inputs"],
     )
+
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
     work(inputs)
     print(json.dumps(mlp.turns.result()))
@@ -127,30 +156,57 @@ def member(text: str) -> None:
 
 def alone(env: dict[str, str], blocks: int) -> list[Bar]:
     """Return the CPU time that each loop adds to a bare step of 0.4 ms."""
-    block, warm = 500, 14000  # the warm-up ends after the first curves, which are sent after 5 s
+    # the warm-up ends after the first curves, which are sent after 5 s
+    block = 500
+    warm = 14000
     settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
     result = measure(env, 1, settings, block=block, warm=warm)[0]
-    steps, bare = result["steps"], result["steps"]["bare"]
-    threads = result["threads"] * median(steps["Rekindle"])  # these threads also work while other loops have their turn
+    steps = result["steps"]
+    bare = result["steps"]["bare"]
+    # these threads also work while other loops have their turn
+    threads = result["threads"] * median(steps["Rekindle"])
     bars = [bar("a bare step", median(bare) * 1e6, "µs")]
+
     for name, each in steps.items():
         if name != "bare":
             over = median(other - base for base, other in zip(bare, each, strict=True))
             over += threads if name == "Rekindle" else 0
-            bars.append(bar(f"{name}: added to the bare step", over * 1e6, "µs", 60 if name == "Rekindle" else None))
-    return [*bars, bar("share of Rekindle's background threads in this overhead", threads * 1e6, "µs")]
+
+            bars.append(
+                bar(
+                    f"{name}: added to the bare step",
+                    over * 1e6,
+                    "µs",
+                    60 if name == "Rekindle" else None,
+                )
+            )
+
+    return [
+        *bars,
+        bar("share of Rekindle's background threads in this overhead", threads * 1e6, "µs"),
+    ]
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
-    """Return the step times of the loops in a group: Rekindle with 8 virtual workers and its exact sum of 5 MB, and
-    DDP."""
-    block, warm = 10, 10
+    """Return the step times of the loops in a group: Rekindle with 8 virtual workers and its exact
+    sum of 5 MB, and DDP."""
+    block = 10
+    warm = 10
     settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}
     results = measure(env, size, settings, block=block, warm=warm)
-    each = {name: [mean(f["steps"][name][i] for f in results) for i in range(blocks)] for name in results[0]["steps"]}
-    bars = [bar(f"{size} workers: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
+    each = {
+        name: [mean(f["steps"][name][i] for f in results) for i in range(blocks)]
+        for name in results[0]["steps"]
+    }
+    bars = [
+        bar(f"{size} workers: {name}", median(times) * 1e3, "ms") for name, times in each.items()
+    ]
     ratio = median(exact / ddp for exact, ddp in zip(each["Rekindle"], each["DDP"], strict=True))
-    return [*bars, bar(f"{size} workers: Rekindle, relative to DDP", ratio, "times", BARS.get(size))]
+
+    return [
+        *bars,
+        bar(f"{size} workers: Rekindle, relative to DDP", ratio, "times", BARS.get(size)),
+    ]
 
 
 def free_port() -> int:
@@ -161,14 +217,22 @@ def free_port() -> int:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--quick", action="store_true", help="measure fewer blocks of steps")
+
     command.add_argument(
-        "--sizes", type=int, nargs="*", default=[1, 2, 4], help="numbers of processes (default: 1 2 4)"
+        "--sizes",
+        type=int,
+        nargs="*",
+        default=[1, 2, 4],
+        help="numbers of processes (default: 1 2 4)",
     )
+
     command.add_argument("--member", help=argparse.SUPPRESS)
+
     options = command.parse_args()
     if options.member:
         member(options.member)
         return 0
+
     bars: list[Bar] = []
     with environment() as env:
         for size in options.sizes:
@@ -177,6 +241,7 @@ def main() -> int:
                 if size == 1
                 else together(env, size, 10 if options.quick else 30)
             )
+
     return report(bars, as_json=options.json)
 
 

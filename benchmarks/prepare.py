@@ -1,11 +1,14 @@
-"""Speed of the feature engineering of the step prepare, compared with pandas, the cost of the whole step, and the cost
-of the verification of its dataset, which every reader makes.
+"""Speed of the feature engineering of the step prepare, compared with pandas, the cost of the whole
+step, and the cost of the verification of its dataset, which every reader makes.
 
-    python -m benchmarks.prepare                        # a simulated world of the published size (1.75 million rows)
+    # a simulated world of the published size (1.75 million rows)
+    python -m benchmarks.prepare
     python -m benchmarks.prepare --source transactions.parquet --json
-    python -m benchmarks.prepare --large                # also time and memory for ten times the rows
+    # also time and memory for ten times the rows
+    python -m benchmarks.prepare --large
 
-Each measurement runs in its own process with one thread. It counts CPU seconds, which do not depend on other load.
+Each measurement runs in its own process with one thread. It counts CPU seconds, which do not depend
+on other load.
 """
 
 import os
@@ -19,11 +22,14 @@ from benchmarks.bars import Bar, bar, parser, report
 
 WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
 PUBLISHED = 1_750_000  # number of rows of the published data, for which the limits are set
-ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(
+    ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
 
 
 def simulated(source: Path, target: Path) -> None:
-    """Simulate the world whose URI is in the file `source`; write a parquet file with the published column names."""
+    """Simulate the world whose URI is in the file `source`; write a parquet file with the published
+    column names."""
     from steps.fraud.config import Columns
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.world import parse
@@ -32,8 +38,8 @@ def simulated(source: Path, target: Path) -> None:
 
 
 def polars(source: Path, target: Path) -> None:
-    """Compute the 15 features of the handbook from a parquet file to a parquet file, with the step's reader and
-    checks."""
+    """Compute the 15 features of the handbook from a parquet file to a parquet file, with the
+    step's reader and checks."""
     import polars as pl
 
     from steps.fraud.config import Data
@@ -51,7 +57,8 @@ def polars(source: Path, target: Path) -> None:
 
 
 def step(source: Path, target: Path) -> None:
-    """Run the whole step prepare, with all features, shards, statistics, digest and serving state."""
+    """Run the whole step prepare, with all features, shards, statistics, digest and serving
+    state."""
     from rekindle.workload import prepare
     from steps import fraud
 
@@ -71,6 +78,7 @@ def pandas(source: Path, target: Path) -> None:
 
     frame = pd.read_parquet(source)
     when = frame["TX_DATETIME"]
+
     result: dict[str, Any] = {
         "id": frame["TRANSACTION_ID"],
         "amount": frame["TX_AMOUNT"].round(2),
@@ -81,16 +89,22 @@ def pandas(source: Path, target: Path) -> None:
     def rolling(key: str, column: str, days: int) -> Any:
         ordered = frame.sort_values([key, "TX_DATETIME"], kind="stable")
         windows = ordered.set_index("TX_DATETIME").groupby(key)[column].rolling(f"{days}D")
-        return [pd.Series(f().to_numpy(), ordered.index).sort_index() for f in (windows.count, windows.sum)]
+        return [
+            pd.Series(f().to_numpy(), ordered.index).sort_index()
+            for f in (windows.count, windows.sum)
+        ]
 
     late_count, late_frauds = rolling("TERMINAL_ID", "TX_FRAUD", 7)
     for days in (1, 7, 30):
         count, amounts = rolling("CUSTOMER_ID", "TX_AMOUNT", days)
-        result |= {f"card_count_{days}d": count, f"card_mean_{days}d": amounts / count}
+        result[f"card_count_{days}d"] = count
+        result[f"card_mean_{days}d"] = amounts / count
         count, frauds = rolling("TERMINAL_ID", "TX_FRAUD", 7 + days)
         count -= late_count
         risk = ((frauds - late_frauds) / count).fillna(0)
-        result |= {f"terminal_count_{days}d": count, f"terminal_risk_{days}d": risk}
+        result[f"terminal_count_{days}d"] = count
+        result[f"terminal_risk_{days}d"] = risk
+
     pd.DataFrame(result).to_parquet(target)
 
 
@@ -108,7 +122,11 @@ def measure(work: str, source: Path, target: Path) -> tuple[float, float]:
 
     Returns its CPU seconds without imports, and its peak memory in GB.
     """
-    modules = "pandas, pyarrow.parquet" if work == "pandas" else "steps.fraud.data.shards"
+    if work == "pandas":
+        modules = "pandas, pyarrow.parquet"
+    else:
+        modules = "steps.fraud.data.shards"
+
     program = f"""
 import resource, sys, time
 from pathlib import Path
@@ -118,10 +136,13 @@ began = time.process_time()
 prepare.{work}(*map(Path, sys.argv[1:]))
 print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
 """
+
     command = [sys.executable, "-c", program, str(source), str(target)]
+
     done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"the measurement of {work} failed with exit code {done.returncode}")
+
     cpu, memory = map(float, done.stdout.split()[-2:])
     return cpu, memory
 
@@ -135,8 +156,8 @@ def world(folder: Path, cards: int) -> Path:
 
 
 def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
-    """Compare features by polars and by pandas: CPU seconds, the least of `repeats` runs, scaled to the published
-    rows."""
+    """Compare features by polars and by pandas: CPU seconds, the least of `repeats` runs, scaled to
+    the published rows."""
     import polars as pl
 
     scale = PUBLISHED / pl.scan_parquet(source).select(pl.len()).collect().item()
@@ -146,13 +167,21 @@ def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
     }
     cpu["verify"] = min(measure("verify", folder / "step", folder)[0] for _ in range(repeats))
     apart = difference(folder / "polars", folder / "pandas")
-    features, whole, ratio = cpu["polars"] * scale, cpu["step"] * scale, cpu["pandas"] / cpu["polars"]
+    features = cpu["polars"] * scale
+    whole = cpu["step"] * scale
+    ratio = cpu["pandas"] / cpu["polars"]
+
     return [
         bar("15 features of 1.75 M rows, parquet to parquet", features, "CPU s", 3.0),
         bar("speed relative to pandas", ratio, "x", 5.0, "more"),
         bar("rows whose features differ from pandas (same-second ties)", apart, "share", 1e-4),
         bar("the whole step prepare for 1.75 M rows, boosting included", whole, "CPU s", 25.0),
-        bar("verification of the dataset, relative to the step prepare", cpu["verify"] / cpu["step"], "share", 0.03),
+        bar(
+            "verification of the dataset, relative to the step prepare",
+            cpu["verify"] / cpu["step"],
+            "share",
+            0.03,
+        ),
     ]
 
 
@@ -168,20 +197,34 @@ def large(folder: Path, cards: int) -> list[Bar]:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument(
-        "--source", type=Path, help="parquet file with the published columns (default: simulated data)"
+        "--source",
+        type=Path,
+        help="parquet file with the published columns (default: simulated data)",
+    )
+
+    command.add_argument(
+        "--cards",
+        type=int,
+        default=5000,
+        help="number of cards of the simulated world, with 350 rows each",
+    )
+
+    command.add_argument(
+        "--repeats", type=int, default=2, help="number of measurements; the least result counts"
     )
     command.add_argument(
-        "--cards", type=int, default=5000, help="number of cards of the simulated world, with 350 rows each"
+        "--large", action="store_true", help="also measure a world of ten times the cards"
     )
-    command.add_argument("--repeats", type=int, default=2, help="number of measurements; the least result counts")
-    command.add_argument("--large", action="store_true", help="also measure a world of ten times the cards")
     options = command.parse_args()
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = options.source or world(folder, options.cards)
         bars = compare(source, folder, options.repeats)
+
         if options.large:
             bars += large(folder, options.cards)
+
     return report(bars, as_json=options.json)
 
 

@@ -1,10 +1,12 @@
-"""Seconds that failures interrupt a training of 3 workers, with steps of about 30 ms and 5 MB of weights.
+"""Seconds that failures interrupt a training of 3 workers, with steps of about 30 ms and 5 MB of
+weights.
 
-    python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all,gone]
+    python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] \\
+      [--only killed,frozen,headless,all,gone]
 
-Figures are medians of the seconds from a signal to the next finished step of the slowest survivor, minus the time of a
-step. For comparison, the benchmark also kills a node of torchrun 2.13, which makes the same steps; torchrun is tuned
-(last call 1 s, keep-alive 3 × 1 s).
+Figures are medians of the seconds from a signal to the next finished step of the slowest survivor,
+minus the time of a step. For comparison, the benchmark also kills a node of torchrun 2.13, which
+makes the same steps; torchrun is tuned (last call 1 s, keep-alive 3 × 1 s).
 """
 
 import os
@@ -29,7 +31,8 @@ from tests.rekindle.training.crew import Crew
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8
 TIMEOUT_S = 300.0  # seconds; long, because the machine may be heavily loaded
-MAX_BATCHES = VIRTUAL // len(NAMES) + 1  # maximum micro-batches of a worker in a step of all workers
+# maximum micro-batches of a worker in a step of all workers
+MAX_BATCHES = VIRTUAL // len(NAMES) + 1
 FLAGS = {
     "workload": "benchmarks.workloads.stamped",
     "dataset": "stamped/dataset",
@@ -42,7 +45,9 @@ FLAGS = {
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
-HOT, DURABLE = 0.25, 3.0  # seconds between snapshots and between checkpoints in scenario `gone`
+# seconds between snapshots and between checkpoints in scenario `gone`
+HOT = 0.25
+DURABLE = 3.0
 
 
 class Run:
@@ -59,7 +64,9 @@ class Run:
     def start(self) -> None:
         """Start all processes of the run."""
         self.coordinator = self.crew.coordinator(self.argv)
-        self.launchers = {name: self.crew.launcher(name, self.argv, STAMPS=str(self.folder)) for name in NAMES}
+        self.launchers = {
+            name: self.crew.launcher(name, self.argv, STAMPS=str(self.folder)) for name in NAMES
+        }
 
     def kill(self) -> None:
         """Kill all processes, wait for their end, and record the steps of the first worker."""
@@ -88,41 +95,51 @@ class Run:
         return [step for step in stamped.steps(self.folder, name) if step.finished > since]
 
     def wait_for_all(self, since: float = 0.0, steps: int = 12) -> float:
-        """Wait until all workers train together. Returns the time when each of them had finished a common step."""
+        """Wait until all workers train together. Returns the time when each of them had finished a
+        common step."""
         since = since or time.monotonic()
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
         def is_complete() -> bool:
             for name in NAMES:
-                steps_by_name[name] = [step for step in self.steps(name, since) if step.batches <= MAX_BATCHES]
+                steps_by_name[name] = [
+                    step for step in self.steps(name, since) if step.batches <= MAX_BATCHES
+                ]
             return all(len(each) >= steps for each in steps_by_name.values())
 
         self.crew.until(is_complete, TIMEOUT_S)
         return max(each[0].finished for each in steps_by_name.values())
 
     def next_step(self, since: float, victims: set[str]) -> float:
-        """Return the seconds from the time `since` until all survivors have finished a step, minus the time of a
-        step."""
+        """Return the seconds from the time `since` until all survivors have finished a step, minus
+        the time of a step."""
         survivors = [name for name in NAMES if name not in victims]
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
         def is_complete() -> bool:
             for name in survivors:
-                steps_by_name[name] = [step for step in self.steps(name, since) if step.batches > MAX_BATCHES]
+                steps_by_name[name] = [
+                    step for step in self.steps(name, since) if step.batches > MAX_BATCHES
+                ]
             return all(each for each in steps_by_name.values())
 
-        earlier = [s for name in survivors for s in stamped.steps(self.folder, name) if s.finished < since][-20:]
-        usual = (MAX_BATCHES + 1) / MAX_BATCHES * median(step.finished - step.began for step in earlier)
+        earlier = [
+            s for name in survivors for s in stamped.steps(self.folder, name) if s.finished < since
+        ][-20:]
+        usual = (
+            (MAX_BATCHES + 1) / MAX_BATCHES * median(step.finished - step.began for step in earlier)
+        )
         self.crew.until(is_complete, TIMEOUT_S)
         time.sleep(0.1)
         is_complete()
         later = [step for each in steps_by_name.values() for step in each[1:8]]
         duration = median([step.finished - step.began for step in later] or [usual])
+
         return max(each[0].finished for each in steps_by_name.values()) - since - duration
 
     def repeated(self) -> int:
-        """Return the number of steps that processes lost: repeated steps from weights that a process had seen
-        before."""
+        """Return the number of steps that processes lost: repeated steps from weights that a
+        process had seen before."""
         count = 0
         for path in self.folder.iterdir():
             name, _, pid = path.name.rpartition("-")
@@ -134,22 +151,29 @@ class Run:
 def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
     """Repeatedly kill a worker, which its launcher restarts, or stop a worker and continue it.
 
-    Returns the seconds until the survivors make a step, and the seconds until all workers train together.
+    Returns the seconds until the survivors make a step, and the seconds until all workers train
+    together.
     """
-    next_step, back = [], []
+    next_step = []
+    back = []
+
     for _ in range(runs):
         time.sleep(random.uniform(0.1, 0.3))
         victim = random.choice(NAMES)
         start = run.signal(number, victim)
         next_step.append(run.next_step(start, {victim}))
+
         if number == signal.SIGSTOP:
             start = run.signal(signal.SIGCONT, victim)
+
         back.append(run.wait_for_all(start) - start)
+
     return {"next step": next_step, "back": back}
 
 
 def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
-    """Kill all workers. Returns the seconds until all workers have made a step from the state in shared memory."""
+    """Kill all workers. Returns the seconds until all workers have made a step from the state in
+    shared memory."""
     next_step = []
     for _ in range(runs):
         time.sleep(random.uniform(0.5, 1.0))
@@ -162,16 +186,20 @@ def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
 def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
     """Kill all processes; without `hot`, also remove the snapshots, as if the nodes were lost.
 
-    Returns the seconds from the restart to the first step of all workers, the seconds of repeated steps, and the
-    seconds of an import of torch.
+    Returns the seconds from the restart to the first step of all workers, the seconds of repeated
+    steps, and the seconds of an import of torch.
     """
-    next_step, lost, imports = [], [], []
+    next_step = []
+    lost = []
+    imports = []
+
     for _ in range(runs):
         time.sleep(random.uniform(1.0, 1.5) * (1 if hot else DURABLE))
         run.kill()
         if not hot:
             for file in run.crew.logs.glob("rekindle-*"):
                 file.unlink()
+
         imports.append(import_torch())
         start = time.monotonic()
         run.start()
@@ -180,8 +208,11 @@ def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[fl
         steps = run.first_workers_steps
         # empty if the worker has not repeated a step
         again = [i for i, step in enumerate(steps) if step.weight == first]
-        lost.append(sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0)
+        lost.append(
+            sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0
+        )
         run.wait_for_all()
+
     return {"next step": next_step, "lost": lost, "import": imports}
 
 
@@ -195,9 +226,12 @@ def import_torch() -> float:
 def headless(run: Run, runs: int) -> dict[str, list[float]]:
     """Kill and restart the coordinator.
 
-    Returns the delay of the slowest step in steps, and the seconds until all workers have registered again.
+    Returns the delay of the slowest step in steps, and the seconds until all workers have
+    registered again.
     """
-    slowest, back = [], []
+    slowest = []
+    back = []
+
     for _ in range(runs):
         time.sleep(2)
         start = time.monotonic()
@@ -213,23 +247,28 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
         time.sleep(max(0.0, start + 2 - time.monotonic()))
         after = max(s.finished - s.began for name in NAMES for s in run.steps(name, start))
         slowest.append((after - max(usual)) / median(usual))
+
     return {"slowest step": slowest, "back": back}
 
 
 @contextmanager
 def crews() -> Iterator[tuple[Crew, Path]]:
-    """Yield a starter of processes, and a folder; the processes use a store with the dataset, and end with this
-    process."""
+    """Yield a starter of processes, and a folder; the processes use a store with the dataset, and
+    end with this process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         services = Services(folder / "home", {})
         services.start("s3")
-        environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "rekindle"}
+        environment = services.credentials() | {
+            "S3_ENDPOINT_URL": services.url("s3"),
+            "S3_BUCKET": "rekindle",
+        }
         os.environ.update(environment)
         stamped.write(folder / "dataset")
         Store.from_env().upload(folder / "dataset", FLAGS["dataset"])
         (folder / "logs").mkdir()
         crew = Crew(environment, folder / "logs")
+
         try:
             yield crew, folder
         finally:
@@ -249,58 +288,106 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
         if is_selected("killed"):
             durations = killed(run, runs, signal.SIGKILL)
             bars += [
-                bar("SIGKILL of one of three workers: next step", durations["next step"], "s", 0.10),
-                bar("SIGKILL of one of three workers: all workers train together", durations["back"], "s", 1.0),
+                bar(
+                    "SIGKILL of one of three workers: next step", durations["next step"], "s", 0.10
+                ),
+                bar(
+                    "SIGKILL of one of three workers: all workers train together",
+                    durations["back"],
+                    "s",
+                    1.0,
+                ),
             ]
+
         if is_selected("frozen"):
             durations = killed(run, max(3, runs // 2), signal.SIGSTOP)
             bars += [
                 bar("SIGSTOP of one of three workers: next step", durations["next step"], "s", 1.5),
                 bar("SIGCONT of this worker: all workers train together", durations["back"], "s"),
             ]
+
         if is_selected("headless"):
             durations = headless(run, max(3, runs // 2))
             bars += [
-                bar("SIGKILL of the coordinator: delay of the slowest step", durations["slowest step"], "steps", 1.0),
-                bar("start of a new coordinator: all workers have registered", durations["back"], "s", 1.0),
+                bar(
+                    "SIGKILL of the coordinator: delay of the slowest step",
+                    durations["slowest step"],
+                    "steps",
+                    1.0,
+                ),
+                bar(
+                    "start of a new coordinator: all workers have registered",
+                    durations["back"],
+                    "s",
+                    1.0,
+                ),
             ]
+
         lost = run.repeated()
         if is_selected("all"):
             durations = all_killed(run, max(3, runs // 2))
             bars.append(bar("SIGKILL of all workers: next step", durations["next step"], "s", 1.5))
+
         if is_selected("gone"):
             run.kill()
             run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
             times = max(3, runs // 2)
-            node, all_nodes = all_processes_killed(run, times, hot=True), all_processes_killed(run, times, hot=False)
+            node = all_processes_killed(run, times, hot=True)
+            all_nodes = all_processes_killed(run, times, hot=False)
+
             bars += [
                 bar("SIGKILL of all workers and launchers: next step", node["next step"], "s", 1.5),
-                bar("time of `import torch` in one process, just before the restart", node["import"], "s"),
+                bar(
+                    "time of `import torch` in one process, just before the restart",
+                    node["import"],
+                    "s",
+                ),
                 bar("time of repeated steps, with a snapshot every 0.25 s", node["lost"], "s", HOT),
                 bar("loss of all nodes: next step", all_nodes["next step"], "s"),
-                bar("time of repeated steps, with a checkpoint every 3 s", all_nodes["lost"], "s", DURABLE),
+                bar(
+                    "time of repeated steps, with a checkpoint every 3 s",
+                    all_nodes["lost"],
+                    "s",
+                    DURABLE,
+                ),
             ]
+
         bars.append(bar("steps lost in failures that a worker survived", lost, "steps", 0))
+
     if repetitions and is_selected("killed"):
         peer = bar(
-            "SIGKILL of one of three nodes under tuned torchrun: next step", torchrun.next_step(repetitions), "s"
+            "SIGKILL of one of three nodes under tuned torchrun: next step",
+            torchrun.next_step(repetitions),
+            "s",
         )
         times = peer["value"] / bars[0]["value"]
         bars += [peer, bar("time of torchrun, relative to Rekindle", times, "times", 50, "more")]
+
     return bars
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=10, help="number of repetitions of each failure (default: 10)")
     command.add_argument(
-        "--peers", type=int, default=10, help="number of runs of torchrun, 20 s each (default: 10; 0: omit torchrun)"
+        "--runs", type=int, default=10, help="number of repetitions of each failure (default: 10)"
     )
+
     command.add_argument(
-        "--only", default="", help="comma-separated scenarios: killed,frozen,headless,all,gone (default: all five)"
+        "--peers",
+        type=int,
+        default=10,
+        help="number of runs of torchrun, 20 s each (default: 10; 0: omit torchrun)",
     )
+
+    command.add_argument(
+        "--only",
+        default="",
+        help="comma-separated scenarios: killed,frozen,headless,all,gone (default: all five)",
+    )
+
     options = command.parse_args()
     bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
+
     return report(bars, as_json=options.json)
 
 

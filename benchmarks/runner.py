@@ -1,11 +1,11 @@
-"""Overhead of the local runner: `rekindle run --manifest` with 4 and with 100 trivial Python steps, and with 1,000
-containers that do nothing.
+"""Overhead of the local runner: `rekindle run --manifest` with 4 and with 100 trivial Python steps,
+and with 1,000 containers that do nothing.
 
     python -m benchmarks.runner [--json]
 
-Figures are medians of the CPU seconds of the command and all its children, which do not depend on other load. For
-comparison, the benchmark also measures the same Python processes without a runner, and the state machine of the runner
-without processes: its best rate of five runs, and its memory.
+Figures are medians of the CPU seconds of the command and all its children, which do not depend on
+other load. For comparison, the benchmark also measures the same Python processes without a runner,
+and the state machine of the runner without processes: its best rate of five runs, and its memory.
 """
 
 import json
@@ -32,16 +32,31 @@ def chain(count: int) -> dict[str, Any]:
         value = f"{{{{tasks.t{i - 1}.outputs.parameters.out}}}}" if i else "0"
         arguments = {"parameters": [{"name": "x", "value": value}]}
         tasks.append(
-            {"name": f"t{i}", "template": "add", "arguments": arguments} | ({"depends": f"t{i - 1}"} if i else {})
+            {"name": f"t{i}", "template": "add", "arguments": arguments}
+            | ({"depends": f"t{i - 1}"} if i else {})
         )
+
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
     script = {"image": "python:3.11", "command": ["python", "-I"], "source": STEP}
+
     templates = [
         {"name": "main", "dag": {"tasks": tasks}},
-        {"name": "add", "inputs": {"parameters": [{"name": "x"}]}, "outputs": out, "script": script},
+        {
+            "name": "add",
+            "inputs": {"parameters": [{"name": "x"}]},
+            "outputs": out,
+            "script": script,
+        },
     ]
+
     spec = {"entrypoint": "main", "templates": templates}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "w-"}, "spec": spec}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": "w-"},
+        "spec": spec,
+    }
 
 
 def cpu(call: Callable[[], Any]) -> float:
@@ -69,7 +84,16 @@ def run(folder: Path, workflow: dict[str, Any]) -> None:
     """Run a workflow by `rekindle run --manifest`."""
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(workflow))
-    command = [str(Path(sys.executable).with_name("rekindle")), "run", "--manifest", str(manifest), "-o", "json"]
+
+    command = [
+        str(Path(sys.executable).with_name("rekindle")),
+        "run",
+        "--manifest",
+        str(manifest),
+        "-o",
+        "json",
+    ]
+
     environment = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert json.loads(result.stdout)["phase"] == "Succeeded"
@@ -88,19 +112,27 @@ def processes(count: int) -> float:
 
 
 def transitions(spec: dict[str, Any], count: int) -> float:
-    """Return how many changes of a pod's phase per second the state machine makes, for `count` pods at parallelism
-    2."""
+    """Return how many changes of a pod's phase per second the state machine makes, for `count` pods
+    at parallelism 2."""
     from argolocal.engine.nodes import PodEnded, PodStarted, Start
     from argolocal.engine.scheduler import Scheduler
     from argolocal.manifest.read import workflow
 
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
-    scheduler, events, began = Scheduler(workflow(manifest)), [], time.process_time()
+    scheduler = Scheduler(workflow(manifest))
+    events = []
+    began = time.process_time()
+
     while not scheduler.done:
-        starts = [action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)]
-        events = [
-            event for start in starts for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded", "", OUT))
+        starts = [
+            action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)
         ]
+        events = [
+            event
+            for start in starts
+            for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded", "", OUT))
+        ]
+
     assert scheduler.status["phase"] == "Succeeded"
     return 3 * count / (time.process_time() - began)  # phases of a pod: pending, running, completed
 
@@ -108,35 +140,61 @@ def transitions(spec: dict[str, Any], count: int) -> float:
 def memory(count: int) -> float:
     """Return the peak memory in MB of a process that schedules a workflow of `count` nodes."""
     code = (
-        "import resource; from benchmarks.runner import loop, transitions\n"
-        f"transitions(loop({count})['spec'], {count}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        "import resource; from benchmarks.runner import loop,"
+        f" transitions\ntransitions(loop({count})['spec'], {count});"
+        " print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def best(workflow: dict[str, Any]) -> float:
-    """Return the best rate (see `transitions`) of five runs of the state machine, for a workflow of 1,000 pods."""
+    """Return the best rate (see `transitions`) of five runs of the state machine, for a workflow of
+    1,000 pods."""
     return max(transitions(workflow["spec"], 1000) for _ in range(5))
 
 
 def measure() -> list[Bar]:
-    """Return the CPU seconds of the runner per step, and the rate and memory of its state machine."""
+    """Return the CPU seconds of the runner per step, and the rate and memory of its state
+    machine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         four = median(cpu(lambda: run(folder, chain(4))) for _ in range(5))
         hundred = median(cpu(lambda: run(folder, chain(100))) for _ in range(3))
         trivial = (cpu(lambda: run(folder, loop(1000))) - processes(1000)) / 1000
-        journal = max(path.stat().st_size for path in folder.glob("home/runs/*/journal.jsonl")) / 1000
+        journal = (
+            max(path.stat().st_size for path in folder.glob("home/runs/*/journal.jsonl")) / 1000
+        )
         floor = median(cpu(lambda: bare(folder, 100)) for _ in range(3)) / 100
+
     step = (hundred - four) / 96
+
     return [
         bar("workflow of 4 steps", four, "CPU s", 1.0),
         bar("one additional step", step, "CPU s", 0.1),
-        bar("one additional step, minus the same process without a runner", step - floor, "CPU s", 0.015),
-        bar("one additional step, relative to the same process without a runner", step / floor, "times"),
+        bar(
+            "one additional step, minus the same process without a runner",
+            step - floor,
+            "CPU s",
+            0.015,
+        ),
+        bar(
+            "one additional step, relative to the same process without a runner",
+            step / floor,
+            "times",
+        ),
         bar("one of 1,000 containers that do nothing, minus its process", trivial, "CPU s", 0.015),
         bar("journal per container", journal, "bytes"),
-        bar("state machine alone, for a loop of 1,000 containers", best(loop(1000)), "transitions/s", 20_000, "more"),
+        bar(
+            "state machine alone, for a loop of 1,000 containers",
+            best(loop(1000)),
+            "transitions/s",
+            20_000,
+            "more",
+        ),
         bar("state machine alone, for a chain of 1,000 steps", best(chain(1000)), "transitions/s"),
         bar("memory of the state machine with 10,000 nodes", memory(10_000), "MB", 200),
     ]

@@ -1,10 +1,11 @@
-"""Start-up time: CPU seconds of `rekindle --help`, of reading a config, and of rendering a manifest.
+"""Start-up time: CPU seconds of `rekindle --help`, of reading a config, and of rendering a
+manifest.
 
     python -m benchmarks.startup [--json] [--runs 5]
 
-Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in the same run. Other
-tools need these seconds for their --help on the same class of machine: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow
-0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
+Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in
+the same run. Other tools need these seconds for their --help on the same class of machine: TorchX
+0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
 """
 
 import subprocess
@@ -27,7 +28,9 @@ COMMANDS = {
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=5, help="number of runs of each command (default: 5)")
+    command.add_argument(
+        "--runs", type=int, default=5, help="number of runs of each command (default: 5)"
+    )
     options = command.parse_args()
     bars = []
     for name, (argv, limit) in COMMANDS.items():

@@ -1,4 +1,5 @@
-"""Manual approval: the pipeline waits after the evaluation; `rekindle resume RUN` approves the release.
+"""Manual approval: the pipeline waits after the evaluation; `rekindle resume RUN` approves the
+release.
 
 rekindle run configs/approval.yaml
 """

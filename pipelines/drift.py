@@ -1,4 +1,5 @@
-"""Compare the recent requests of a model with its test rows; on drift, send a notification and optionally retrain.
+"""Compare the recent requests of a model with its test rows; on drift, send a notification and
+optionally retrain.
 
 rekindle run configs/drift.yaml --set drift.model=demo
 """

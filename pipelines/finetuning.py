@@ -12,7 +12,9 @@ from rekindle import Section, blocks
 
 
 class Finetuning(Section):
-    base: str = Field(default="language", description="registered model whose champion has the initial weights")
+    base: str = Field(
+        default="language", description="registered model whose champion has the initial weights"
+    )
 
 
 class Config(rekindle.Config):

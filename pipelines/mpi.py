@@ -1,4 +1,5 @@
-"""Training in an MPIJob: the Launcher starts a process in each slot of the Workers; these processes train one model.
+"""Training in an MPIJob: the Launcher starts a process in each slot of the Workers; these processes
+train one model.
 
 rekindle run configs/mpi.yaml
 """
@@ -21,9 +22,12 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    replicas, spec = {"Launcher": 1, "Worker": config.mpi.workers}, {"slotsPerWorker": config.mpi.slots}
+    replicas = {"Launcher": 1, "Worker": config.mpi.workers}
+    spec = {"slotsPerWorker": config.mpi.slots}
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
-        model = blocks.job(data, "MPIJob", "steps.boosting.boost", replicas, task="train", spec=spec)
+        model = blocks.job(
+            data, "MPIJob", "steps.boosting.boost", replicas, task="train", spec=spec
+        )
         blocks.decide(model)
     return workflow

@@ -1,4 +1,5 @@
-"""Two networks on augmented images: a custom step between prepare and train; the better network is released.
+"""Two networks on augmented images: a custom step between prepare and train; the better network is
+released.
 
 rekindle run configs/nightly.yaml
 """
@@ -12,7 +13,9 @@ from rekindle import Section, blocks
 
 
 class Nightly(Section):
-    channels: tuple[int, int] = Field(default=(8, 16), description="number of channels of each of the two networks")
+    channels: tuple[int, int] = Field(
+        default=(8, 16), description="number of channels of each of the two networks"
+    )
 
 
 class Config(rekindle.Config):
@@ -23,6 +26,7 @@ def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         images = blocks.step("steps.shifted", dataset=data.outputs.dataset)
+
         models = [
             blocks.train(
                 images,
@@ -32,6 +36,7 @@ def build(config: Config) -> Any:
             )
             for name, channels in zip(("small", "wide"), config.nightly.channels, strict=True)
         ]
+
         with blocks.group("decide", mutex=config.name):
             small, wide = (
                 blocks.evaluate(model, task=f"evaluate-{name}")
@@ -40,4 +45,5 @@ def build(config: Config) -> Any:
             better = small.outputs.metrics["accuracy"] >= wide.outputs.metrics["accuracy"]
             for name, evaluation, wins in (("small", small, better), ("wide", wide, ~better)):
                 blocks.ship(evaluation, name=f"ship-{name}", when=wins)
+
     return workflow

@@ -1,4 +1,5 @@
-"""Update a served model with newer data, without training: refresh → release → deploy → verify → switch.
+"""Update a served model with newer data, without training: refresh → release → deploy → verify →
+switch.
 
     rekindle run configs/refresh.yaml --set data.source=october.parquet
 
@@ -24,5 +25,7 @@ def build(config: Config) -> Any:
             experiment=config.name,
             backfill=parameter(BACKFILL),
         )
+
         blocks.ship(refreshed)
+
     return workflow

@@ -2,8 +2,8 @@
 
     rekindle run configs/scoring.yaml --set scoring.files=incoming/october
 
-A pod stores its predictions in the bucket below WORKFLOW/score/POD/predictions; a file of predictions has the name of
-its input file.
+A pod stores its predictions in the bucket below WORKFLOW/score/POD/predictions; a file of
+predictions has the name of its input file.
 """
 
 from typing import Any
@@ -16,8 +16,13 @@ from rekindle import Section, blocks
 
 
 class Scoring(Section):
-    model: str = Field(default="digits", description="registered model whose champion scores the files")
-    files: str = Field(default="incoming", description="key prefix of the files, which have one JSON instance per line")
+    model: str = Field(
+        default="digits", description="registered model whose champion scores the files"
+    )
+    files: str = Field(
+        default="incoming",
+        description="key prefix of the files, which have one JSON instance per line",
+    )
 
 
 class Config(rekindle.Config):

@@ -1,4 +1,5 @@
-"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best becomes the candidate.
+"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best
+becomes the candidate.
 
     rekindle sweep configs/sweep.yaml
 
@@ -17,7 +18,13 @@ from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
 from rekindle.training.cost import pods
 from rekindle.training.cost.prices import FILE, HOUR_S, Prices
-from rekindle.training.search.config import Budget, Sweep, check_workload, default_settings, integer_settings
+from rekindle.training.search.config import (
+    Budget,
+    Sweep,
+    check_workload,
+    default_settings,
+    integer_settings,
+)
 
 
 class Config(rekindle.Config):
@@ -31,17 +38,26 @@ class Config(rekindle.Config):
 
 
 def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
-    """Return a budget in money as hours of a pod that trains trials. Raises ConfigError without a price."""
+    """Return a budget in money as hours of a pod that trains trials. Raises ConfigError without a
+    price."""
     if not budget.money:
         return budget
+
     prices = Prices.load(project.root())
     spec = pod_spec(pod, "", [{"resources": resources(pod)}])
+
     price = prices.pod_cost(pods.of_spec(spec), HOUR_S) if prices else 0.0
     if not price:
-        reason = f"the price of {pods.of_spec(spec)} is 0" if prices else f"{FILE} is missing in the project"
+        if prices:
+            reason = f"the price of {pods.of_spec(spec)} is 0"
+        else:
+            reason = f"{FILE} is missing in the project"
+
         raise ConfigError(
-            f"sweep.budget.money is {budget.money:g}, but {reason}. Add the prices of nodes, or set sweep.budget.hours."
+            f"sweep.budget.money is {budget.money:g}, but {reason}. Add the prices of nodes, or set"
+            " sweep.budget.hours."
         )
+
     hours = budget.money / price
     return budget.model_copy(update={"hours": min(hours, budget.hours or hours)})
 
@@ -50,12 +66,21 @@ def build(config: Config) -> Any:
     sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
         update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
     )
-    search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
-    sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
-    first: dict[str, Any] = {"default": default_settings(sweep, config.train, config.model)}
-    first |= {"whole": integer_settings(sweep, config.train, config.model)}
-    # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted several times
+    search: dict[str, Any] = {
+        "sweep": sweep.model_dump(mode="json"),
+        "root": "{{workflow.name}}/search",
+    }
+    sections: dict[str, Any] = {
+        name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")
+    }
+    first: dict[str, Any] = {
+        "default": default_settings(sweep, config.train, config.model),
+        "whole": integer_settings(sweep, config.train, config.model),
+    }
+    # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted
+    # several times
     limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.trial_count // sweep.pod_count)
+
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         trials = blocks.step(
@@ -74,7 +99,11 @@ def build(config: Config) -> Any:
             run="{{workflow.name}}",
             with_items=list(range(sweep.pod_count)),
         )
+
         trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
-        best = blocks.step("steps.search.best", after=[trials], **search, run_id=data.outputs.run_id)
+        best = blocks.step(
+            "steps.search.best", after=[trials], **search, run_id=data.outputs.run_id
+        )
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
+
     return workflow

@@ -1,4 +1,5 @@
-"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel; validation chooses one of the models.
+"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel; validation chooses
+one of the models.
 
 rekindle run configs/trees.yaml
 """
@@ -20,10 +21,13 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    replicas, train = {"Master": 1, "Worker": config.trees.workers}, config.train.identity()
+    replicas = {"Master": 1, "Worker": config.trees.workers}
+    train = config.train.identity()
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         network = blocks.train(data, family="network", task="train-network")
-        stumps = blocks.job(data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", train=train)
+        stumps = blocks.job(
+            data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", train=train
+        )
         blocks.decide(blocks.choose(data, {"stumps": stumps, "network": network}))
     return workflow

@@ -1,12 +1,15 @@
-"""Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes without losing work.
+"""Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes
+without losing work.
 
-The names below are the public API (docs/api.md). Each name is imported on first use, not by `import rekindle`.
+The names below are the public API (docs/api.md). Each name is imported on first use, not by `import
+rekindle`.
 """
 
 from argolocal import exports
 from argolocal.common import program
 
-NAMES = {  # module → its public names, which __init__.pyi lists for type checkers
+# module → its public names, which __init__.pyi lists for type checkers
+NAMES = {
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": (
         "Workload",
@@ -26,7 +29,14 @@ NAMES = {  # module → its public names, which __init__.pyi lists for type chec
     "blocks.manifest.config": ("load_config", "Loaded", "Config"),
     "blocks.manifest.render": ("check_golden", "render_manifest", "manifest_sha256", "to_yaml"),
     "storage": ("Store", "NotFound"),
-    "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
+    "errors": (
+        "RekindleError",
+        "ConfigError",
+        "DataError",
+        "StorageError",
+        "TrackingError",
+        "Conflict",
+    ),
 }
 __all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 program.use("rekindle", "rekindle.local.cluster:LocalCluster")

@@ -1,6 +1,13 @@
 from rekindle.blocks.manifest.config import Config, Loaded, load_config
 from rekindle.blocks.manifest.render import check_golden, manifest_sha256, render_manifest, to_yaml
-from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
+from rekindle.errors import (
+    ConfigError,
+    Conflict,
+    DataError,
+    RekindleError,
+    StorageError,
+    TrackingError,
+)
 from rekindle.families import Fitted
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
@@ -8,7 +15,16 @@ from rekindle.release.examples import Examples
 from rekindle.sections import Section
 from rekindle.step import Artifact, Reuse, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store
-from rekindle.workload import DataConfig, Dataset, Example, Predictor, Prepared, Refreshed, Workload, record_dataset
+from rekindle.workload import (
+    DataConfig,
+    Dataset,
+    Example,
+    Predictor,
+    Prepared,
+    Refreshed,
+    Workload,
+    record_dataset,
+)
 
 __all__ = [
     "Artifact",

@@ -6,7 +6,8 @@
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # `python -m` searches the working directory first, whose files must not shadow a library
+    # `python -m` searches the working directory first, whose files must not shadow a library
+    del sys.path[0]
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
-"""JSON documents from the object store, MLflow, a cluster or a folder, as types that only a valid document has.
+"""JSON documents from the object store, MLflow, a cluster or a folder, as types that only a valid
+document has.
 
     class Verdict(Document):
         rows: int = Field(0, ge=0)
@@ -6,8 +7,9 @@
     verdict = read_object(Verdict, store, "releases/fraud/0123456789ab/verdict.json")
     verdict = read_file(Verdict, folder / "verdict.json")
 
-A malformed document is an InvalidDocument, whose message has one line: the document, the wrong field and the rule.
-Unknown fields are ignored: a later version of Rekindle may have written the document.
+A malformed document is an InvalidDocument, whose message has one line: the document, the wrong
+field and the rule. Unknown fields are ignored: a later version of Rekindle may have written the
+document.
 """
 
 import hashlib
@@ -15,7 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from argolocal.common.files import read_regular
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
@@ -42,7 +52,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RESTORE = "Restore it, or remove it."
-MODEL_FILE, CHECKSUM = "model.json", "checksum"
+MODEL_FILE = "model.json"
+CHECKSUM = "checksum"
 
 
 class Document(BaseModel):
@@ -55,7 +66,8 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class BestValidation(Document):
-    """The lowest loss on the held-out samples; None if it is not finite. `released`: the weights are of this step."""
+    """The lowest loss on the held-out samples; None if it is not finite. `released`: the weights
+    are of this step."""
 
     step: int = Field(ge=0)
     validation_loss: float | None
@@ -90,7 +102,8 @@ class ModelFile(Document):
         recorded = fields.get(CHECKSUM) if isinstance(fields, dict) else None
         if recorded and recorded != (actual := _checksum(fields)):
             raise ValueError(
-                f"the sha256 of its fields is {actual}, and {show(recorded)} in {CHECKSUM}: it was changed"
+                f"the sha256 of its fields is {actual}, and {show(recorded)} in {CHECKSUM}: it was"
+                " changed"
             )
         return fields
 
@@ -117,7 +130,8 @@ class DatasetFile(Document):
 
 
 def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE) -> D:
-    """Return a document. Raises InvalidDocument. `source`: the name of the object or file, for the message."""
+    """Return a document. Raises InvalidDocument. `source`: the name of the object or file, for the
+    message."""
     try:
         return validate(model, data)
     except ValueError as error:
@@ -145,7 +159,8 @@ def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
 
 
 def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a name of this kind (`optional`: or empty)."""
+    """Return the pydantic validator of a text field that must be a name of this kind (`optional`:
+    or empty)."""
 
     def check(text: str) -> str:
         if (text or not optional) and not kind.matches(text):
@@ -161,11 +176,14 @@ def read_object(model: type[D], store: "Store", key: str) -> D:
 
 
 def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
-    """Return the document in a file. Raises InvalidDocument, also if the file is missing or cannot be read."""
+    """Return the document in a file. Raises InvalidDocument, also if the file is missing or cannot
+    be read."""
     try:
         data = read_regular(path, MAX_BYTES)
     except OSError as error:
-        raise InvalidDocument(f"{path} cannot be read: {error.strerror or error}. Restore it.") from error
+        raise InvalidDocument(
+            f"{path} cannot be read: {error.strerror or error}. Restore it."
+        ) from error
     return parse(model, data, str(path), remedy)
 
 
@@ -185,4 +203,6 @@ def _describe_first_error(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))
     broken_rule = rule(first["msg"]).removesuffix(".")
-    return f"{show(path)}: {broken_rule}" if path else broken_rule
+    if path:
+        return f"{show(path)}: {broken_rule}"
+    return broken_rule

@@ -1,7 +1,7 @@
 """User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process. For errors that a retry cannot repair, the exit code is one of sysexits.h
-(78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE), and retry strategies recognize it.
+`exit_code` is the exit code of the process. For errors that a retry cannot repair, the exit code is
+one of sysexits.h (78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE), and retry strategies recognize it.
 """
 
 import re
@@ -11,10 +11,19 @@ from typing import Any
 from argolocal.errors import ArgolocalError as RekindleError
 from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_you_mean, say
 
-__all__ = ["ConfigError", "Conflict", "NotFound", "RekindleError", "StorageError", "did_you_mean", "say"]
+__all__ = [
+    "ConfigError",
+    "Conflict",
+    "NotFound",
+    "RekindleError",
+    "StorageError",
+    "did_you_mean",
+    "say",
+]
 
 MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
-# also matches URLs without a scheme, and passwords with a slash: invalid URLs may contain secrets, too
+# also matches URLs without a scheme, and passwords with a slash: invalid URLs may contain secrets,
+# too
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
 
@@ -25,13 +34,15 @@ class DataError(RekindleError):
 
 
 class CodeError(RekindleError):
-    """The user's code raised an exception that a retry would raise again; the message has its FILE:LINE and text."""
+    """The user's code raised an exception that a retry would raise again; the message has its
+    FILE:LINE and text."""
 
     exit_code = 70
 
 
 class RunAborted(RekindleError):
-    """The coordinator aborted the run with `exit_code`; the process that raises this error is not the cause."""
+    """The coordinator aborted the run with `exit_code`; the process that raises this error is not
+    the cause."""
 
 
 class TrackingError(RekindleError):
@@ -40,7 +51,8 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check of `rekindle doctor`, and the remedy. If `required` is false, a failure is only a warning."""
+    """Result of one check of `rekindle doctor`, and the remedy. If `required` is false, a failure
+    is only a warning."""
 
     name: str
     ok: bool
@@ -68,20 +80,27 @@ def innermost(error: BaseException) -> BaseException:
 def in_one_line(value: Any) -> str:
     """Format a wrong value for a message: in one line of at most 100 characters."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]} .."
+    if len(text) <= MAX_VALUE_CHARS:
+        return text
+    return f"{text[:MAX_VALUE_CHARS]} .."
 
 
 def to_number(value: Any) -> float | None:
     """Return a number of Python, NumPy or torch as a float; None for any other value."""
     try:
-        return None if isinstance(value, str) else float(value)
+        if isinstance(value, str):
+            return None
+        return float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
 
 
 def rule(message: str) -> str:
-    """Return a validator's message as the end of a sentence, without the regular expression that it may contain."""
+    """Return a validator's message as the end of a sentence, without the regular expression that it
+    may contain."""
     message = message.removeprefix("Value error, ")
     if message.startswith("String should match pattern"):
         return "it has the wrong form."
-    return message if message.endswith((".", "?")) else message + "."
+    if message.endswith((".", "?")):
+        return message
+    return message + "."

@@ -1,10 +1,10 @@
-"""Families: several models that a workload offers for the same data, instead of one model. Validation chooses between
-the families.
+"""Families: several models that a workload offers for the same data, instead of one model.
+Validation chooses between the families.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
-A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted` model is trained by one
-call of `fit`.
+A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted`
+model is trained by one call of `fit`.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ LOSS = Metric("loss", better="lower")
 class Fitted:
     """A model without training steps, such as boosted trees.
 
-    `model(section, facts)` returns a torch.nn.Module. `fit(model, samples)` sets its parameters and buffers; `samples`
-    is a Dataset of the training samples. `fit` runs in one process and is repeated after an interruption, so its result
-    must be the same each time.
+    `model(section, facts)` returns a torch.nn.Module. `fit(model, samples)` sets its parameters and
+    buffers; `samples` is a Dataset of the training samples. `fit` runs in one process and is
+    repeated after an interruption, so its result must be the same each time.
     """
 
     model: Callable[[Any, dict[str, Any]], Any]
@@ -33,8 +33,11 @@ class Fitted:
 
 
 def of(workload: Any) -> dict[str, Any]:
-    """Return the families of a workload by name; if the workload defines `model`, one family with an empty name."""
-    return workload.families if hasattr(workload, "families") else {"": workload.model}
+    """Return the families of a workload by name; if the workload defines `model`, one family with
+    an empty name."""
+    if hasattr(workload, "families"):
+        return workload.families
+    return {"": workload.model}
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
@@ -43,15 +46,23 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
     Raises ConfigError for an unknown name, or a name that occurs twice.
     """
     family_by_name = of(workload)
-    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
         raise ConfigError(f'families contains "{repeated[0]}" twice: each family is trained once.')
+
     for name in names:
         if name not in family_by_name:
-            family_names = ", ".join(family_by_name) if any(family_by_name) else "none, since it defines `model`"
+            if any(family_by_name):
+                family_names = ", ".join(family_by_name)
+            else:
+                family_names = "none, since it defines `model`"
+
             raise ConfigError(
-                f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(family_by_name))} '
-                f"Its families: {family_names}."
+                f"the workload {workload.__name__} has no family"
+                f' "{name}".{did_you_mean(name, set(family_by_name))} Its families: {family_names}.'
             )
+
     return list(names) or list(family_by_name)
 
 
@@ -63,7 +74,8 @@ def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
 
 
 def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """Yield (label, function, names of the function's arguments) for all functions of the families."""
+    """Yield (label, function, names of the function's arguments) for all functions of the
+    families."""
     for name, family in of(workload).items():
         label = f'families["{name}"]' if name else "model"
         yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
@@ -72,7 +84,8 @@ def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[st
 
 
 def criterion(workload: Any) -> Metric:
-    """Return the validation metric that chooses between families: `chosen_by` of the workload, or the loss."""
+    """Return the validation metric that chooses between families: `chosen_by` of the workload, or
+    the loss."""
     return getattr(workload, "chosen_by", LOSS)
 
 
@@ -80,33 +93,48 @@ def check_validation(selected: Collection[str], validation: float | str) -> None
     """Raise ConfigError if several families are trained without validation."""
     if len(selected) > 1 and not validation:
         raise ConfigError(
-            f"the workload offers the families {', '.join(selected)}, and validation chooses between them: set "
-            f"train.validation, such as 0.1, or train one of them with families: [{min(selected)}]."
+            f"the workload offers the families {', '.join(selected)}, and validation chooses"
+            " between them: set train.validation, such as 0.1, or train one of them with families:"
+            f" [{min(selected)}]."
         )
 
 
 def check(name: str, workload: Any) -> None:
-    """Raise ConfigError unless the workload `name` defines one model, or families with valid names."""
+    """Raise ConfigError unless the workload `name` defines one model, or families with valid
+    names."""
     if hasattr(workload, "model") == hasattr(workload, "families"):
-        both = "both model and families" if hasattr(workload, "model") else "neither model nor families"
-        raise ConfigError(f'workload "{name}" defines {both}: it must define one of them (see docs/your-own-model.md).')
-    family_by_name, chosen_by = of(workload), criterion(workload)
+        if hasattr(workload, "model"):
+            both = "both model and families"
+        else:
+            both = "neither model nor families"
+
+        raise ConfigError(
+            f'workload "{name}" defines {both}: it must define one of them (see'
+            " docs/your-own-model.md)."
+        )
+
+    family_by_name = of(workload)
+    chosen_by = criterion(workload)
+
     names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
         raise ConfigError(
-            f'workload "{name}": families is {_describe(family_by_name)}: it must be a dict with names of lower-case '
-            'letters, digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
+            f'workload "{name}": families is {_describe(family_by_name)}: it must be a dict with'
+            ' names of lower-case letters, digits and hyphens, such as {"network": network,'
+            ' "trees": Fitted(trees, fit_trees)}.'
         )
+
     for key, family in family_by_name.items():
         if key and not isinstance(family, Fitted) and not callable(family):
             raise ConfigError(
-                f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function (section, facts) that '
-                "returns a torch.nn.Module, or a rekindle.Fitted."
+                f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function'
+                " (section, facts) that returns a torch.nn.Module, or a rekindle.Fitted."
             )
+
     if not isinstance(chosen_by, Metric):
         raise ConfigError(
-            f'workload "{name}": chosen_by is {chosen_by!r:.100}: it must be a rekindle.Metric with the name of one of '
-            'its `measures`, such as Metric("accuracy").'
+            f'workload "{name}": chosen_by is {chosen_by!r:.100}: it must be a rekindle.Metric with'
+            ' the name of one of its `measures`, such as Metric("accuracy").'
         )
 
 

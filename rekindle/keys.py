@@ -1,17 +1,26 @@
-"""Keys of a run's artifacts in the object store, `WORKFLOW/TASK/ARTIFACT`, and a header of the embedded store.
+"""Keys of a run's artifacts in the object store, `WORKFLOW/TASK/ARTIFACT`, and a header of the
+embedded store.
 
-Cached artifacts are not copied: the workflow parameter `cached` maps tasks to the location of their artifacts.
+Cached artifacts are not copied: the workflow parameter `cached` maps tasks to the location of their
+artifacts.
 """
 
-DATASET, MODEL, CHECKPOINTS, LEDGER = "dataset", "model", "checkpoints", "checkpoints/ledger"
+DATASET = "dataset"
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+LEDGER = "checkpoints/ledger"
 ORIGIN = "origin.json"  # file of a release: what `rekindle reproduce` needs
 CURVE = "curve.json"  # file of a trained model: the exact losses of its steps
-CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
-TASK = "task-name"  # an input of a step's template; fields of steps cannot have this name, because it has a hyphen
+# JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
+CACHED = "cached"
+# an input of a step's template; fields of steps cannot have this name, because it has a hyphen
+TASK = "task-name"
 AGAIN = "-again"  # end of the name of a task that repeats another task
-REUSED_MODELS = "reused_models"  # output of `prepare`: CACHED with the trainings whose models it has found
+# output of `prepare`: CACHED with the trainings whose models it has found
+REUSED_MODELS = "reused_models"
 FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's answer to HeadBucket
-REUSE = "reuse"  # field of the JSON in `cached`: "yes" if tasks may look up the cache when they start
+# field of the JSON in `cached`: "yes" if tasks may look up the cache when they start
+REUSE = "reuse"
 
 
 def key(task: str, artifact: str, workflow: str = "{{workflow.name}}") -> str:
@@ -30,7 +39,8 @@ def cached(task: str, field: str = "at") -> str:
 
 
 def cached_key(task: str, artifact: str) -> str:
-    """Return a template tag for the key of an artifact: the cached location, else the location in this run."""
+    """Return a template tag for the key of an artifact: the cached location, else the location in
+    this run."""
     location = cached(task)
     return f"{{{{={location} == '' ? workflow.name + '/{task}' : {location}}}}}/{artifact}"
 

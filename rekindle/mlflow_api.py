@@ -1,4 +1,5 @@
-"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI. Error messages contain the server's answer and the remedy."""
+"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI. Error messages contain the server's answer
+and the remedy."""
 
 import os
 import re
@@ -29,12 +30,14 @@ class RequestRefused(TrackingError):
 
 
 def address() -> str:
-    """Return the address of the MLflow server. Raises TrackingError if MLFLOW_TRACKING_URI is not set."""
+    """Return the address of the MLflow server. Raises TrackingError if MLFLOW_TRACKING_URI is not
+    set."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
-            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: MLflow records runs and models. Set it to "
-            'the http(s):// address of an MLflow server, in a cluster through the ConfigMap "rekindle".'
+            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: MLflow records runs and"
+            " models. Set it to the http(s):// address of an MLflow server, in a cluster through"
+            ' the ConfigMap "rekindle".'
         )
     return uri
 
@@ -47,58 +50,78 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
     import requests
 
     uri = address()
+
     try:
-        session = _session(int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", ""))
+        session = _session(
+            int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", "")
+        )
         answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
     except requests.RequestException as error:
-        cause, server = without_user(str(innermost(error))), without_user(uri)
+        cause = without_user(str(innermost(error)))
+        server = without_user(uri)
         raise TrackingError(
-            f"MLflow at {server} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that `curl {server}/health` "
-            "says OK, then run this step again: nothing is recorded twice."
+            f"MLflow at {server} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that"
+            f" `curl {server}/health` says OK, then run this step again: nothing is recorded twice."
         ) from error
+
     try:
         body = answer.json() if answer.content else {}
     except ValueError:
         body = None
+
     if not isinstance(body, dict) or not (answer.ok or body.get("error_code")):
         _reject(answer)
     if answer.ok:
         return body
-    code, message = body["error_code"], body.get("message") or answer.reason
+
+    code = body["error_code"]
+    message = body.get("message") or answer.reason
     message = without_user(f"{code}: {message}".splitlines()[0])
     raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
 
 
 def condition(field: str, value: str) -> str:
-    """Return the condition of a search that `field` has `value`. A text with both kinds of quotes may match others.
+    """Return the condition of a search that `field` has `value`. A text with both kinds of quotes
+    may match others.
 
-    MLflow's filters have no escape characters: the value is put into the quotes that it does not contain. In a value
-    that contains both kinds, or ends with a backslash, these characters match any character.
+    MLflow's filters have no escape characters: the value is put into the quotes that it does not
+    contain. In a value that contains both kinds, or ends with a backslash, these characters match
+    any character.
     """
     if not value.endswith("\\"):
         for quote in ("'", '"'):
             if quote not in value:
                 return f"{field} = {quote}{value}{quote}"
+
     pattern = re.sub(r"['\"\\%]", "_", value)
     return f"{field} LIKE '{pattern}'"
 
 
 def _reject(answer: "requests.Response") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
-    server, host = without_user(address()), urlsplit(address()).netloc.rpartition("@")[2]
-    answer_text = " ".join(visible(HTML_TAGS.sub(" ", answer.text)).split())[:MAX_ANSWER_LENGTH] or "nothing"
+    server = without_user(address())
+    host = urlsplit(address()).netloc.rpartition("@")[2]
+
+    answer_text = (
+        " ".join(visible(HTML_TAGS.sub(" ", answer.text)).split())[:MAX_ANSWER_LENGTH] or "nothing"
+    )
     if "Host header" in answer_text:
         remedy = (
-            f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or use an address "
-            "that it contains."
+            f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or use an"
+            " address that it contains."
         )
     elif answer.status_code in (401, 403):
         remedy = (
-            "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of a permitted user."
+            "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
+            " of a permitted user."
         )
     else:
         remedy = "Check MLFLOW_TRACKING_URI: an MLflow server answers in JSON."
-    raise TrackingError(f"MLflow at {server} answered {answer.status_code} {answer.reason}: {answer_text!r}. {remedy}")
+
+    raise TrackingError(
+        f"MLflow at {server} answered {answer.status_code} {answer.reason}: {answer_text!r}."
+        f" {remedy}"
+    )
 
 
 @cache
@@ -109,13 +132,21 @@ def _session(attempts: int, token: str) -> "requests.Session":
 
     session = requests.Session()
     retried_statuses = (408, 429, 500, *UNAVAILABLE_STATUSES)
+
     retry = Retry(
-        attempts, backoff_factor=1, status_forcelist=retried_statuses, allowed_methods=None, raise_on_status=False
+        attempts,
+        backoff_factor=1,
+        status_forcelist=retried_statuses,
+        allowed_methods=None,
+        raise_on_status=False,
     )
+
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
+
     if token:
         session.headers["authorization"] = f"Bearer {token}"
     elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
         session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+
     return session

@@ -1,9 +1,11 @@
-"""Names from outside as types: runs, models, versions, tasks, keys of objects, digests (argolocal/common/names.py).
+"""Names from outside as types: runs, models, versions, tasks, keys of objects, digests
+(argolocal/common/names.py).
 
     ModelName(tags["model"], "the tag model of MLflow")
     TaskReference("fraud-x7k2p/prepare").run
 
-An instance of a type is always valid: a value that is not valid raises InvalidName, or is None with `or_none`.
+An instance of a type is always valid: a value that is not valid raises InvalidName, or is None with
+`or_none`.
 """
 
 import re
@@ -67,8 +69,8 @@ class ArtifactKey(Name):
 
     KIND = "the key of an object"
     RULE = (
-        "it must be a relative path of at most 1,024 bytes, without empty parts, without the parts . and .., and "
-        "without control characters"
+        "it must be a relative path of at most 1,024 bytes, without empty parts, without the parts"
+        " . and .., and without control characters"
     )
     PATTERN = re.compile(rf"{SEGMENT}(/{SEGMENT})*")
     MAX_BYTES = MAX_KEY_BYTES
@@ -114,10 +116,14 @@ class ObjectId(Name):
 
 
 class CommitId(Name):
-    """The id of a commit, with -dirty if files were changed: not any other revision of git, such as a branch."""
+    """The id of a commit, with -dirty if files were changed: not any other revision of git, such as
+    a branch."""
 
     KIND = "the id of a commit"
-    RULE = "it must consist of 40 or 64 digits and letters from a to f, with or without -dirty at the end"
+    RULE = (
+        "it must consist of 40 or 64 digits and letters from a to f, with or without -dirty at"
+        " the end"
+    )
     PATTERN = re.compile("([0-9a-f]{40}|[0-9a-f]{64})(-dirty)?")
     MAX_BYTES = 70
 

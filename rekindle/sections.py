@@ -1,4 +1,5 @@
-"""Base class of the config file's sections, the description of their keys, and the first rows of a data file."""
+"""Base class of the config file's sections, the description of their keys, and the first rows of a
+data file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +12,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from rekindle.errors import ConfigError, did_you_mean, rule
 
-LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")  # of data files whose first rows are copied as lines
+# of data files whose first rows are copied as lines
+LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Path("s3://a") is s3:/a
 TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
@@ -20,12 +22,17 @@ TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null
 class Section(BaseModel):
     """A section of a config file. Unknown keys are errors; each field has a description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
     @field_validator("*", mode="before")
     @classmethod
     def _reject_true_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (
+            int,
+            float,
+        ):
             raise ValueError("it must be a number, not true or false")
         return value
 
@@ -36,11 +43,14 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
     if len(options) == 1:
         return resolve(options[0], definitions)
     reference = schema.get("$ref", "").rpartition("/")[2]
-    return resolve(definitions[reference], definitions) if reference else schema
+    if reference:
+        return resolve(definitions[reference], definitions)
+    return schema
 
 
 class AnyModel(GenerateJsonSchema):
-    """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any value."""
+    """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any
+    value."""
 
     # overrides a class attribute of the base class
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
@@ -49,7 +59,8 @@ class AnyModel(GenerateJsonSchema):
         return {}
 
 
-@lru_cache(64)  # cached: the schema takes milliseconds, and is needed for each of thousands of wrong keys
+# cached: the schema takes milliseconds, and is needed for each of thousands of wrong keys
+@lru_cache(64)
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 
@@ -60,22 +71,32 @@ def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
 
 
 def broken_rule(model: type[BaseModel], error: Any) -> str:
-    """Return the rule that one of pydantic's errors is about; for a pattern, with the description of the field."""
+    """Return the rule that one of pydantic's errors is about; for a pattern, with the description
+    of the field."""
     description = _nodes(model, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and description:
         return f"it has the wrong form for: {description}."
     return rule(error["msg"])
 
 
-def _nodes(model: type[BaseModel], path: Iterable[str | int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema at `path` of a model, as written and with references resolved; empty if unknown."""
+def _nodes(
+    model: type[BaseModel], path: Iterable[str | int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON schema at `path` of a model, as written and with references resolved; empty
+    if unknown."""
     inner = schema = _schema(model)
     definitions = schema.get("$defs", {})
     node = resolve(schema, definitions)  # the schema of a recursive model is a reference
+
     for key in path:
-        inner = node.get("properties", {}).get(key) or node.get("items") or node.get("additionalProperties")
+        inner = (
+            node.get("properties", {}).get(key)
+            or node.get("items")
+            or node.get("additionalProperties")
+        )
         inner = inner if isinstance(inner, dict) else {}
         node = resolve(inner, definitions)
+
     return inner, node
 
 
@@ -98,34 +119,58 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
         node = _nodes(model, path[:depth])[1]
         properties = node.get("properties", {})
         if part not in properties and not isinstance(node.get("additionalProperties"), dict):
-            key_list = f" Known: {', '.join(sorted(properties))}." if properties else " This setting has no keys."
+            if properties:
+                key_list = f" Known: {', '.join(sorted(properties))}."
+            else:
+                key_list = " This setting has no keys."
+
             hint = did_you_mean(part, properties) or key_list
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
-    return list(_describe(".".join(path), _nodes(model, path)[0], _schema(model).get("$defs", {}), frozenset()))
+
+    return list(
+        _describe(
+            ".".join(path), _nodes(model, path)[0], _schema(model).get("$defs", {}), frozenset()
+        )
+    )
 
 
-def _describe(key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]) -> Iterator[Setting]:
+def _describe(
+    key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]
+) -> Iterator[Setting]:
     target = resolve(node, definitions)
-    title, inner = target.get("title", ""), dict(target.get("properties", {}))
-    if isinstance(entry_schema := target.get("additionalProperties"), dict) and "$ref" in entry_schema:
+    title = target.get("title", "")
+    inner = dict(target.get("properties", {}))
+
+    entry_schema = target.get("additionalProperties")
+    if isinstance(entry_schema, dict) and "$ref" in entry_schema:
         inner["NAME"] = entry_schema
+
     if not inner or title in above:
-        yield Setting(key, _values(node, definitions), node.get("default"), node.get("description", ""))
+        yield Setting(
+            key, _values(node, definitions), node.get("default"), node.get("description", "")
+        )
         return
+
     for name, value in inner.items():
         yield from _describe(f"{key}.{name}".lstrip("."), value, definitions, above | {title})
 
 
 def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Describe the values that a JSON schema allows in words: `integer >= 1`, `linear | cosine`, `list of text`."""
-    if options := node.get("anyOf"):
+    """Describe the values that a JSON schema allows in words: `integer >= 1`, `linear | cosine`,
+    `list of text`."""
+    options = node.get("anyOf")
+    if options:
         return " | ".join(dict.fromkeys(_values(option, definitions) for option in options))
-    if choices := node.get("enum", [node["const"]] if "const" in node else None):
+
+    choices = node.get("enum", [node["const"]] if "const" in node else None)
+    if choices:
         return " | ".join(str(choice) or '""' for choice in choices)
+
     node = resolve(node, definitions)
     kind = str(node.get("type", "any value"))
     if kind == "array":
         return f"list of {_values(node.get('items', {}), definitions)}"
+
     bounds = [f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node]
     return f"{node.get('format') or TYPES.get(kind, kind)} {', '.join(bounds)}".rstrip()
 
@@ -146,7 +191,8 @@ def leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> Any:
-    """Return the section `value` with each relative `Path` in it resolved against the folder of its key.
+    """Return the section `value` with each relative `Path` in it resolved against the folder of its
+    key.
 
     Raises ValueError for a URI in a `Path`, which removes a slash of it.
     """
@@ -154,19 +200,35 @@ def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> An
         if COLLAPSED_URI.match(str(value)):
             raise ValueError(f"{key} holds a URI, and a Path cannot: declare the field as `str`.")
         return folder_of(key) / value.expanduser()
+
     if isinstance(value, BaseModel):
         old_values = {name: getattr(value, name) for name in type(value).model_fields}
-        new_values = {n: absolute_paths(old, f"{key}.{n}", folder_of) for n, old in old_values.items()}
+        new_values = {
+            n: absolute_paths(old, f"{key}.{n}", folder_of) for n, old in old_values.items()
+        }
+
         changed = {name: new for name, new in new_values.items() if new is not old_values[name]}
-        return value.model_copy(update=changed) if changed else value
+        if changed:
+            return value.model_copy(update=changed)
+        return value
+
     if type(value) is dict:
         entries = {n: absolute_paths(item, f"{key}.{n}", folder_of) for n, item in value.items()}
-        return entries if any(entries[name] is not item for name, item in value.items()) else value
+        if any(entries[name] is not item for name, item in value.items()):
+            return entries
+        return value
+
     if type(value) in (list, tuple, set, frozenset):
         old_items = list(value)
-        new_items = [absolute_paths(item, f"{key}.{n}", folder_of) for n, item in enumerate(old_items)]
+        new_items = [
+            absolute_paths(item, f"{key}.{n}", folder_of) for n, item in enumerate(old_items)
+        ]
+
         is_changed = any(new is not old for new, old in zip(new_items, old_items, strict=True))
-        return type(value)(new_items) if is_changed else value
+        if is_changed:
+            return type(value)(new_items)
+        return value
+
     return value
 
 
@@ -174,7 +236,8 @@ S = TypeVar("S", bound=Section)
 
 
 def parse_section(section: type[S], values: Any, name: str) -> S:
-    """Validate `values` as the section `name` ("": a whole file). Raises ConfigError that names each wrong key."""
+    """Validate `values` as the section `name` ("": a whole file). Raises ConfigError that names
+    each wrong key."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -186,9 +249,10 @@ def _sentence(section: type[Section], name: str, error: Any) -> str:
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]
         return f"{key} is not a known key.{did_you_mean(str(last_key), known_keys(section, path))}"
-    shown_value = (
-        error["input"] if isinstance(error["input"], str | int | float | None) else type(error["input"]).__name__
-    )
+    if isinstance(error["input"], str | int | float | None):
+        shown_value = error["input"]
+    else:
+        shown_value = type(error["input"]).__name__
     if error["type"] == "missing":
         return f"{key} is missing."
     return f"{key} is {shown_value!r}: {broken_rule(section, error)}"
@@ -200,6 +264,7 @@ def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
     Return the copy, or None for another format.
     """
     target = folder / source.name
+
     if source.suffix in LINE_FORMATS and source.is_file():
         copy_lines(source, target, rows + 1)
     elif source.suffix == ".parquet" and source.is_file():
@@ -208,11 +273,13 @@ def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
         pl.scan_parquet(source).head(rows).collect().write_parquet(target)
     else:
         return None
+
     return target
 
 
 def copy_lines(source: Path, target: Path, lines: int) -> None:
-    """Copy the first `lines` lines; if they end within a quoted field, also copy the lines up to its end."""
+    """Copy the first `lines` lines; if they end within a quoted field, also copy the lines up to
+    its end."""
     quotes = 0
     with source.open("rb") as read, target.open("wb") as write:
         for number, line in enumerate(read):

@@ -1,10 +1,12 @@
-"""A step is a module with three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. Run it as a command:
+"""A step is a module with three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. Run it as
+a command:
 
     rekindle step steps.prepare --help
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
 
-Each field of `Inputs` is a flag (`label_delay` → `--label-delay=VALUE`): scalars as text, other values as JSON. Each
-field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved to this path.
+Each field of `Inputs` is a flag (`label_delay` → `--label-delay=VALUE`): scalars as text, other
+values as JSON. Each field of `Outputs` is written to the file given by `--output NAME=PATH`; an
+`Artifact` is moved to this path.
 """
 
 import argparse
@@ -36,7 +38,8 @@ from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
-TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows the content of this file as the container's message
+# the kubelet shows the content of this file as the container's message
+TERMINATION_LOG = Path("/dev/termination-log")
 
 
 class ArtifactMark:
@@ -62,7 +65,8 @@ class StepInputs(BaseModel):
 
     @property
     def workdir(self) -> Path:
-        """A scratch directory of this process, on the same disk as the outputs; deleted after `run`."""
+        """A scratch directory of this process, on the same disk as the outputs; deleted after
+        `run`."""
         path = _scratch(os.environ.get("TMPDIR", tempfile.gettempdir()), os.getpid())
         path.mkdir(mode=0o700, exist_ok=True)
         return path
@@ -76,11 +80,13 @@ class StepOutputs(BaseModel):
 
 @dataclass(frozen=True)
 class Reuse:
-    """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data it reads.
+    """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data
+    it reads.
 
-    A step with side effects must not have REUSE. `ignored_inputs`: inputs that the outputs do not depend on.
-    `data_read`: returns the paths and s3:// URIs of the inputs whose content the outputs depend on. `not_reused_if`:
-    returns why the outputs for these inputs must not be reused, or "". An output `run_id` is never reused.
+    A step with side effects must not have REUSE. `ignored_inputs`: inputs that the outputs do not
+    depend on. `data_read`: returns the paths and s3:// URIs of the inputs whose content the outputs
+    depend on. `not_reused_if`: returns why the outputs for these inputs must not be reused, or "".
+    An output `run_id` is never reused.
     """
 
     ignored_inputs: tuple[str, ...] = ()
@@ -100,7 +106,8 @@ class Step(Protocol):
 
 
 def load(name: str) -> Step:
-    """Import the step module `name`, such as steps.prepare. Raises ConfigError if it is not a step."""
+    """Import the step module `name`, such as steps.prepare. Raises ConfigError if it is not a
+    step."""
     return cast(Step, project.load(name, "step", ("Inputs", "Outputs", "run")))
 
 
@@ -129,7 +136,8 @@ def to_text(value: Any) -> str:
 
 
 def pack(text: str) -> str:
-    """Encode a text as a parameter without template tags, which Argo would replace (zlib in base64)."""
+    """Encode a text as a parameter without template tags, which Argo would replace (zlib in
+    base64)."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -142,15 +150,20 @@ def unpack(parameter: str) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse the scheduled time of a run (UTC if a time zone is missing); return the current time for an empty text.
+    """Parse the scheduled time of a run (UTC if a time zone is missing); return the current time
+    for an empty text.
 
     Raises ConfigError.
     """
     try:
         time = datetime.fromisoformat(text) if text else datetime.now(UTC)
-        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+        if time.tzinfo:
+            return time.astimezone(UTC)
+        return time.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z.") from error
+        raise ConfigError(
+            f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z."
+        ) from error
 
 
 def has_zone(time: Any) -> bool:
@@ -162,13 +175,15 @@ def has_zone(time: Any) -> bool:
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
-    """Convert texts to typed inputs. Raises ConfigError that names each wrong flag, its value and the rule."""
+    """Convert texts to typed inputs. Raises ConfigError that names each wrong flag, its value and
+    the rule."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         try:
             values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
+
     try:
         return inputs.model_validate(values)
     except ValidationError as error:
@@ -181,12 +196,18 @@ def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> st
     inner = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing":
         return f"{flag(name)}{inner} is missing: it is required."
-    subject = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
+    if name:
+        subject = f"{flag(name)}{inner} is {error['input']!r}"
+    else:
+        subject = "the inputs are wrong"
     return f"{subject}: {broken_rule(inputs, error)}"
 
 
 def _is_scalar(annotation: Any) -> bool:
-    options = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = typing.get_args(annotation)
+    else:
+        options = ()
     if options:
         return all(_is_scalar(o) for o in options if o is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -209,11 +230,19 @@ def parser(name: str, inputs: type[StepInputs], description: str = "") -> argpar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
     for field_name, field in inputs.model_fields.items():
-        default = "" if field.is_required() else to_text(field.get_default(call_default_factory=True))
+        if field.is_required():
+            default = ""
+        else:
+            default = to_text(field.get_default(call_default_factory=True))
+
         rule = "required" if field.is_required() else f"default: {default}"
         note = f"{field.description or ''} ({rule})".strip().replace("%", "%%")
-        result.add_argument(flag(field_name), metavar="VALUE", dest=field_name, help=note, default=argparse.SUPPRESS)
+        result.add_argument(
+            flag(field_name), metavar="VALUE", dest=field_name, help=note, default=argparse.SUPPRESS
+        )
+
     return result
 
 
@@ -222,37 +251,51 @@ def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
     for name, field in type(outputs).model_fields.items():
         if name not in targets:
             continue
-        target, value = targets[name], getattr(outputs, name)
+
+        target = targets[name]
+        value = getattr(outputs, name)
         target.parent.mkdir(parents=True, exist_ok=True)
+
         if is_artifact(field):
             if target.is_dir():
                 shutil.rmtree(target)
+
             shutil.move(value, target)
         else:
             target.write_text(output_text(name, value))
 
 
 def output_text(name: str, value: Any) -> str:
-    """Format an output for Argo. Raises DataError for a text that Argo would not pass on unchanged, and for NaN."""
-    plain_value = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    if problem := describe_not_finite({name: plain_value}):
+    """Format an output for Argo. Raises DataError for a text that Argo would not pass on unchanged,
+    and for NaN."""
+    if isinstance(value, BaseModel):
+        plain_value = value.model_dump(mode="json")
+    else:
+        plain_value = value
+
+    problem = describe_not_finite({name: plain_value})
+    if problem:
         raise DataError(
-            f"the output {problem}, since conditions and other tasks cannot read it. Return a finite number, or raise "
-            "rekindle.DataError with the reason."
+            f"the output {problem}, since conditions and other tasks cannot read it. Return a"
+            " finite number, or raise rekindle.DataError with the reason."
         )
+
     text = to_text(value)
     if "{{" not in text:
         return text
     if not isinstance(value, SCALARS):
         return text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
+
     raise DataError(
-        f'the output {name} is {shorten(text)!r}: it must not contain "{{{{", which Argo replaces in the tasks that '
-        "get the output. Change the text, or return it as an artifact or in a list, which is passed as JSON."
+        f'the output {name} is {shorten(text)!r}: it must not contain "{{{{", which Argo replaces'
+        " in the tasks that get the output. Change the text, or return it as an artifact or in a"
+        " list, which is passed as JSON."
     )
 
 
 def verify_artifacts(inputs: StepInputs) -> None:
-    """Raise DataError if an input is a dataset or a trained model whose files were changed after they were written."""
+    """Raise DataError if an input is a dataset or a trained model whose files were changed after
+    they were written."""
     from rekindle.content.artifacts import find_digest_input, verify_artifact
 
     for name, field in type(inputs).model_fields.items():
@@ -263,7 +306,9 @@ def verify_artifacts(inputs: StepInputs) -> None:
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]
 
 
-def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
+def execute(
+    module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace
+) -> None:
     """Run a step and write its outputs."""
     write_outputs(load(module).run(inputs), targets)
 
@@ -272,18 +317,27 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     """Run one step and return its exit code (see rekindle/errors.py)."""
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(f"{__doc__}")
-        return 0 if argv else 2
+        if argv:
+            return 0
+        return 2
+
     try:
         step = load(argv[0])
         flags = parser(argv[0], step.Inputs, step.__doc__)
         note = f"file for one of the outputs: {', '.join(step.Outputs.model_fields) or 'none'}"
         flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
         cache_flags = Flags(prog=flags.prog, add_help=False, allow_abbrev=False)
+
         if hasattr(step, "REUSE"):
             cache_flags.add_argument(
-                "--entry", default="", help="RUN/TASK: record the outputs in the cache, as those of this task"
+                "--entry",
+                default="",
+                help="RUN/TASK: record the outputs in the cache, as those of this task",
             )
-            cache_flags.add_argument("--reuse", default="no", help="yes: reuse the cached outputs of an earlier run")
+            cache_flags.add_argument(
+                "--reuse", default="no", help="yes: reuse the cached outputs of an earlier run"
+            )
+
         options, rest = cache_flags.parse_known_args(argv[1:])
         parsed_inputs, unknown = flags.parse_known_args(rest)
         if unknown:
@@ -291,14 +345,20 @@ def main(argv: list[str], execute: Execute = execute) -> int:
             name = unknown[0].partition("=")[0]
             hint = did_you_mean(name, names) or f" Its inputs: {', '.join(sorted(names))}."
             raise ConfigError(f"{unknown[0]} is not an input of {argv[0]}.{hint}")
+
         arguments = vars(parsed_inputs)
         targets = {}
+
         for pair in arguments.pop("output"):
             name, _, path = pair.partition("=")
             if name not in step.Outputs.model_fields or not path:
                 hint = did_you_mean(name, set(step.Outputs.model_fields))
-                raise ConfigError(f"--output {pair}: it must be NAME=PATH with the name of an output.{hint}")
+                raise ConfigError(
+                    f"--output {pair}: it must be NAME=PATH with the name of an output.{hint}"
+                )
+
             targets[name] = Path(path)
+
         inputs = parse(step.Inputs, arguments)
         try:
             verify_artifacts(inputs)
@@ -310,6 +370,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except Exception as error:
         traceback.print_exc()
         return fail(project.as_error(error))
+
     return 0
 
 

@@ -1,7 +1,8 @@
 """The object store: one bucket of an S3 endpoint, with conditional writes.
 
-Settings are environment variables (pods get them from a ConfigMap and a Secret): `S3_BUCKET`, `S3_ENDPOINT_URL` (unset:
-AWS), and the credentials of boto3 (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
+Settings are environment variables (pods get them from a ConfigMap and a Secret): `S3_BUCKET`,
+`S3_ENDPOINT_URL` (unset: AWS), and the credentials of boto3 (`AWS_ACCESS_KEY_ID`, an IAM role,
+...).
 """
 
 import io
@@ -30,7 +31,13 @@ from rekindle.keys import FREE_BYTES
 
 THREADS = 8  # number of parallel transfers; more do not help with one endpoint
 LOADER = create_loader()  # shared by all Stores, since parsing the description of S3 takes 0.1 s
-REFUSED_CODES = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+REFUSED_CODES = {
+    "403",
+    "AccessDenied",
+    "AllAccessDisabled",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+}
 T = TypeVar("T")
 
 
@@ -45,7 +52,8 @@ class Entry:
 
 
 class Store:
-    """The objects of a bucket, by key. Thread-safe. Failures raise StorageError with the object's name.
+    """The objects of a bucket, by key. Thread-safe. Failures raise StorageError with the object's
+    name.
 
     A missing bucket or rejected credentials raise ConfigError, because a retry cannot help.
     """
@@ -59,10 +67,12 @@ class Store:
         *,
         short_retries: bool = False,
     ) -> None:
-        """`short_retries`: at most two attempts and half a minute, for callers that retry themselves."""
+        """`short_retries`: at most two attempts and half a minute, for callers that retry
+        themselves."""
         self.bucket = bucket
         self.endpoint = endpoint
         self._keys = access_key, secret_key
+
         config = Config(
             retries={
                 "total_max_attempts": 2 if short_retries else 9,
@@ -71,14 +81,18 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # boto3's default, trailing checksums, costs more CPU than the transfer, and older S3 servers reject them
+            # boto3's default, trailing checksums, costs more CPU than the transfer, and older S3
+            # servers reject them
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             # signing the body would compute its sha256; our files have their own hashes
-            s3={"payload_signing_enabled": False} | ({"addressing_style": "path"} if endpoint else {}),
+            s3={"payload_signing_enabled": False}
+            | ({"addressing_style": "path"} if endpoint else {}),
         )
+
         session = get_session()
         session.register_component("data_loader", LOADER)
+
         try:
             self.client: Any = Session(botocore_session=session).client(
                 "s3",
@@ -90,18 +104,20 @@ class Store:
             )
         except ValueError as error:
             raise ConfigError(
-                f'the address of the object store is "{self.address}": it must be http(s)://HOST[:PORT]. Correct '
-                "S3_ENDPOINT_URL."
+                f'the address of the object store is "{self.address}": it must be'
+                " http(s)://HOST[:PORT]. Correct S3_ENDPOINT_URL."
             ) from error
 
     @classmethod
     def from_env(cls) -> "Store":
-        """Return the store of S3_BUCKET and S3_ENDPOINT_URL. Raises ConfigError if S3_BUCKET is not set."""
+        """Return the store of S3_BUCKET and S3_ENDPOINT_URL. Raises ConfigError if S3_BUCKET is not
+        set."""
         bucket = os.environ.get("S3_BUCKET")
         if not bucket:
             raise ConfigError(
-                "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and S3_ENDPOINT_URL for "
-                'anything but AWS), in a cluster through the ConfigMap "rekindle".'
+                "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and"
+                " S3_ENDPOINT_URL for anything but AWS), in a cluster through the ConfigMap"
+                ' "rekindle".'
             )
         return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
@@ -114,7 +130,8 @@ class Store:
         return self.get_with_etag(key)[0]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """Return the bytes of an object and its etag, for a later `put(if_match=...)`. Raises NotFound."""
+        """Return the bytes of an object and its etag, for a later `put(if_match=...)`. Raises
+        NotFound."""
 
         def call() -> tuple[bytes, str]:
             answer = self.client.get_object(Bucket=self.bucket, Key=key)
@@ -123,12 +140,23 @@ class Store:
         return self._request(key, call)
 
     def put(
-        self, key: str, data: bytes | bytearray | memoryview, *, if_absent: bool = False, if_match: str | None = None
+        self,
+        key: str,
+        data: bytes | bytearray | memoryview,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
     ) -> str:
         """Write an object and return its etag. Raises Conflict if a condition does not hold."""
-        condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
+        if if_absent:
+            condition = {"IfNoneMatch": "*"}
+        else:
+            condition = {"IfMatch": if_match} if if_match else {}
         return self._request(
-            key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=_Body(data), **condition)["ETag"]
+            key,
+            lambda: self.client.put_object(
+                Bucket=self.bucket, Key=key, Body=_Body(data), **condition
+            )["ETag"],
         )
 
     def head(self, key: str) -> Entry | None:
@@ -144,65 +172,99 @@ class Store:
         for start in range(0, len(keys), 1000):
             batch = {"Objects": [{"Key": key} for key in keys[start : start + 1000]], "Quiet": True}
             answer = self._request(
-                keys[start], lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch)
+                keys[start],
+                lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch),
             )
-            for error in (error for error in answer.get("Errors", []) if error["Code"] != "NoSuchKey"):
-                raise StorageError(f"{self.uri(error['Key'])} was not deleted: the object store says {error['Code']}.")
+            for error in (
+                error for error in answer.get("Errors", []) if error["Code"] != "NoSuchKey"
+            ):
+                raise StorageError(
+                    f"{self.uri(error['Key'])} was not deleted: the object store says"
+                    f" {error['Code']}."
+                )
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """Yield all objects whose key starts with `prefix`, in key order."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=prefix
+        )
         iterator = iter(pages)
+
         while True:
             page = self._request(prefix, lambda: next(iterator, None))
             if page is None:
                 return
+
             for item in page.get("Contents", []):
-                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
+                yield Entry(
+                    item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp()
+                )
 
     def free_bytes(self) -> float:
-        """Return the free space on the store's disk; infinite for stores other than the embedded store."""
+        """Return the free space on the store's disk; infinite for stores other than the embedded
+        store."""
         answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the bucket."""
         origin = {"Bucket": self.bucket, "Key": source}
-        self._request(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
+        self._request(
+            source,
+            lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin),
+        )
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic links)."""
+        """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic
+        links)."""
         if path.is_file():
             self._request(key, lambda: self.client.upload_file(str(path), self.bucket, key))
             return
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and (links or not file.is_symlink())]
+
+        files = [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and (links or not file.is_symlink())
+        ]
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"), files))
+            list(
+                pool.map(
+                    lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"),
+                    files,
+                )
+            )
 
     def download(self, key: str, path: Path) -> None:
-        """Download the object `key` to a file, or the prefix `key` to a directory. Raises NotFound."""
+        """Download the object `key` to a file, or the prefix `key` to a directory. Raises
+        NotFound."""
         if not key.endswith("/") and self.head(key):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._request(key, lambda: self.client.download_file(self.bucket, key, str(path)))
             return
+
         prefix = key.rstrip("/") + "/"
         entries = list(self.list(prefix))
         if not entries:
             raise NotFound(
-                f"{self.uri(key)} does not exist: the bucket has neither an object nor a prefix of that name."
+                f"{self.uri(key)} does not exist: the bucket has neither an object nor a prefix of"
+                " that name."
             )
+
         root = path.resolve()
         for entry in entries:
             if not (root / entry.key[len(prefix) :]).resolve().is_relative_to(root):
                 raise StorageError(
-                    f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe path."
+                    f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe"
+                    " path."
                 )
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
             file.parent.mkdir(parents=True, exist_ok=True)
             if not entry.key.endswith("/"):
-                self._request(entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file)))
+                self._request(
+                    entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
+                )
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, entries))
@@ -223,31 +285,45 @@ class Store:
             code = error.response.get("Error", {}).get("Code", "")
             if code in ("404", "NoSuchKey", "NotFound"):
                 raise NotFound(f"{self.uri(key)} does not exist.") from error
+
             if code == "NoSuchBucket":
                 raise ConfigError(
-                    f'the bucket "{self.bucket}" does not exist at {self.address}: correct the name, or create it.'
+                    f'the bucket "{self.bucket}" does not exist at {self.address}: correct the'
+                    " name, or create it."
                 ) from error
+
             if code in REFUSED_CODES:
                 raise ConfigError(
-                    f"{self.uri(key)}: the object store at {self.address} refuses our keys ({code}). Correct "
-                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or permit them to read, write and list the bucket "
+                    f"{self.uri(key)}: the object store at {self.address} refuses our keys"
+                    f" ({code}). Correct "
+                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or permit them to read, write"
+                    f" and list the bucket "
                     f'"{self.bucket}".'
                 ) from error
+
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
-                raise Conflict(f"{self.uri(key)} was changed by another process in the meantime.") from error
-            raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
-        except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # HTTPError: a truncated response
+                raise Conflict(
+                    f"{self.uri(key)} was changed by another process in the meantime."
+                ) from error
+
             raise StorageError(
-                f"{self.uri(key)}: the object store at {self.address} cannot be used ({without_user(str(error))}). "
-                "Check S3_ENDPOINT_URL and the AWS_* credentials."
+                f"{self.uri(key)}: the object store answered {code} ({error})."
+            ) from error
+        except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
+            # HTTPError: a truncated response
+            raise StorageError(
+                f"{self.uri(key)}: the object store at {self.address} cannot be used"
+                f" ({without_user(str(error))}). Check S3_ENDPOINT_URL and the AWS_* credentials."
             ) from error
 
 
 class _Body(io.RawIOBase):
-    """Bytes as a file, read in one piece without a copy: each further read would wait for the interpreter lock."""
+    """Bytes as a file, read in one piece without a copy: each further read would wait for the
+    interpreter lock."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        self._data, self._offset = memoryview(data), 0
+        self._data = memoryview(data)
+        self._offset = 0
 
     def __len__(self) -> int:
         return len(self._data)
@@ -260,13 +336,17 @@ class _Body(io.RawIOBase):
         return self._offset
 
     def read(self, size: int = -1) -> Any:
-        remaining_data, self._offset = self._data[self._offset :], len(self._data)
+        remaining_data = self._data[self._offset :]
+        self._offset = len(self._data)
         return remaining_data
 
 
 def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
-    """Repeat `call()` while the object store is unavailable. Raises SystemExit(143) when `stop_event` is set."""
-    last_message, pause = -math.inf, 0.1
+    """Repeat `call()` while the object store is unavailable. Raises SystemExit(143) when
+    `stop_event` is set."""
+    last_message = -math.inf
+    pause = 0.1
+
     while True:
         try:
             return call()
@@ -276,6 +356,8 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
             if time.monotonic() - last_message >= 10:
                 say(f"waiting for the object store, {purpose}: {error}")
                 last_message = time.monotonic()
+
         if stop_event.wait(pause):
             raise SystemExit(143)
+
         pause = min(2 * pause, 2.0)

@@ -1,8 +1,9 @@
-"""MLflow for the steps: one run per workflow, and a model registry whose alias `champion` is the served version.
+"""MLflow for the steps: one run per workflow, and a model registry whose alias `champion` is the
+served version.
 
-Only `MLFLOW_TRACKING_URI` is needed; artifacts go through the server. Operations are idempotent, because steps are
-retried. Failures raise TrackingError with the server and the remedy. The module uses MLflow's REST API, because
-importing its Python client would take 4 s of CPU in every step.
+Only `MLFLOW_TRACKING_URI` is needed; artifacts go through the server. Operations are idempotent,
+because steps are retried. Failures raise TrackingError with the server and the remedy. The module
+uses MLflow's REST API, because importing its Python client would take 4 s of CPU in every step.
 """
 
 import time
@@ -22,29 +23,45 @@ from rekindle.step import to_text
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
 PARENT = "mlflow.parentRunId"  # tag of a run: the run that it is a part of, as a trial of its sweep
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
-CACHED = "rekindle.cached."  # prefix of a run's tags, one for each task whose outputs were reused: RUN/TASK
-REFERS = "rekindle.refers"  # tag of a run that reads reused outputs at their place, instead of copies
+# prefix of a run's tags, one for each task whose outputs were reused: RUN/TASK
+CACHED = "rekindle.cached."
+# tag of a run that reads reused outputs at their place, instead of copies
+REFERS = "rekindle.refers"
 BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
-URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version: prefix of its files, sha256 of its weights
+# tags of a model version: prefix of its files, sha256 of its weights
+URI = "rekindle.uri"
+SHA256 = "rekindle.sha256"
 REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
-PROMOTED_BY = "rekindle.promoted_by"  # tag of a promoted model version: the MLflow run that promoted it last
-CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the served version, and the version registered last
+# tag of a promoted model version: the MLflow run that promoted it last
+PROMOTED_BY = "rekindle.promoted_by"
+# aliases: the served version, and the version registered last
+CHAMPION = "champion"
+CANDIDATE = "candidate"
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 # experiment tag: the state of MLflow's page for addresses with the view "rekindle"
 VIEW_TAG = "mlflow.sharedViewState.rekindle"
-TABLE_COLUMNS = ("tags.`verdict`", "tags.`rekindle.version`", "params.`train.learning_rate`", "params.`train.epochs`")
+TABLE_COLUMNS = (
+    "tags.`verdict`",
+    "tags.`rekindle.version`",
+    "params.`train.learning_rate`",
+    "params.`train.epochs`",
+)
 NOTE = "mlflow.note.content"  # tag of a run: its description
-MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits per request; MAX_PARAMS also applies to tags
+# MLflow's limits per request; MAX_PARAMS also applies to tags
+MAX_METRICS = 1000
+MAX_PARAMS = 100
 LAST_RUNS = 20  # number of earlier runs that a new run is compared with
-MAX_PARAM_LENGTH, MAX_DIGEST_LENGTH = 6000, 36
+MAX_PARAM_LENGTH = 6000
+MAX_DIGEST_LENGTH = 36
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a registered model. `uri`: prefix of its files in the bucket; `sha256`: sha256 of its weights."""
+    """A version of a registered model. `uri`: prefix of its files in the bucket; `sha256`: sha256
+    of its weights."""
 
     version: str
     uri: str
@@ -65,57 +82,99 @@ class RunData:
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
-    """Return the id of the run of `workflow` in `experiment`; create run and experiment if missing."""
-    if run_id := find_run(experiment, workflow):
+    """Return the id of the run of `workflow` in `experiment`; create run and experiment if
+    missing."""
+    run_id = find_run(experiment, workflow)
+    if run_id:
         return run_id
+
     tag_pairs = _pairs({**(tags or {}), WORKFLOW: workflow})
-    run = {"experiment_id": _experiment_id(experiment), "run_name": workflow, "start_time": _now(), "tags": tag_pairs}
+    run = {
+        "experiment_id": _experiment_id(experiment),
+        "run_name": workflow,
+        "start_time": _now(),
+        "tags": tag_pairs,
+    }
     return _post("runs/create", run)["run"]["info"]["run_id"]
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
     """Return the id of the (first) run of `workflow`, or None."""
-    runs = _runs(_experiment_ids(experiment), "start_time", condition(f"tags.`{WORKFLOW}`", workflow))
-    return runs[0]["info"]["run_id"] if runs else None
+    runs = _runs(
+        _experiment_ids(experiment), "start_time", condition(f"tags.`{WORKFLOW}`", workflow)
+    )
+    if runs:
+        return runs[0]["info"]["run_id"]
+    return None
 
 
 def last_start(experiment: str) -> float:
     """Return the start time of the newest workflow's run in `experiment`, in Unix seconds, or 0."""
     runs = _runs(_experiment_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
-    return runs[0]["info"]["start_time"] / 1000 if runs else 0.0
+    if runs:
+        return runs[0]["info"]["start_time"] / 1000
+    return 0.0
 
 
-def last_prepared(experiment: str, workload: str, except_run: str, more_filter: str = "") -> list[RunData]:
-    """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run`.
+def last_prepared(
+    experiment: str, workload: str, except_run: str, more_filter: str = ""
+) -> list[RunData]:
+    """Return the last runs of `workload` that prepared a dataset, newest first, without the run
+    `except_run`.
 
     `more_filter`: a further condition of MLflow's search.
     """
     run_filter = f"{condition('tags.`rekindle.workload`', workload)} AND tags.`{DIGEST}` != ''"
     # runs without rows reused a dataset
     run_filter += " AND metrics.rows > 0"
+
     if except_run:
         run_filter += f" AND attributes.run_id != '{ObjectId(except_run)}'"
+
     run_filter += f" AND {more_filter}" if more_filter else ""
     runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
-    return [RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]
+
+    return [
+        RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags")))
+        for run in runs
+    ]
 
 
 def page(workflow: str = "", mlflow_url: str = "") -> str:
-    """Return the web address of the run of `workflow`, or of the newest run's experiment, or of MLflow itself.
+    """Return the web address of the run of `workflow`, or of the newest run's experiment, or of
+    MLflow itself.
 
     `mlflow_url`: MLflow's address for people (empty: the address that this process uses).
     """
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
-    ids = {experiment["experiment_id"]: mapping(experiment.get("tags")) for experiment in experiments}
-    run_filter = condition(f"tags.`{WORKFLOW}`", workflow) if workflow else f"tags.`{WORKFLOW}` != ''"
+    ids = {
+        experiment["experiment_id"]: mapping(experiment.get("tags")) for experiment in experiments
+    }
+
+    if workflow:
+        run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
+    else:
+        run_filter = f"tags.`{WORKFLOW}` != ''"
+
     runs = _runs(list(ids), "start_time DESC", run_filter)
     if not runs:
         if workflow:
-            raise TrackingError(f"MLflow at {without_user(address())} lacks the run {workflow}: see `rekindle status`.")
+            raise TrackingError(
+                f"MLflow at {without_user(address())} lacks the run {workflow}: see `rekindle"
+                " status`."
+            )
+
         return address()
-    run_id, experiment = runs[0]["info"]["run_id"], runs[0]["info"]["experiment_id"]
+
+    run_id = runs[0]["info"]["run_id"]
+    experiment = runs[0]["info"]["experiment_id"]
     run_path = f"/{run_id}" if workflow else ""
-    view_parameter = "&viewStateShareKey=rekindle" if VIEW_TAG in ids[experiment] and not workflow else ""
+
+    if VIEW_TAG in ids[experiment] and not workflow:
+        view_parameter = "&viewStateShareKey=rekindle"
+    else:
+        view_parameter = ""
+
     parameters = f"workflowType=machine_learning{view_parameter}"
     return f"{mlflow_url or address()}/#/experiments/{experiment}/runs{run_path}?{parameters}"
 
@@ -127,13 +186,21 @@ def log(
     metrics: Mapping[str, float] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Log params (which cannot change later), metrics (at step 0) and tags; mappings in `params` are flattened."""
+    """Log params (which cannot change later), metrics (at step 0) and tags; mappings in `params`
+    are flattened."""
     log_metrics(run_id, [(name, value, 0) for name, value in (metrics or {}).items()])
-    param_pairs = _pairs({name: to_text(value)[:MAX_PARAM_LENGTH] for name, value in flatten(params or {}).items()})
+    param_pairs = _pairs(
+        {name: to_text(value)[:MAX_PARAM_LENGTH] for name, value in flatten(params or {}).items()}
+    )
+
     tag_pairs = _pairs(tags or {})
     while param_pairs or tag_pairs:
-        _post("runs/log-batch", {"run_id": run_id, "params": param_pairs[:MAX_PARAMS], "tags": tag_pairs[:MAX_PARAMS]})
-        param_pairs, tag_pairs = param_pairs[MAX_PARAMS:], tag_pairs[MAX_PARAMS:]
+        _post(
+            "runs/log-batch",
+            {"run_id": run_id, "params": param_pairs[:MAX_PARAMS], "tags": tag_pairs[:MAX_PARAMS]},
+        )
+        param_pairs = param_pairs[MAX_PARAMS:]
+        tag_pairs = tag_pairs[MAX_PARAMS:]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -141,7 +208,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat_values: dict[str, Any] = {}
     for name, value in values.items():
         is_nested = isinstance(value, Mapping) and value
-        flat_values |= flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+        flat_values.update(
+            flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+        )
     return flat_values
 
 
@@ -149,12 +218,17 @@ def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
     """Log points (name, value, step) of curves, in as few requests as MLflow allows."""
     now = _now()
     # proto3's JSON represents NaN and infinities as text
-    metrics = [{"key": name, "value": _number(value), "timestamp": now, "step": step} for name, value, step in points]
+    metrics = [
+        {"key": name, "value": _number(value), "timestamp": now, "step": step}
+        for name, value, step in points
+    ]
     for start in range(0, len(metrics), MAX_METRICS):
         _post("runs/log-batch", {"run_id": run_id, "metrics": metrics[start : start + MAX_METRICS]})
 
 
-def log_dataset(run_id: str, name: str, digest: str, source: str, counts: Mapping[str, int]) -> None:
+def log_dataset(
+    run_id: str, name: str, digest: str, source: str, counts: Mapping[str, int]
+) -> None:
     """Log the training dataset of a run."""
     dataset = {
         "name": name,
@@ -163,7 +237,11 @@ def log_dataset(run_id: str, name: str, digest: str, source: str, counts: Mappin
         "source": to_json({"uri": source}),
         "profile": to_json(counts),
     }
-    dataset_input = {"tags": [{"key": "mlflow.data.context", "value": "training"}], "dataset": dataset}
+
+    dataset_input = {
+        "tags": [{"key": "mlflow.data.context", "value": "training"}],
+        "dataset": dataset,
+    }
     _post("runs/log-inputs", {"run_id": run_id, "datasets": [dataset_input]})
 
 
@@ -174,12 +252,14 @@ def log_dir(run_id: str, path: Path, name: str) -> None:
 
 
 def log_artifact(run_id: str, path: str, content: bytes) -> None:
-    """Log an artifact of the run. Raises TrackingError if the server does not accept artifacts itself."""
+    """Log an artifact of the run. Raises TrackingError if the server does not accept artifacts
+    itself."""
     root = urlsplit(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
-            f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step cannot write: start "
-            "it with --serve-artifacts (its default) and --artifacts-destination, and use a new experiment."
+            f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step"
+            " cannot write: start it with --serve-artifacts (its default) and"
+            " --artifacts-destination, and use a new experiment."
         )
     target = quote(f"{root.path.strip('/')}/{path}")
     _request("PUT", f"mlflow-artifacts/artifacts/{target}", data=content)
@@ -196,15 +276,20 @@ def tags_of(run_id: str) -> dict[str, str]:
 
 
 def params_of(run_id: str) -> dict[str, str]:
-    """Return the parameters of a run; config settings have their config key, such as train.workers."""
+    """Return the parameters of a run; config settings have their config key, such as
+    train.workers."""
     return mapping(_run(run_id)["data"].get("params"))
 
 
 def show_columns(experiment: str, metrics: Iterable[str]) -> None:
-    """Set the columns of the experiment's run table, as opened by `page`; charts start with the first metric."""
+    """Set the columns of the experiment's run table, as opened by `page`; charts start with the
+    first metric."""
     names = list(metrics)
     view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *TABLE_COLUMNS]}
-    for key, value in ((VIEW_TAG, to_json(view)), ("mlflow.experiment.primaryMetric.name", names[0])):
+    for key, value in (
+        (VIEW_TAG, to_json(view)),
+        ("mlflow.experiment.primaryMetric.name", names[0]),
+    ):
         tag = {"experiment_id": _experiment_id(experiment), "key": key, "value": value}
         _post("experiments/set-experiment-tag", tag)
 
@@ -217,49 +302,73 @@ def finish(run_id: str, status: str) -> None:
 def champion(name: str) -> Release | None:
     """Return the served version of `name` (alias `champion`), or None before the first release."""
     model = _get("registered-models/get", "registered_model", name=name) or {}
-    versions = [alias["version"] for alias in model.get("aliases", []) if alias["alias"] == CHAMPION]
+    versions = [
+        alias["version"] for alias in model.get("aliases", []) if alias["alias"] == CHAMPION
+    ]
     if not versions:
         return None
-    version = _request("GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]})
+    version = _request(
+        "GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]}
+    )
     return _release(version["model_version"])
 
 
 def find_version(name: str, version: str) -> Release | None:
     """Return a version of a registered model, or None if it does not exist."""
     found = _get("model-versions/get", "model_version", name=name, version=version)
-    return _release(found) if found else None
+    if found:
+        return _release(found)
+    return None
 
 
 def require_champion(name: str) -> Release:
     """Return the champion of a model. Raises ConfigError if the model does not have a champion."""
-    if release := champion(name):
+    release = champion(name)
+    if release:
         return release
-    raise ConfigError(f'the model "{name}" does not have a champion: release a version first, or correct the name.')
+    raise ConfigError(
+        f'the model "{name}" does not have a champion: release a version first, or correct the'
+        " name."
+    )
 
 
-def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:
-    """Return the version of `name` with files at `uri`; create it if missing, and give it the alias `candidate`.
+def register(
+    name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]
+) -> Release:
+    """Return the version of `name` with files at `uri`; create it if missing, and give it the alias
+    `candidate`.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
     _create_if_missing("registered-models/create", {"name": name})
-    found_versions = _versions(f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}", name)
-    versions = [version for version in found_versions if mapping(version.get("tags")).get(URI) == uri]
+    found_versions = _versions(
+        f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}", name
+    )
+    versions = [
+        version for version in found_versions if mapping(version.get("tags")).get(URI) == uri
+    ]
     tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
+
     for existing in sorted(versions, key=lambda version: int(version["version"])):
         if REMOVED not in mapping(existing.get("tags")):
-            _set_alias(name, CANDIDATE, existing["version"])  # from now on, retention keeps the version
-            found = _get("model-versions/get", "model_version", name=name, version=existing["version"])
+            # from now on, retention keeps the version
+            _set_alias(name, CANDIDATE, existing["version"])
+            found = _get(
+                "model-versions/get", "model_version", name=name, version=existing["version"]
+            )
             if found and REMOVED not in mapping(found.get("tags")):
                 return _release(found)
+
     content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
     version = _post("model-versions/create", content)["model_version"]
     _set_alias(name, CANDIDATE, version["version"])
+
     return _release(version)
 
 
 def promote(name: str, version: str, deployment: str, run_id: str = "") -> None:
-    """Give version `version` of `name` the alias `champion`; record its Deployment, and the run that promotes it."""
+    """Give version `version` of `name` the alias `champion`; record its Deployment, and the run
+    that promotes it."""
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
     if run_id:
@@ -285,7 +394,9 @@ def promoted_releases(name: str) -> list[Release]:
 def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
     """Return the versions of the model `name` that match a filter."""
     search = {"filter": search_filter, "max_results": 10_000}
-    found = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions") or []
+    found = (
+        _request("GET", "mlflow/model-versions/search", params=search).get("model_versions") or []
+    )
     return [version for version in found if version["name"] == name]
 
 
@@ -296,19 +407,29 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 def _release(version: dict[str, Any]) -> Release:
     tags = mapping(version.get("tags"))
     try:
-        facts = tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""), tags.get(PROMOTED_BY, "")
+        facts = (
+            tags[URI],
+            tags[SHA256],
+            tags.get(DEPLOYMENT, ""),
+            version.get("run_id", ""),
+            tags.get(PROMOTED_BY, ""),
+        )
+
         number = Version(version["version"], "MLflow")
         keep = tags.get(KEEP_RELEASES, "")
+
         return Release(number, *facts, int(keep) if keep.isascii() and keep.isdigit() else None)
     except KeyError as error:
         raise TrackingError(
-            f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}: only versions that '
-            "`steps.release` registered can serve. Remove the alias of this version in MLflow, or give the model "
-            "another name."
+            f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}:'
+            " only versions that `steps.release` registered can serve. Remove the alias of this"
+            " version in MLflow, or give the model another name."
         ) from error
 
 
-def _runs(experiments: list[str], order: str, run_filter: str, limit: int = 1) -> list[dict[str, Any]]:
+def _runs(
+    experiments: list[str], order: str, run_filter: str, limit: int = 1
+) -> list[dict[str, Any]]:
     """Return the first runs of these experiments that match a filter."""
     search = {
         "experiment_ids": experiments,
@@ -316,13 +437,17 @@ def _runs(experiments: list[str], order: str, run_filter: str, limit: int = 1) -
         "order_by": [f"attributes.{order}"],
         "max_results": limit,
     }
-    return _post("runs/search", search).get("runs", []) if experiments else []
+    if experiments:
+        return _post("runs/search", search).get("runs", [])
+    return []
 
 
 def _experiment_ids(name: str) -> list[str]:
     """Return the id of the experiment `name`, or an empty list."""
     experiment = _get("experiments/get-by-name", "experiment", experiment_name=name)
-    return [experiment["experiment_id"]] if experiment else []
+    if experiment:
+        return [experiment["experiment_id"]]
+    return []
 
 
 def _run(run_id: str) -> dict[str, Any]:
@@ -350,7 +475,8 @@ def _experiment_id(name: str) -> str:
     assert experiment
     if experiment["lifecycle_stage"] == "deleted":
         raise TrackingError(
-            f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow experiments '
+            f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow'
+            " experiments "
             f"restore -x {experiment['experiment_id']}), or choose another name."
         )
     return experiment["experiment_id"]
@@ -385,12 +511,15 @@ def _post(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def resolve_run_id(run_id: str) -> str:
     """Return the id of a run given as an id or as EXPERIMENT/WORKFLOW; a missing run is created."""
-    return start_run(run_id.partition("/")[0], run_id.partition("/")[2]) if "/" in run_id else run_id
+    if "/" in run_id:
+        return start_run(run_id.partition("/")[0], run_id.partition("/")[2])
+    return run_id
 
 
 def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
     """Return MLflow's answer; `run_id` may be EXPERIMENT/WORKFLOW."""
-    if "run_id" in (values := content.get("json") or content.get("params") or {}):
+    values = content.get("json") or content.get("params") or {}
+    if "run_id" in values:
         values["run_id"] = resolve_run_id(values["run_id"])
     return request(method, path, **content)
 

@@ -1,7 +1,7 @@
 """A workload: the module that defines a model, its data, and its metrics.
 
-`steps/digits.py` is an example. Importing a workload must be cheap (no module-level import of torch), because every
-command reads its `Data` and `Model` sections to check a config.
+`steps/digits.py` is an example. Importing a workload must be cheap (no module-level import of
+torch), because every command reads its `Data` and `Model` sections to check a config.
 """
 
 import hashlib
@@ -41,7 +41,9 @@ class DataConfig(Section):
     """Base class of a workload's `data:` section."""
 
     source: str = Field(description="raw data: a file, a folder, an s3:// URI, or simulate://SEED")
-    tolerated_rejects: float = Field(default=0.001, ge=0, le=1, description="share of bad rows that stops the run")
+    tolerated_rejects: float = Field(
+        default=0.001, ge=0, le=1, description="share of bad rows that stops the run"
+    )
     minimum_share: float = Field(
         default=0, ge=0, description="minimum share of the last run's rows, in a moving window"
     )
@@ -54,34 +56,49 @@ class DataConfig(Section):
         return source
 
     def at(self, time: datetime) -> Self:
-        """Return the section for a run that was scheduled for `time` (UTC), e.g. with the ends of a moving window."""
+        """Return the section for a run that was scheduled for `time` (UTC), e.g. with the ends of a
+        moving window."""
         return self
 
     @property
     def moves(self) -> bool:
-        """True if the data depends on the scheduled time (default: if a subclass overrides `at`)."""
+        """True if the data depends on the scheduled time (default: if a subclass overrides
+        `at`)."""
         return type(self).at is not DataConfig.at
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
+        """Return the section for the first `rows` rows (about), or None if all would have to be
+        prepared.
 
-        `rekindle lint`, `check` and `run` try the workload on these rows, which may be written to `folder`. Default:
-        the first rows of a CSV, JSON lines or parquet file; None if the data moves. Override it, e.g. to return `self`.
+        `rekindle lint`, `check` and `run` try the workload on these rows, which may be written to
+        `folder`. Default: the first rows of a CSV, JSON lines or parquet file; None if the data
+        moves. Override it, e.g. to return `self`.
         """
-        target = None if self.moves else copy_first_rows(Path(self.source), rows, folder)
-        return self.model_copy(update={"source": str(target)}) if target else None
+        if self.moves:
+            target = None
+        else:
+            target = copy_first_rows(Path(self.source), rows, folder)
+
+        if target:
+            return self.model_copy(update={"source": str(target)})
+
+        return None
 
     def check_source(self) -> None:
-        """Raise ConfigError if the source is a path that does not exist, or pods cannot access a file."""
+        """Raise ConfigError if the source is a path that does not exist, or pods cannot access a
+        file."""
         path = Path(self.source)
         for key, file in [("data.source", path), *leaves(self, "data")]:
             if isinstance(file, Path) and file.exists():
                 project.check_visible(key, file, POD_PRIVATE)
+
         if "://" in self.source or path.exists():
             return
+
         siblings = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
         raise ConfigError(
-            f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, siblings)}"
+            f"data.source is {self.source!r}: this file or folder does not"
+            f" exist.{did_you_mean(self.source, siblings)}"
         )
 
 
@@ -89,9 +106,10 @@ class DataConfig(Section):
 class Prepared:
     """The result of `prepare`. The engine writes it to the dataset's `dataset.json`.
 
-    `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
-    with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
-    `newest`: time of the newest row, see docs/time.md.
+    `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact
+    `data_until` (ISO 8601 text with a time zone) is the data cut-off, which the release and the
+    server show. `tags` are set on the MLflow run. `newest`: time of the newest row, see
+    docs/time.md.
     """
 
     rows: int
@@ -99,14 +117,15 @@ class Prepared:
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    shares: dict[str, float] = field(default_factory=dict)  # shares of rows: the next run warns if they change
+    # shares of rows: the next run warns if they change
+    shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
 
 
 @dataclass(frozen=True)
 class Refreshed:
-    """The result of `refresh`: number of newer rows, new facts of the dataset (with a new `data_until`), and instances
-    for verifying the servers (empty: the release's example)."""
+    """The result of `refresh`: number of newer rows, new facts of the dataset (with a new
+    `data_until`), and instances for verifying the servers (empty: the release's example)."""
 
     rows: int
     facts: dict[str, Any]
@@ -114,22 +133,26 @@ class Refreshed:
 
 
 class Example(NamedTuple):
-    """A test row. `examples` may also yield plain tuples: (instance, truth) or (instance, truth, group)."""
+    """A test row. `examples` may also yield plain tuples: (instance, truth) or (instance, truth,
+    group)."""
 
     instance: dict[str, Any]  # an instance as a client sends it
     truth: Any
-    group: Any = None  # group of dependent rows, e.g. their customer: rows of a group are resampled together
+    # group of dependent rows, e.g. their customer: rows of a group are resampled together
+    group: Any = None
     baseline: Any = None  # prediction of a simple model, for comparison
-    part: str | None = None  # part of the test rows, e.g. a week: a metric is the mean over the parts
+    # part of the test rows, e.g. a week: a metric is the mean over the parts
+    part: str | None = None
 
 
 class Dataset(Sized, Protocol):
     """Random access by sample index: `batch` is a pure function of its indices.
 
-    A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict` and
-    `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two steps, although each
-    worker reads different batches. So only `advance(step)` may change the state; every worker calls it after update
-    number `step` (from 1). The state is part of every snapshot and checkpoint, and is sent to joining workers.
+    A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict`
+    and `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two
+    steps, although each worker reads different batches. So only `advance(step)` may change the
+    state; every worker calls it after update number `step` (from 1). The state is part of every
+    snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -138,8 +161,9 @@ class Dataset(Sized, Protocol):
 
 
 class Predictor(Protocol):
-    """A released model that answers requests, without state between them; see rekindle/release/predictor.py.
-    Optional: `warn(request) -> str`, a sentence for the response if its predictions deserve less trust, or "" (empty).
+    """A released model that answers requests, without state between them; see
+    rekindle/release/predictor.py. Optional: `warn(request) -> str`, a sentence for the response if
+    its predictions deserve less trust, or "" (empty).
     """
 
     @property
@@ -152,7 +176,8 @@ class Predictor(Protocol):
         ...
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """Return a list per Request: a JSON value per instance, in order. Requests must not influence each other.
+        """Return a list per Request: a JSON value per instance, in order. Requests must not
+        influence each other.
 
         Raises DataError for an invalid request.
         """
@@ -162,14 +187,16 @@ class Predictor(Protocol):
 class Workload(Protocol):
     """The names that a workload module must define.
 
-    `predictor(release) -> Predictor` replaces `Instance` and `predict` if a request contains more than its instances.
-    `refresh(release, data, out) -> Refreshed | None` updates the serving state of a released model with newer data: it
-    writes `out/state/`, which replaces the release's `state/`, or returns None without newer data.
+    `predictor(release) -> Predictor` replaces `Instance` and `predict` if a request contains more
+    than its instances. `refresh(release, data, out) -> Refreshed | None` updates the serving state
+    of a released model with newer data: it writes `out/state/`, which replaces the release's
+    `state/`, or returns None without newer data.
 
-    Optional names for the training (docs/training.md): `optimizer(model, train) -> torch.optim.Optimizer`,
-    `schedule(step, total) -> float` (both may also take the `model` section), `splits = ("train", "validation")`,
-    `measures(model, batch) -> dict[str, float]`. `families` replaces `model` (rekindle/families.py).
-    `example_facts`: facts as `prepare` could return them, with which `rekindle lint` can build the model without data.
+    Optional names for the training (docs/training.md): `optimizer(model, train) ->
+    torch.optim.Optimizer`, `schedule(step, total) -> float` (both may also take the `model`
+    section), `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
+    `families` replaces `model` (rekindle/families.py). `example_facts`: facts as `prepare` could
+    return them, with which `rekindle lint` can build the model without data.
     """
 
     Data: type[DataConfig]
@@ -181,7 +208,8 @@ class Workload(Protocol):
         ...
 
     def dataset(self, path: Path, split: str) -> Dataset:
-        """Return a split of a dataset directory: "train", or "validation" if train.validation is "workload"."""
+        """Return a split of a dataset directory: "train", or "validation" if train.validation is
+        "workload"."""
         ...
 
     def model(self, section: Any, facts: dict[str, Any]) -> "torch.nn.Module":
@@ -195,71 +223,123 @@ class Workload(Protocol):
     def examples(self, path: Path) -> Iterable[tuple[Any, ...]] | Sized:
         """Yield the test rows of a dataset: (instance as a client sends it, truth), or an Example.
 
-        `examples(path, champion)` gets the facts of the dataset that the champion was trained on, if this is a
-        different dataset, and omits the rows that the champion has seen, since a comparison with these would be unfair.
-        A rekindle.Examples has all rows by column, and may define its own scoring and extend the report.
+        `examples(path, champion)` gets the facts of the dataset that the champion was trained on,
+        if this is a different dataset, and omits the rows that the champion has seen, since a
+        comparison with these would be unfair. A rekindle.Examples has all rows by column, and may
+        define its own scoring and extend the report.
         """
         ...
 
     Instance: type[BaseModel]  # pydantic model of one instance of a request
 
-    def predict(self, model: "torch.nn.Module", instances: list[Any], facts: dict[str, Any]) -> list[Any]:
+    def predict(
+        self, model: "torch.nn.Module", instances: list[Any], facts: dict[str, Any]
+    ) -> list[Any]:
         """Return a JSON value for each Instance, in order; the model is in eval mode."""
         ...
 
 
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
-SERVED = ("Instance", "predict")  # further names that are required, unless the workload has a predictor
-REMOVED = {  # hooks of earlier versions, and their replacement
-    "evaluate": "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and `report`",
-    "replay": "let `examples` return a rekindle.Examples whose `report` writes the requests (record_predictions)",
+# further names that are required, unless the workload has a predictor
+SERVED = ("Instance", "predict")
+# hooks of earlier versions, and their replacement
+REMOVED = {
+    "evaluate": (
+        "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and"
+        " `report`"
+    ),
+    "replay": (
+        "let `examples` return a rekindle.Examples whose `report` writes the requests"
+        " (record_predictions)"
+    ),
     "baseline": "let `examples` yield rekindle.Example(instance, truth, baseline=...)",
-    "seen": "define `examples(path, champion)`, and omit the rows that a champion with these facts has seen",
+    "seen": (
+        "define `examples(path, champion)`, and omit the rows that a champion with these facts has"
+        " seen"
+    ),
 }
-ARGUMENTS = {  # arguments of the functions, including optional functions
+# arguments of the functions, including optional functions
+ARGUMENTS = {
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
-    **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
+    **{
+        "predict": ("model", "instances", "facts"),
+        "optimizer": ("model", "train"),
+        "schedule": ("step", "total"),
+    },
     **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
-OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}  # optional arguments
+# optional arguments
+OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def load(name: str) -> Workload:
-    """Import the workload module `name`. Raises ConfigError if it cannot be imported or lacks a name."""
+    """Import the workload module `name`. Raises ConfigError if it cannot be imported or lacks a
+    name."""
     workload = project.load(name, "workload", REQUIRED)
     for attribute, replacement in REMOVED.items():
         if hasattr(workload, attribute):
             raise ConfigError(
-                f'workload "{name}" defines {attribute}, which the engine no longer calls: {replacement} (see '
-                "docs/your-own-model.md). If the function is for your own use, begin its name with an underscore."
+                f'workload "{name}" defines {attribute}, which the engine no longer calls:'
+                f" {replacement} (see docs/your-own-model.md). If the function is for your own use,"
+                " begin its name with an underscore."
             )
+
     missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
     if missing_names and not hasattr(workload, "predictor"):
         raise ConfigError(
-            f'workload "{name}" lacks {", ".join(missing_names)}: it must define {" and ".join(SERVED)} for evaluation '
-            "and serving, or a predictor of its own (see docs/your-own-model.md)."
+            f'workload "{name}" lacks {", ".join(missing_names)}: it must define'
+            f" {' and '.join(SERVED)} for evaluation and serving, or a predictor of its own (see"
+            " docs/your-own-model.md)."
         )
+
     metrics = workload.metrics
-    if not isinstance(metrics, (tuple, list)) or not all(isinstance(metric, Metric) for metric in metrics):
-        raise ConfigError(f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as (Metric(...),).')
-    if not (names := [metric.name for metric in metrics]) or len(set(names)) != len(names):
-        raise ConfigError(f'workload "{name}": metrics has the names {names}: define metrics, with unique names.')
+    if not isinstance(metrics, (tuple, list)) or not all(
+        isinstance(metric, Metric) for metric in metrics
+    ):
+        raise ConfigError(
+            f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as'
+            " (Metric(...),)."
+        )
+
+    names = [metric.name for metric in metrics]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(
+            f'workload "{name}": metrics has the names {names}: define metrics, with unique names.'
+        )
+
     for attribute, base in (("Data", DataConfig), ("Model", Section), ("Instance", BaseModel)):
         value = getattr(workload, attribute, base)
         if not (isinstance(value, type) and issubclass(value, base)):
-            raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
-    if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
+            raise ConfigError(
+                f'workload "{name}": {attribute} is {value!r}: it must be a subclass of'
+                f" {base.__name__}."
+            )
+
+    facts = getattr(workload, "example_facts", {})
+    if not isinstance(facts, dict):
         raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
+
     for label in (metric.name for metric in metrics if metric.function is None):
-        raise ConfigError(f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).')
+        raise ConfigError(
+            f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).'
+        )
+
     families.check(name, workload)
     for label, function, arguments in families.functions(workload):
         _check_arguments(name, label, function, arguments)
+
     for function, names in ARGUMENTS.items():
-        optional_arguments = OPTIONAL[function] if takes_more(workload, function) else ()
-        _check_arguments(name, function, getattr(workload, function, None), (*names, *optional_arguments))
+        if takes_more(workload, function):
+            optional_arguments = OPTIONAL[function]
+        else:
+            optional_arguments = ()
+
+        _check_arguments(
+            name, function, getattr(workload, function, None), (*names, *optional_arguments)
+        )
+
     _check_spelling(name, workload)
     return cast(Workload, workload)
 
@@ -279,21 +359,35 @@ def compares(workload: Any) -> bool:
 
 
 def training_function(workload: Any, name: str, section: Any) -> Any:
-    """Return `optimizer` or `schedule` of a workload, which may also take its `model` section; None if undefined."""
+    """Return `optimizer` or `schedule` of a workload, which may also take its `model` section; None
+    if undefined."""
     function: Any = getattr(workload, name, None)
-    return (lambda *arguments: function(*arguments, section)) if takes_more(workload, name) else function
+    if takes_more(workload, name):
+        return lambda *arguments: function(*arguments, section)
+    return function
 
 
 def _check_spelling(name: str, workload: Any) -> None:
-    """Raise ConfigError if a function looks like a misspelt optional function: a similar name, the same arguments."""
-    undefined_names = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
+    """Raise ConfigError if a function looks like a misspelt optional function: a similar name, the
+    same arguments."""
+    undefined_names = {
+        function
+        for function in ARGUMENTS
+        if function != "model" and not hasattr(workload, function)
+    }
+
     for attribute, value in vars(workload).items():
         similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
-        arguments = tuple(inspect.signature(value).parameters) if inspect.isfunction(value) else ()
+        if inspect.isfunction(value):
+            arguments = tuple(inspect.signature(value).parameters)
+        else:
+            arguments = ()
+
         if similar_names and arguments == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did '
-                f'you mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
+                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine'
+                f' does not call. Did you mean "{similar_names[0]}"? If not, begin the name of the'
+                " function with an underscore."
             )
 
 
@@ -301,8 +395,12 @@ def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[s
     """Raise ConfigError unless `function` can be called with these arguments in this order."""
     if function is None:
         return
+
     if not callable(function):
-        raise ConfigError(f'workload "{workload}": {name} is {function!r:.100}: it must be a function.')
+        raise ConfigError(
+            f'workload "{workload}": {name} is {function!r:.100}: it must be a function.'
+        )
+
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
@@ -313,45 +411,63 @@ def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[s
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Create the dataset directory `out`, whole or not at all; return `Prepared` and the digest. Raises DataError."""
+    """Create the dataset directory `out`, whole or not at all; return `Prepared` and the digest.
+    Raises DataError."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+
     try:
         if "://" not in data.source:  # a dataset is about as large as its source
             check_space("the dataset", size_of(Path(data.source)), out, SMALL_DISK)
+
         prepared = workload.prepare(data, out)
         _check_prepared(prepared)
+
         total = prepared.rows + prepared.rejected
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
-                f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
-                f"({data.tolerated_rejects:g} of all rows). Correct the data, or raise data.tolerated_rejects."
+                f"{prepared.rejected:,} of {total:,} rows were rejected: more than"
+                f" data.tolerated_rejects ({data.tolerated_rejects:g} of all rows). Correct the"
+                " data, or raise data.tolerated_rejects."
             )
+
         digest = record_dataset(out, prepared)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
+
     return prepared, digest
 
 
 def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
     """Complete the dataset in `out`, and return its digest. Raises DataError.
 
-    This function writes dataset.json, and then the list of all files with their hashes, whose sha256 is the digest.
-    Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
-    `trained_on`: the digest of the dataset of a released model, if `out` has only a newer state of this model.
+    This function writes dataset.json, and then the list of all files with their hashes, whose
+    sha256 is the digest. Steps that derive a dataset from another dataset call this function; after
+    `prepare`, the engine calls it. `trained_on`: the digest of the dataset of a released model, if
+    `out` has only a newer state of this model.
     """
     _check_prepared(prepared)
     if not any(out.iterdir()):
         raise DataError(
-            "`prepare` wrote no file into `out`: it must write the files that `dataset` and `examples` read."
+            "`prepare` wrote no file into `out`: it must write the files that `dataset` and"
+            " `examples` read."
         )
-    record: dict[str, Any] = {"rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
-    record |= {"digest": trained_on} if trained_on else {}
+
+    record: dict[str, Any] = {
+        "rows": prepared.rows,
+        "rejected": prepared.rejected,
+        "facts": prepared.facts,
+    }
+
+    record.update({"digest": trained_on} if trained_on else {})
     try:
         text = to_json(record, indent=1)
     except (TypeError, ValueError) as error:
-        raise DataError(f"the facts of `prepare` are not JSON ({error}): use numbers, texts and lists.") from error
+        raise DataError(
+            f"the facts of `prepare` are not JSON ({error}): use numbers, texts and lists."
+        ) from error
+
     (out / DATASET).write_text(text + "\n")
     return record_files(out)
 
@@ -359,11 +475,22 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
 def _check_prepared(prepared: Any) -> None:
     """Raise DataError unless the result of `prepare` is a Prepared with numbers of rows."""
     if not isinstance(prepared, Prepared):
-        raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
+        raise DataError(
+            f"`prepare` returned {type(prepared).__name__}: it must return"
+            " rekindle.Prepared(rows=...)."
+        )
+
     for name in ("rows", "rejected"):
-        if not isinstance(value := getattr(prepared, name), int) or value < 0:
-            raise DataError(f"{name} of `prepare` is {value!r}: it must be a number of rows, such as len(rows).")
-    for name, time in (("newest", prepared.newest), ("the fact data_until", prepared.facts.get("data_until"))):
+        value = getattr(prepared, name)
+        if not isinstance(value, int) or value < 0:
+            raise DataError(
+                f"{name} of `prepare` is {value!r}: it must be a number of rows, such as len(rows)."
+            )
+
+    for name, time in (
+        ("newest", prepared.newest),
+        ("the fact data_until", prepared.facts.get("data_until")),
+    ):
         if time and not has_zone(time):
             rule = "it must be an ISO 8601 text with a time zone, such as 2026-11-23T03:00:00+00:00"
             raise DataError(f"{name} of `prepare` is {time!r}: {rule}.")

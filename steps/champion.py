@@ -1,4 +1,5 @@
-"""Look up the champion of a registered model and its files. Retention keeps the release while the run may read it.
+"""Look up the champion of a registered model and its files. Retention keeps the release while the
+run may read it.
 
 rekindle step steps.champion --name=demo --output model_uri=uri.txt
 """
@@ -15,11 +16,14 @@ class Inputs(StepInputs):
     name: str = Field(description="name of the registered model")
     server: str = Field(
         default="",
-        description="Deployment that may serve the champion: the step logs a message if another one does; empty: the "
-        "run reads the release, so retention keeps it",
+        description=(
+            "Deployment that may serve the champion: the step logs a message if another one does;"
+            " empty: the run reads the release, so retention keeps it"
+        ),
     )
     deployments: list[dict[str, Any]] = Field(
-        default=[], description="fields `server` and `replicas` of Deployments, for the output `replicas`"
+        default=[],
+        description="fields `server` and `replicas` of Deployments, for the output `replicas`",
     )
 
 
@@ -29,7 +33,9 @@ class Outputs(StepOutputs):
     sha256: str = Field(pattern=SHA256_OR_EMPTY, description="sha256 of the champion's weights")
     deployment: str = Field(description="Deployment that serves the champion")
     replicas: int = Field(
-        description="largest number of pods of the `deployments` other than `server`; 0 if none exists"
+        description=(
+            "largest number of pods of the `deployments` other than `server`; 0 if none exists"
+        )
     )
 
 
@@ -43,12 +49,15 @@ def run(inputs: Inputs) -> Outputs:
     champion = tracking.require_champion(inputs.name)
     if inputs.server and inputs.server != champion.deployment:
         say(
-            f"{inputs.server} gets no traffic: the champion of {inputs.name} is now version {champion.version}, "
-            f"served by {champion.deployment or 'nothing'}"
+            f"{inputs.server} gets no traffic: the champion of {inputs.name} is now version"
+            f" {champion.version}, served by {champion.deployment or 'nothing'}"
         )
+
     if not inputs.server:
         claims.claim(Store.from_env(), [champion.uri.rstrip("/")])
+
     others = [item for item in inputs.deployments if item["server"] != inputs.server]
+
     return Outputs(
         model_uri=champion.uri,
         version=champion.version,

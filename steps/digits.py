@@ -1,9 +1,11 @@
-"""An example workload: recognize digits with a small CNN with BatchNorm, in the 1,797 images that scikit-learn ships.
+"""An example workload: recognize digits with a small CNN with BatchNorm, in the 1,797 images that
+scikit-learn ships.
 
     rekindle run configs/digits.yaml
 
-The model is evaluated on the last fifth of the images, which other writers have written. Source: E. Alpaydin,
-C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
+The model is evaluated on the last fifth of the images, which other writers have written. Source: E.
+Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository
+(1998).
 """
 
 from collections.abc import Iterator
@@ -23,9 +25,13 @@ Row = Annotated[list[Pixel], Field(min_length=8, max_length=8)]
 
 class Data(DataConfig):
     source: str = Field(
-        "sklearn://digits", pattern="^sklearn://digits$", description="the images that scikit-learn ships"
+        "sklearn://digits",
+        pattern="^sklearn://digits$",
+        description="the images that scikit-learn ships",
     )
-    test_share: float = Field(0.2, gt=0, lt=1, description="share of the images that are test data, taken from the end")
+    test_share: float = Field(
+        0.2, gt=0, lt=1, description="share of the images that are test data, taken from the end"
+    )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
         return self  # the step prepares all images in a second
@@ -36,9 +42,13 @@ class Model(Section):
         16,
         ge=1,
         le=256,
-        description="number of channels of the first convolution; the second convolution has twice as many",
+        description=(
+            "number of channels of the first convolution; the second convolution has twice as many"
+        ),
     )
-    dropout: float = Field(0.2, ge=0, lt=1, description="share of activations that are dropped in training")
+    dropout: float = Field(
+        0.2, ge=0, lt=1, description="share of activations that are dropped in training"
+    )
 
 
 class Instance(BaseModel):
@@ -49,7 +59,9 @@ class Instance(BaseModel):
 
 def accuracy(predictions: list[Any], truths: Any) -> float:
     """Return the share of images whose predicted digit is right."""
-    return sum(p["digit"] == truth for p, truth in zip(predictions, truths, strict=True)) / len(predictions)
+    return sum(p["digit"] == truth for p, truth in zip(predictions, truths, strict=True)) / len(
+        predictions
+    )
 
 
 def log_loss(predictions: list[Any], truths: Any) -> float:
@@ -100,9 +112,15 @@ def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     from torch import nn
 
     width = section.channels
+
     return nn.Sequential(
         *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Flatten(), nn.Dropout(section.dropout), nn.Linear(8 * width, 10)),
     )
 
@@ -120,7 +138,9 @@ def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         yield {"pixels": (image[0] * 16).tolist()}, int(label)
 
 
-def predict(model: "torch.nn.Module", instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def predict(
+    model: "torch.nn.Module", instances: list[Instance], facts: dict[str, Any]
+) -> list[dict[str, Any]]:
     import torch
 
     images = torch.tensor([instance.pixels for instance in instances])[:, None] / 16

@@ -1,6 +1,7 @@
 """Turn raw data into a dataset with a digest, and record its properties in MLflow.
 
-    rekindle step steps.prepare --data='{"source": "simulate://7"}' --workflow=try --output dataset=dataset
+    rekindle step steps.prepare --data='{"source": "simulate://7"}' --workflow=try \\
+      --output dataset=dataset
 
 The workload's `prepare` defines how the data is processed.
 """
@@ -27,7 +28,9 @@ MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since t
 def must_compare(inputs: "Inputs") -> str:
     """Return why the dataset must not come from the cache, or ""."""
     compares = inputs.skip and inputs.scheduled and not inputs.backfill
-    return "a scheduled run compares its data with the data of the last run" if compares else ""
+    if compares:
+        return "a scheduled run compares its data with the data of the last run"
+    return ""
 
 
 def other_files(inputs: "Inputs") -> list[str]:
@@ -36,7 +39,9 @@ def other_files(inputs: "Inputs") -> list[str]:
     from rekindle.workload import load
 
     data = parse_section(load(inputs.workload).Data, inputs.data, "data")
-    return [str(file) for _, file in leaves(data, "data") if isinstance(file, Path) and file.exists()]
+    return [
+        str(file) for _, file in leaves(data, "data") if isinstance(file, Path) and file.exists()
+    ]
 
 
 def files_read(inputs: "Inputs") -> list[str]:
@@ -52,19 +57,35 @@ class Inputs(StepInputs):
     workload: str = Field(description="module that defines the data, the model and its metrics")
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
     workflow: str = Field(
-        description="name of the workflow; its MLflow run has this name, and is created if it does not exist"
+        description=(
+            "name of the workflow; its MLflow run has this name, and is created if it does not"
+            " exist"
+        )
     )
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
-    config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, to record on the run")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="the resolved config, to record on the run"
+    )
     created: str = Field("", description="time when the workflow was created, ISO 8601")
     scheduled: str = Field(
-        "", description="scheduled time of the run, ISO 8601; a moving window ends at this time; empty: not scheduled"
+        "",
+        description=(
+            "scheduled time of the run, ISO 8601; a moving window ends at this time; empty: not"
+            " scheduled"
+        ),
     )
-    manifest: str = Field("", description="the manifest (YAML or JSON, as zlib in base64), to record on the run")
-    cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs are reused, by task")
-    backfill: str = Field("", description="if not empty, this is the run of a backfill, which always trains")
+    manifest: str = Field(
+        "", description="the manifest (YAML or JSON, as zlib in base64), to record on the run"
+    )
+    cached: dict[str, Any] = Field(
+        default_factory=dict, description="earlier runs whose outputs are reused, by task"
+    )
+    backfill: str = Field(
+        "", description="if not empty, this is the run of a backfill, which always trains"
+    )
     skip: bool = Field(
-        False, description="train nothing in a scheduled run whose source, code and config did not change"
+        False,
+        description="train nothing in a scheduled run whose source, code and config did not change",
     )
 
 
@@ -73,11 +94,18 @@ class Outputs(StepOutputs):
     digest: str = Field(pattern=SHA256, description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
-    source_digest: str = Field(description="digest of the content of data.source; empty if it cannot be verified")
+    source_digest: str = Field(
+        description="digest of the content of data.source; empty if it cannot be verified"
+    )
     warnings: list[str] = Field(description="suspicious properties of the data, one sentence each")
-    unchanged: str = Field(description="why this scheduled run trains nothing; empty: the run trains")
+    unchanged: str = Field(
+        description="why this scheduled run trains nothing; empty: the run trains"
+    )
     reused_models: dict[str, Any] = Field(
-        description="the input `cached`; as a task, also the earlier trainings whose models are copied to this run"
+        description=(
+            "the input `cached`; as a task, also the earlier trainings whose models are copied to"
+            " this run"
+        )
     )
 
 
@@ -91,43 +119,74 @@ def run(inputs: Inputs) -> Outputs:
 
     time = parse_time(inputs.scheduled or inputs.created)
     workload = load(inputs.workload)
-    if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may already have checked this config
+
+    # `rekindle run` may already have checked this config
+    if inputs.config.get("workload") == inputs.workload:
         check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
+
     data = parse_section(workload.Data, inputs.data, "data")
     data = data.at(time)
-    run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
+    run_id = tracking.start_run(
+        inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload}
+    )
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
     mark_run(inputs)
 
-    dataset, digest_before = inputs.workdir / "dataset", data_digest_or_empty(data.source)
+    dataset = inputs.workdir / "dataset"
+    digest_before = data_digest_or_empty(data.source)
     prepared, digest = moving_window.prepare(workload, data, dataset, time)
     tags = f"; {to_json(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
+
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
-    shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
-    stale = moving_window.warn_of_stale_data(prepared, data, time, last, is_past=bool(inputs.backfill))
+    if last:
+        shares = warn_of_changed_shares(prepared.shares, last[0].metrics)
+    else:
+        shares = []
+
+    stale = moving_window.warn_of_stale_data(
+        prepared, data, time, last, is_past=bool(inputs.backfill)
+    )
     facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
     source_digest, mixed = digest_of_unchanged(data.source, digest_before)
     warnings = [*prepared.warnings, *shares, *stale, *changed, *mixed]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
-    facts |= {f"data.{name}": str(value) for name, value in prepared.tags.items()}
+    facts.update({f"data.{name}": str(value) for name, value in prepared.tags.items()})
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    facts |= {moving_window.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {}
-    facts |= {tracking.BACKFILL: "yes"} if inputs.backfill else {}
-    facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
-    facts |= {moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {}
-    facts |= {moving_window.WINDOW_END_TAG: time.isoformat()} if data.moves else {}
+    facts.update({moving_window.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {})
+    facts.update({tracking.BACKFILL: "yes"} if inputs.backfill else {})
+    facts.update({"data.warnings": " ".join(warnings)} if warnings else {})
+    facts.update({moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {})
+    facts.update({moving_window.WINDOW_END_TAG: time.isoformat()} if data.moves else {})
     figures = counts | prepared.shares
-    tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
+
+    tracking.log(
+        run_id,
+        params={"data.digest": digest},
+        metrics=figures,
+        tags={tracking.DIGEST: digest} | facts,
+    )
+
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
-    outputs = {"dataset": dataset, "digest": digest, "rows": prepared.rows, "run_id": run_id, "warnings": warnings}
-    outputs |= {"reused_models": inputs.cached}
+
+    outputs = {
+        "dataset": dataset,
+        "digest": digest,
+        "rows": prepared.rows,
+        "run_id": run_id,
+        "warnings": warnings,
+        "reused_models": inputs.cached,
+    }
+
     return Outputs(**outputs, source_digest=source_digest, unchanged=unchanged)
 
 
-def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) -> tuple[dict[str, str], str, list[str]]:
-    """Compare a scheduled run with the last one: return its tags, why it trains nothing, and a warning if it trains.
+def _compare(
+    inputs: Inputs, run_id: str, prepared: Prepared, time: datetime
+) -> tuple[dict[str, str], str, list[str]]:
+    """Compare a scheduled run with the last one: return its tags, why it trains nothing, and a
+    warning if it trains.
 
     The reason is "" if the run trains; the warning names the changes, if the source is unchanged.
     """
@@ -136,35 +195,65 @@ def _compare(inputs: Inputs, run_id: str, prepared: Prepared, time: datetime) ->
 
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
+
     manifest = unpack(inputs.manifest)
-    modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload)), *MODULE.findall(manifest)}
+    modules = {
+        inputs.workload,
+        str(inputs.config.get("pipeline", inputs.workload)),
+        *MODULE.findall(manifest),
+    }
+
     tags = moving_window.identity_tags(manifest, code.identity(modules))
+
     last = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
     if not last or not moving_window.has_no_newer_rows(prepared.newest, last):
         return tags, "", []
+
     source = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
-    reference = f"{last.tags['rekindle.workflow']}, the run for {last.tags[moving_window.SCHEDULED_TAG]:.10}"
-    if changes := moving_window.describe_changes(tags, inputs.config, last):
-        return tags, "", [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."]
-    reason = f"{source}, and code and config have not changed since {reference}: this run trains nothing."
+    reference = (
+        f"{last.tags['rekindle.workflow']}, the run for"
+        f" {last.tags[moving_window.SCHEDULED_TAG]:.10}"
+    )
+
+    changes = moving_window.describe_changes(tags, inputs.config, last)
+    if changes:
+        return (
+            tags,
+            "",
+            [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."],
+        )
+
+    reason = (
+        f"{source}, and code and config have not changed since {reference}: this run trains"
+        " nothing."
+    )
+
     return (
-        tags | {"verdict": "same", "reason": reason, moving_window.SAME_TAG: last.tags["rekindle.workflow"]},
+        tags
+        | {
+            "verdict": "same",
+            "reason": reason,
+            moving_window.SAME_TAG: last.tags["rekindle.workflow"],
+        },
         reason,
         [],
     )
 
 
 def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> list[str]:
-    """Return a warning for each share that is less than half or more than twice the share in the last run."""
+    """Return a warning for each share that is less than half or more than twice the share in the
+    last run."""
     return [
         f"{name} is {share:.3%}; it was {last[name]:.3%} in the last run."
         for name, share in shares.items()
-        if name in last and not last[name] / MAX_SHARE_RATIO <= share <= last[name] * MAX_SHARE_RATIO
+        if name in last
+        and not last[name] / MAX_SHARE_RATIO <= share <= last[name] * MAX_SHARE_RATIO
     ]
 
 
 def mark_run(inputs: Inputs) -> None:
-    """Mark the folder of the run in the object store, on a cluster: elsewhere, the runner has marked it."""
+    """Mark the folder of the run in the object store, on a cluster: elsewhere, the runner has
+    marked it."""
     from rekindle.release.retention import ownership
     from rekindle.storage import Store
 

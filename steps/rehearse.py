@@ -1,9 +1,12 @@
-"""Try a workload on a few rows: prepare, one training step, metrics, predictions. `rekindle check` runs this step.
+"""Try a workload on a few rows: prepare, one training step, metrics, predictions. `rekindle check`
+runs this step.
 
-    rekindle step steps.rehearse --workload=steps.digits --data='{}' --train='{"virtual_workers": 2}' \\
+    rekindle step steps.rehearse --workload=steps.digits --data='{}' \\
+      --train='{"virtual_workers": 2}' \\
         --output report=report.json
 
-If the first rows of the data cannot be separated from later rows, only the model and its optimizer are created.
+If the first rows of the data cannot be separated from later rows, only the model and its optimizer
+are created.
 """
 
 import traceback
@@ -22,20 +25,33 @@ MAX_EXAMPLES = 100  # maximum number of test rows to predict
 class Inputs(StepInputs):
     workload: str = Field(description="module that defines the data, the model and its metrics")
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
-    model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
-    train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
+    model: dict[str, Any] = Field(
+        default_factory=dict, description="the config's section `model`, as JSON"
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="the config's section `train`, as JSON"
+    )
     families: list[str] = Field(default_factory=list, description="families to try (empty: all)")
-    rows: int = Field(1000, ge=0, description="number of rows to try the workload on; 0: all of the data")
-    scheduled: str = Field("", description="scheduled time of the run, at which a moving window ends; empty: now")
-    thorough: bool = Field(False, description="use all of the data if its first rows cannot be separated; count FLOPs")
+    rows: int = Field(
+        1000, ge=0, description="number of rows to try the workload on; 0: all of the data"
+    )
+    scheduled: str = Field(
+        "", description="scheduled time of the run, at which a moving window ends; empty: now"
+    )
+    thorough: bool = Field(
+        False, description="use all of the data if its first rows cannot be separated; count FLOPs"
+    )
 
 
 class Outputs(StepOutputs):
-    report: dict[str, Any] = Field(description="the findings; after an error also `error`, `exit_code` and `stage`")
+    report: dict[str, Any] = Field(
+        description="the findings; after an error also `error`, `exit_code` and `stage`"
+    )
 
 
 class NoFacts(dict[str, Any]):
-    """Empty facts of a dataset that was not prepared; `used` is True if the workload has read them."""
+    """Empty facts of a dataset that was not prepared; `used` is True if the workload has read
+    them."""
 
     used = False
 
@@ -51,7 +67,8 @@ class NoFacts(dict[str, Any]):
 def run(inputs: Inputs) -> Outputs:
     """Return the findings; an error of the workload is one of them.
 
-    If `thorough`, an error that may be due to the small number of rows is reported only if all rows have an error, too.
+    If `thorough`, an error that may be due to the small number of rows is reported only if all rows
+    have an error, too.
     """
     report = find(inputs, inputs.workdir / "first")
     if inputs.thorough and report.get("may_need_more_rows"):
@@ -59,7 +76,9 @@ def run(inputs: Inputs) -> Outputs:
         report = find(inputs.model_copy(update={"rows": 0}), inputs.workdir / "all")
         if "error" not in report:
             report["first_rows_error"] = first_error
-    # after a single step a loss or a metric may be undefined, which is no error: a training continues, too
+
+    # after a single step a loss or a metric may be undefined, which is no error: a training
+    # continues, too
     return Outputs(report=replace_nan(report))
 
 
@@ -68,25 +87,38 @@ def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
     from rekindle import project
 
     report: dict[str, Any] = {"stage": "device", "rows": 0}
+
     try:
         rehearse(inputs, folder, report)
     except ModuleNotFoundError as error:
-        report |= {"stage": "imports", "error": str(project.as_error(error)), "exit_code": 1}
+        report["stage"] = "imports"
+        report["error"] = str(project.as_error(error))
+        report["exit_code"] = 1
     except Exception as error:
-        family = f" of the family {report['family']}" if report.get("family") else ""
+        if report.get("family"):
+            family = f" of the family {report['family']}"
+        else:
+            family = ""
+
         is_partial = bool(report.get("first_rows"))
         where = f"`{report['stage']}`{family} failed{' on a few rows' if is_partial else ''}"
-        reported = error if isinstance(error, RekindleError) else project.as_error(error, where)
+        if isinstance(error, RekindleError):
+            reported = error
+        else:
+            reported = project.as_error(error, where)
+
         traceback.print_exc()
-        report |= {"error": str(reported), "exit_code": reported.exit_code}
+        report.update({"error": str(reported), "exit_code": reported.exit_code})
         report["may_need_more_rows"] = is_partial and may_need_more_rows(error, report["stage"])
     else:
         report["stage"] = ""
+
     return report
 
 
 def may_need_more_rows(error: Exception, stage: str) -> bool:
-    """Return True for an error that more rows may prevent, such as an index beyond the end of a short dataset."""
+    """Return True for an error that more rows may prevent, such as an index beyond the end of a
+    short dataset."""
     cause = innermost(error)
     if isinstance(error, ConfigError):
         return False
@@ -107,23 +139,31 @@ def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
     names = families.select(workload, inputs.families)
     report["stage"] = "prepare"
     dataset = prepare_rows(workload, inputs, folder, report)
+
     for name in names:
         found: dict[str, Any] = {"rows": 0, "family": name}
         try:
             rehearse_family(inputs, workload, name, dataset, folder / f"model-{name}", found)
         except Exception as error:
-            report |= found | {"rows": report["rows"]}
+            report.update(found | {"rows": report["rows"]})
             if name and isinstance(error, RekindleError):
                 raise type(error)(f"family {name}: {error}") from error
+
             raise
+
         if name:
             report.setdefault("families", {})[name] = found
         else:
-            report |= found | {"rows": report["rows"]}
+            report.update(found | {"rows": report["rows"]})
 
 
 def rehearse_family(
-    inputs: Inputs, workload: Any, name: str, dataset: Path | None, model: Path, report: dict[str, Any]
+    inputs: Inputs,
+    workload: Any,
+    name: str,
+    dataset: Path | None,
+    model: Path,
+    report: dict[str, Any],
 ) -> None:
     """Build the model of one family, make a training step or fit the model, and predict."""
     from rekindle import families
@@ -132,7 +172,12 @@ def rehearse_family(
     from rekindle.training.selection import fitting
 
     spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model, name)
-    facts = workloads.dataset_facts(dataset) if dataset else getattr(workload, "example_facts", NoFacts())
+
+    if dataset:
+        facts = workloads.dataset_facts(dataset)
+    else:
+        facts = getattr(workload, "example_facts", NoFacts())
+
     state = None
     try:
         if isinstance(families.of(workload)[name], families.Fitted):
@@ -142,41 +187,55 @@ def rehearse_family(
     except Exception:
         if isinstance(facts, NoFacts) and facts.used:
             report["stage"] = "facts"
+
         raise
+
     if not dataset or (state and state.device.type == "meta"):
         if state:  # no step is tried
             trial_step.reject_sparse_layers(state)
+
         return
+
     if state:
         computation = trial_step.step(spec, workload, state, dataset, report)
         if inputs.thorough:
             shares = int(inputs.train["virtual_workers"])
             report["flops_per_step"] = shares * trial_step.count_flops(computation)
+
         fitting.write_tensors(model, state.trained(), spec.identity())
+
     predict(workload, dataset, model, report)
 
 
-def prepare_rows(workload: Any, inputs: Inputs, folder: Path, report: dict[str, Any]) -> Path | None:
+def prepare_rows(
+    workload: Any, inputs: Inputs, folder: Path, report: dict[str, Any]
+) -> Path | None:
     """Return a dataset of the first rows; None if it cannot be prepared and `thorough` is false."""
     from rekindle.sections import parse_section
     from rekindle.step import parse_time
     from steps.monitoring import moving_window
 
-    dataset, source = folder / "dataset", folder / "rows"
+    dataset = folder / "dataset"
+    source = folder / "rows"
     source.mkdir(parents=True)
+
     try:
         time = parse_time(inputs.scheduled)
         data = parse_section(workload.Data, inputs.data, "data").at(time)
+
         few = data.first_rows(inputs.rows, source) if inputs.rows else data
         if not few and not inputs.thorough:
             return None
+
         report["first_rows"] = bool(few and inputs.rows)
         prepared, _ = moving_window.prepare(workload, few or data, dataset, time)
     except Exception as error:
         if inputs.thorough:
             raise
+
         report["unprepared"] = str(error)
         return None
+
     report["rows"] = prepared.rows
     return dataset
 
@@ -189,7 +248,12 @@ def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -
     examples = evaluation.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
     report["stage"] = "predict"
     predictions = evaluation.score(examples, model, dataset)
+
     if len(examples.instances):
-        report |= {"instance": examples.instances[0], "prediction": predictions[0]}
+        report["instance"] = examples.instances[0]
+        report["prediction"] = predictions[0]
+
     report["stage"] = "metrics"
-    report["metrics"] = evaluation.average(evaluation.compute_metrics(workload.metrics, predictions, examples))
+    report["metrics"] = evaluation.average(
+        evaluation.compute_metrics(workload.metrics, predictions, examples)
+    )

@@ -1,10 +1,12 @@
-"""Release a model: upload its files, register a version, and give this version the alias `candidate`.
+"""Release a model: upload its files, register a version, and give this version the alias
+`candidate`.
 
-    rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
+    rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ \\
+      --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
-rekindle/release/files.py lists the files of a release. A repeated step registers one version only, and completes a
-release that was interrupted.
+rekindle/release/files.py lists the files of a release. A repeated step registers one version only,
+and completes a release that was interrupted.
 """
 
 import json
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 class Origin(StepInputs):
     """Provenance of the release, which is recorded on the version and on the MLflow run."""
 
-    git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
+    git_sha: str = Field(
+        default="unknown", description="commit of the code that the pipeline was rendered from"
+    )
     lock_hash: str = Field(default="", description="sha256 of the project's lock file")
     image: str = Field(default="host", description="container image of the training")
     image_digest: str = Field(default="host", description="digest of the training's image")
@@ -33,24 +37,31 @@ class Origin(StepInputs):
 
 
 class Inputs(Origin):
-    name: str = Field(description="name of the registered model, and first part of the release's key prefix")
+    name: str = Field(
+        description="name of the registered model, and first part of the release's key prefix"
+    )
     dataset: Artifact = Field(description="output of prepare; dataset.json and state/ are released")
     model: Artifact = Field(description="output of train: model.safetensors and model.json")
     report: Artifact = Field(description="output of evaluate; verdict.json is released")
     verdict: gate.Verdict = Field(description="verdict of the gate, which must be `release`")
     run_id: str = Field(description="MLflow run that the version belongs to")
     source_digest: str = Field(default="", description="digest of the content of data.source")
-    champion: str = Field(default="", description="version of the champion that the model was compared with")
+    champion: str = Field(
+        default="", description="version of the champion that the model was compared with"
+    )
     created: str = Field(default="", description="time when the workflow was created, ISO 8601")
     parameters: list[dict[str, Any]] = Field(
-        default_factory=list, description="the workflow's parameters, for `rekindle reproduce`: [{name, value}, ...]"
+        default_factory=list,
+        description="the workflow's parameters, for `rekindle reproduce`: [{name, value}, ...]",
     )
 
 
 class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
     version: str = Field(description="version of the registered model")
-    content: str = Field(description="digest of the served files, which is the last part of model_uri")
+    content: str = Field(
+        description="digest of the served files, which is the last part of model_uri"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -65,18 +76,23 @@ def run(inputs: Inputs) -> Outputs:
 
     if inputs.verdict != "release":
         raise ConfigError(
-            f'the verdict is "{inputs.verdict}": only a model with the verdict "release" is released. '
-            "See verdict.json for the reason; gate.* in the config sets the rule."
+            f'the verdict is "{inputs.verdict}": only a model with the verdict "release" is'
+            " released. See verdict.json for the reason; gate.* in the config sets the rule."
         )
-    store, run_id = Store.from_env(), tracking.resolve_run_id(inputs.run_id)
+
+    store = Store.from_env()
+    run_id = tracking.resolve_run_id(inputs.run_id)
     description = read_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
     (folder / origin.FILE).write_text(to_json(describe_origin(inputs), indent=1))
-    hashes |= pyfunc.write_mlmodel(folder)
+    hashes.update(pyfunc.write_mlmodel(folder))
     prefix = upload(store, inputs.name, folder, hashes)
     facts = provenance(inputs, description)
-    release = tracking.register(inputs.name, prefix, store.uri(prefix), description.sha256, run_id, facts)
+    release = tracking.register(
+        inputs.name, prefix, store.uri(prefix), description.sha256, run_id, facts
+    )
+
     record = {
         "name": inputs.name,
         "version": release.version,
@@ -86,14 +102,20 @@ def run(inputs: Inputs) -> Outputs:
         "provenance": facts,
         "files": hashes,
     }
+
     commit(store, prefix, record)
+
     tags = {
         "rekindle.model_uri": prefix,
         "rekindle.version": release.version,
         "rekindle.model_sha256": description.sha256,
     }
+
     tracking.log(run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
-    return Outputs(model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2])
+
+    return Outputs(
+        model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2]
+    )
 
 
 def describe_origin(inputs: Inputs) -> dict[str, Any]:
@@ -107,20 +129,41 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
     manifest = json.loads(unpack(packed_manifest)) if packed_manifest else {}
     folders = project.search_path()
     modules = code.modules_in(manifest, folders) if manifest else []
-    environment = {"python": platform.python_version(), "packages": code.packages(), "modules": modules}
-    inputs_of_run = {name: getattr(inputs, name) for name in ("created", "source_digest", "champion")}
+
+    environment = {
+        "python": platform.python_version(),
+        "packages": code.packages(),
+        "modules": modules,
+    }
+
+    inputs_of_run = {
+        name: getattr(inputs, name) for name in ("created", "source_digest", "champion")
+    }
     code_digests = code.digests(modules, folders) if modules else {}
-    return {"parameters": parameters, "manifest": manifest, **inputs_of_run, **environment, "code": code_digests}
+
+    return {
+        "parameters": parameters,
+        "manifest": manifest,
+        **inputs_of_run,
+        **environment,
+        "code": code_digests,
+    }
 
 
 def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
-    """Return everything that determines the weights, where they were trained, and how recent their data is."""
+    """Return everything that determines the weights, where they were trained, and how recent their
+    data is."""
     from rekindle.workload import data_until
 
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
-    if "KUBERNETES_SERVICE_HOST" not in os.environ:  # a local run does not use the image in the manifest
-        facts |= {"image": "host", "image_digest": "host"}
-    facts |= {"source_digest": inputs.source_digest} if inputs.source_digest else {}
-    facts |= {"data_digest": description.digest or "unknown"}
-    facts |= {"data_until": until} if (until := data_until(inputs.dataset)) else {}
+
+    # a local run does not use the image in the manifest
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        facts["image"] = "host"
+        facts["image_digest"] = "host"
+
+    facts.update({"source_digest": inputs.source_digest} if inputs.source_digest else {})
+    facts["data_digest"] = description.digest or "unknown"
+    facts.update({"data_until": until} if (until := data_until(inputs.dataset)) else {})
+
     return facts | {name: str(value) for name, value in description.fingerprint.items()}

@@ -1,9 +1,12 @@
-"""Close the workflow's MLflow run with the results of the workflow and its trainings. Exit handler of every pipeline.
+"""Close the workflow's MLflow run with the results of the workflow and its trainings. Exit handler
+of every pipeline.
 
-    rekindle step steps.report --workflow=demo-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
+    rekindle step steps.report --workflow=demo-x7k2p --status=Failed \\
+      --failures='[{"displayName": "train"}]'
 
-The step works after any failure, and can be repeated. It does nothing without an MLflow run of the workflow. Logs the
-summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, JSON and a plot.
+The step works after any failure, and can be repeated. It does nothing without an MLflow run of the
+workflow. Logs the summary of each ledger as metrics, tags and artifacts below `ledger/`: as text,
+JSON and a plot.
 """
 
 import json
@@ -25,29 +28,47 @@ if TYPE_CHECKING:
     from rekindle.training.cost.tariff import Tariff
     from rekindle.training.ledger.report import Summary
 
-# maximum number of failures in a tag, and of characters of a failure: MLflow limits a tag to 5,000 characters
-MAX_FAILURES, FAILURE_LENGTH = 5, 900
+# maximum number of failures in a tag, and of characters of a failure: MLflow limits a tag to 5,000
+# characters
+MAX_FAILURES = 5
+FAILURE_LENGTH = 900
 
 
 class Inputs(StepInputs):
     workflow: str = Field(description="name of the workflow")
     status: str = Field(description="{{workflow.status}}: Succeeded, Failed or Error")
-    failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
+    failures: str = Field(
+        default="", description="{{workflow.failures}}: JSON list of the nodes that failed"
+    )
     experiment: str = Field(default="rekindle", description="MLflow experiment of the run")
-    ledgers: list[str] = Field(default_factory=list, description="key prefixes of the ledgers, one per training")
+    ledgers: list[str] = Field(
+        default_factory=list, description="key prefixes of the ledgers, one per training"
+    )
     config: dict[str, Any] = Field(
-        default_factory=dict, description="the resolved config, which is recorded unless a step has recorded it"
+        default_factory=dict,
+        description="the resolved config, which is recorded unless a step has recorded it",
     )
     manifest: str = Field(
-        default="", description="the manifest (as zlib in base64), which is recorded unless a step has recorded it"
+        default="",
+        description=(
+            "the manifest (as zlib in base64), which is recorded unless a step has recorded it"
+        ),
     )
-    cached: dict[str, Any] = Field(default_factory=dict, description="earlier runs whose outputs were reused, by task")
+    cached: dict[str, Any] = Field(
+        default_factory=dict, description="earlier runs whose outputs were reused, by task"
+    )
 
 
 class Outputs(StepOutputs):
-    run_id: str = Field(description="MLflow run that was closed; empty if the workflow did not create a run")
-    training_costs: dict[str, float] = Field(description="cost of each training by task; empty without prices")
-    warnings: list[str] = Field(default=[], description="what could not be recorded or removed, one sentence each")
+    run_id: str = Field(
+        description="MLflow run that was closed; empty if the workflow did not create a run"
+    )
+    training_costs: dict[str, float] = Field(
+        description="cost of each training by task; empty without prices"
+    )
+    warnings: list[str] = Field(
+        default=[], description="what could not be recorded or removed, one sentence each"
+    )
 
 
 class Problems:
@@ -58,7 +79,8 @@ class Problems:
 
     @contextmanager
     def noted(self, effect: str) -> Iterator[None]:
-        """Note an error of Rekindle in the body; `effect` says what is missing because of the error."""
+        """Note an error of Rekindle in the body; `effect` says what is missing because of the
+        error."""
         try:
             yield
         except RekindleError as error:
@@ -67,49 +89,75 @@ class Problems:
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Set the final status of the run and the reasons of a failure. Raises TrackingError if MLflow is unavailable."""
+    """Set the final status of the run and the reasons of a failure. Raises TrackingError if MLflow
+    is unavailable."""
     from rekindle import tracking
 
     problems = Problems()
-    if limits := inputs.config.get("cache"):
+
+    limits = inputs.config.get("cache")
+    if limits:
         with problems.noted("the cache is not trimmed"):
             trim_cache(limits)
+
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
         sys.stderr.write(f"no MLflow run found for {inputs.workflow}: nothing to close\n")
         return Outputs(run_id="", training_costs={}, warnings=problems.texts)
+
     if inputs.cached:
         record_cached(run_id, inputs)
+
     lines = reasons(inputs.failures)
-    is_single_training, prefixes, costs = len(inputs.ledgers) == 1, list[str](), dict[str, float]()
-    tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}  # WORKFLOW/TASK/checkpoints/ledger
+    is_single_training = len(inputs.ledgers) == 1
+    prefixes = list[str]()
+    costs = dict[str, float]()
+    # WORKFLOW/TASK/checkpoints/ledger
+    tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
     recorded = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
     tariffs = dict[str, "Tariff"]()
+
     with problems.noted("the costs of the training are not recorded"):
         tariffs = training_tariffs(recorded, tasks)
+
     for task, ledger in tasks.items():
         summary = None
         # the workflow must end even without the summary
         with problems.noted("the summary of the training is not recorded"):
             summary = training_summary(ledger)
+
         if summary:
             prefixes.append("" if is_single_training else f"{task}/")
             cost = log(run_id, summary, inputs.workdir / task, prefixes[-1], tariffs.get(task))
-            costs |= {} if cost is None else {task: cost}
+            costs.update({} if cost is None else {task: cost})
+
             if lines and summary.state == "failed":
-                lines.insert(0, f"training: {summary.message}" if is_single_training else f"{task}: {summary.message}")
-    if sweep := inputs.config.get("sweep"):
+                lines.insert(
+                    0,
+                    (
+                        f"training: {summary.message}"
+                        if is_single_training
+                        else f"{task}: {summary.message}"
+                    ),
+                )
+
+    sweep = inputs.config.get("sweep")
+    if sweep:
         with problems.noted("the costs of the trials are not recorded"):
             log_trial_costs(run_id, inputs.workflow, sweep, recorded)
+
     if lines:
         failures = "\n".join(line[:FAILURE_LENGTH] for line in lines[:MAX_FAILURES])
         tracking.log(run_id, tags={"rekindle.failures": failures})
+
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
     with problems.noted("the end of the run is not recorded"):
         record_end(inputs, recorded, run_id)
+
     with problems.noted("old runs are not removed"):
         apply_retention(inputs, run_id)
+
     return Outputs(run_id=run_id, training_costs=costs, warnings=problems.texts)
 
 
@@ -123,7 +171,9 @@ def trim_cache(limits: dict[str, Any]) -> None:
     removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
     if removed:
         remove_unused_code(store)
-        sys.stderr.write(f"removed {len(removed):,} of the oldest cache entries (config section cache)\n")
+        sys.stderr.write(
+            f"removed {len(removed):,} of the oldest cache entries (config section cache)\n"
+        )
 
 
 def apply_retention(inputs: Inputs, run_id: str) -> None:
@@ -134,9 +184,15 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
 
     store = Store.from_env().short_retries()
     tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(store)})
+
     if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
         return
-    promoted = tracking.tags_of(run_id).get("rekindle.promoted", "") if inputs.status == "Succeeded" else ""
+
+    if inputs.status == "Succeeded":
+        promoted = tracking.tags_of(run_id).get("rekindle.promoted", "")
+    else:
+        promoted = ""
+
     names = pod.apply(store, inputs.workflow, inputs.config, promoted.rpartition(" ")[0])
     if names:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
@@ -149,11 +205,14 @@ def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
 
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
     store = Store.from_env().short_retries()
-    ownership.end(store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded", run_id)
+    ownership.end(
+        store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded", run_id
+    )
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:
-    """Record the runs whose outputs were reused, and the facts that cached steps would have recorded."""
+    """Record the runs whose outputs were reused, and the facts that cached steps would have
+    recorded."""
     from rekindle import tracking
     from rekindle.storage import NotFound, Store
     from steps.prepare import record
@@ -161,21 +220,32 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     rows = [row for row in inputs.cached.values() if isinstance(row, dict)]
     store = Store.from_env() if rows else None
     sources: dict[str, str] = {}  # task → RUN/TASK whose outputs were reused
+
     for row in rows:
         source = row["at"]
         if store and not source:
             with suppress(NotFound):
                 source = store.get(f"{inputs.workflow}/{row['task']}/cached").decode()
-        sources |= {row["task"]: source} if source else {}
+
+        sources.update({row["task"]: source} if source else {})
+
     if not sources:
         return
-    if "name" not in (params := tracking.params_of(run_id)):
+
+    params = tracking.params_of(run_id)
+    if "name" not in params:
         record(run_id, inputs.config, inputs.manifest)
+
     digests = [row["digest"] for row in rows if row.get("digest")]
     if digests and "data.digest" not in params:
-        tracking.log(run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]})
+        tracking.log(
+            run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]}
+        )
+
     tags = {f"{tracking.CACHED}{task}": source for task, source in sources.items()}
-    tracking.log(run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row["at"] for row in rows) else {}))
+    tracking.log(
+        run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row["at"] for row in rows) else {})
+    )
 
 
 def training_summary(ledger: str) -> "Summary | None":
@@ -185,17 +255,24 @@ def training_summary(ledger: str) -> "Summary | None":
     from rekindle.training.ledger.events import read
 
     summary = summarize(read(Store.from_env(), ledger))
-    return summary if summary.intervals else None
+    if summary.intervals:
+        return summary
+    return None
 
 
 def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[str, Tariff]":
-    """Return the prices and pods of the trainings, from the recorded manifest; {} if it has no prices."""
+    """Return the prices and pods of the trainings, from the recorded manifest; {} if it has no
+    prices."""
     from rekindle.training.cost import tariff
 
-    return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks) if manifest else {}
+    if manifest:
+        return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks)
+    return {}
 
 
-def log_trial_costs(run_id: str, workflow: str, sweep: dict[str, Any], manifest: dict[str, Any]) -> None:
+def log_trial_costs(
+    run_id: str, workflow: str, sweep: dict[str, Any], manifest: dict[str, Any]
+) -> None:
     """Log the total cost of the trials of a sweep as metrics `cost/`."""
     from rekindle import tracking
     from rekindle.storage import Store
@@ -204,8 +281,10 @@ def log_trial_costs(run_id: str, workflow: str, sweep: dict[str, Any], manifest:
     from rekindle.training.search.costs import total_amounts, trial_bills
     from rekindle.training.search.study import FOLDER, Study
 
-    if not (prices := tariff.trial_tariff(manifest, tariff.prices_of(manifest))):
+    prices = tariff.trial_tariff(manifest, tariff.prices_of(manifest))
+    if not prices:
         return
+
     study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
     study.read()
     amounts = total_amounts(trial_bills(study, prices).values())
@@ -213,8 +292,11 @@ def log_trial_costs(run_id: str, workflow: str, sweep: dict[str, Any], manifest:
     tracking.log(run_id, metrics=metrics, tags={"rekindle.currency": prices.prices.currency})
 
 
-def log(run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tariff | None") -> float | None:
-    """Log the summary as metrics `workers/` and `cost/`, tags and artifacts `ledger/`; names begin with `prefix`.
+def log(
+    run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tariff | None"
+) -> float | None:
+    """Log the summary as metrics `workers/` and `cost/`, tags and artifacts `ledger/`; names begin
+    with `prefix`.
 
     Return the cost of the training; None without prices.
     """
@@ -225,17 +307,21 @@ def log(run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tar
     report = bill.report(summary, tariff)
     cost = report.get("cost") or {}
     tags = {f"{prefix}{name}": value for name, value in publish.tags(summary).items()}
-    tags |= {"rekindle.currency": cost["currency"]} if cost else {}
+    tags.update({"rekindle.currency": cost["currency"]} if cost else {})
     metrics = publish.metrics(summary, f"{prefix}workers")
-    metrics |= {f"{prefix}cost/{name}": value for name, value in cost.items() if isinstance(value, float)}
+    metrics.update(
+        {f"{prefix}cost/{name}": value for name, value in cost.items() if isinstance(value, float)}
+    )
     tracking.log(run_id, metrics=metrics, tags=tags)
     publish.write_files(summary, folder, report)
     tracking.log_dir(run_id, folder, f"{prefix}ledger")
+
     return cost.get("total")
 
 
 def description(run_id: str, failures: list[str], prefixes: list[str]) -> str:
-    """Return the note of the MLflow run: Markdown with verdicts, failures, and plots of evaluations and trainings."""
+    """Return the note of the MLflow run: Markdown with verdicts, failures, and plots of evaluations
+    and trainings."""
     from rekindle import tracking
 
     evaluations = verdicts(tracking.tags_of(run_id))
@@ -243,6 +329,14 @@ def description(run_id: str, failures: list[str], prefixes: list[str]) -> str:
     lines += [f"**failed**: {failure[:FAILURE_LENGTH]}" for failure in failures[:MAX_FAILURES]]
     folders = [f"{prefix}evaluation" for prefix, *_ in evaluations or [("",)]]
     folders += [f"{prefix}ledger" for prefix in prefixes]
-    paths = [path for folder in folders for path in tracking.artifacts(run_id, folder) if path.endswith(".png")]
+
+    paths = [
+        path
+        for folder in folders
+        for path in tracking.artifacts(run_id, folder)
+        if path.endswith(".png")
+    ]
+
     lines += [f"![{path}](get-artifact?path={quote(path)}&run_uuid={run_id})" for path in paths]
+
     return "\n\n".join(lines)

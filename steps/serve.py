@@ -2,12 +2,14 @@
 
     rekindle step steps.serve --model=releases/fraud/0123456789ab/ --host=127.0.0.1 --port=8080
 
-    curl -s 127.0.0.1:8080/v1/models/fraud/example | curl -s 127.0.0.1:8080/v1/models/fraud:predict -d @-
+    curl -s 127.0.0.1:8080/v1/models/fraud/example | \\
+      curl -s 127.0.0.1:8080/v1/models/fraud:predict -d @-
 
-`GET /v1/models/NAME` describes the model. `/health/live` and `/health/ready` (200 once every process has predicted the
-example) are for probes, `/metrics` is for Prometheus, `/openapi.json` and the page at `/` are for people. On SIGTERM
-the server stops being ready, accepts connections for another `drain_seconds`, completes requests in flight and on open
-connections within `grace_seconds`, and exits with 0.
+`GET /v1/models/NAME` describes the model. `/health/live` and `/health/ready` (200 once every
+process has predicted the example) are for probes, `/metrics` is for Prometheus, `/openapi.json` and
+the page at `/` are for people. On SIGTERM the server stops being ready, accepts connections for
+another `drain_seconds`, completes requests in flight and on open connections within
+`grace_seconds`, and exits with 0.
 """
 
 import os
@@ -25,7 +27,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model not found)."""
+    """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model
+    not found)."""
     for name in (
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",

@@ -1,4 +1,5 @@
-"""Augment the digits: add four copies of each training image, shifted by a pixel up, down, left and right.
+"""Augment the digits: add four copies of each training image, shifted by a pixel up, down, left and
+right.
 
 rekindle step steps.shifted --dataset=dataset/ --output dataset=larger/
 """
@@ -25,7 +26,8 @@ def run(inputs: Inputs) -> Outputs:
 
     out = inputs.workdir / "larger"
     shutil.copytree(inputs.dataset, out)
-    images, labels = np.load(out / "train-images.npy"), np.load(out / "train-labels.npy")
+    images = np.load(out / "train-images.npy")
+    labels = np.load(out / "train-labels.npy")
     shifted_images = [np.roll(images, step, axis) for axis in (1, 2) for step in (-1, 1)]
     np.save(out / "train-images.npy", np.concatenate([images, *shifted_images]))
     np.save(out / "train-labels.npy", np.tile(labels, 5))

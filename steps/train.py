@@ -1,11 +1,13 @@
-"""Train the model on virtual workers: any number of processes gives the same weights. An interrupted training resumes.
+"""Train the model on virtual workers: any number of processes gives the same weights. An
+interrupted training resumes.
 
-    rekindle step steps.train --workload=steps.fraud --dataset=runs/a/dataset --digest=... --out=runs/a/model \\
+    rekindle step steps.train --workload=steps.fraud --dataset=runs/a/dataset --digest=... \\
+      --out=runs/a/model \\
         --checkpoints=runs/a/checkpoints
 
-The step runs as a single process, or within a group under a coordinator (at MASTER_ADDR and MASTER_PORT) or under
-torchrun. It writes `<out>/model.safetensors` and `<out>/model.json`. Exit code 143 after a SIGTERM means that the
-training is unfinished: start the step again.
+The step runs as a single process, or within a group under a coordinator (at MASTER_ADDR and
+MASTER_PORT) or under torchrun. It writes `<out>/model.safetensors` and `<out>/model.json`. Exit
+code 143 after a SIGTERM means that the training is unfinished: start the step again.
 """
 
 from rekindle.step import Reuse, StepOutputs
@@ -14,7 +16,15 @@ from rekindle.training.worker import work
 
 # only the other inputs affect the result (TrainingSpec.identity)
 REUSE = Reuse(
-    ignored_inputs=(*sorted(TrainConfig.NOT_IN_RESULT), "dataset", "out", "checkpoints", "run_id", "part", "reuse")
+    ignored_inputs=(
+        *sorted(TrainConfig.NOT_IN_RESULT),
+        "dataset",
+        "out",
+        "checkpoints",
+        "run_id",
+        "part",
+        "reuse",
+    )
 )
 
 

@@ -1,14 +1,17 @@
-"""Verify a Deployment: replay test rows, compare served with offline predictions, and promote the version.
+"""Verify a Deployment: replay test rows, compare served with offline predictions, and promote the
+version.
 
-    rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --report=report/ --model-sha256=... \\
+    rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --report=report/ \\
+      --model-sha256=... \\
         --version=3
 
-Each row is sent alone and with others, so that a prediction that depends on the other rows of its batch is noticed.
-Predictions must agree within `tolerance`, or to the bit if evaluation and servers predict one instance at a time
-(serve.max_batch: 1) on equal processors. The version becomes the `champion` only if all predictions agree and the
-candidate was evaluated against the current champion. If a prediction differs, the step fails. If the champion has
-changed, the step returns `promoted: false`, and the pipeline repeats the evaluation. In both cases, the current
-champion keeps serving.
+Each row is sent alone and with others, so that a prediction that depends on the other rows of its
+batch is noticed. Predictions must agree within `tolerance`, or to the bit if evaluation and servers
+predict one instance at a time (serve.max_batch: 1) on equal processors. The version becomes the
+`champion` only if all predictions agree and the candidate was evaluated against the current
+champion. If a prediction differs, the step fails. If the champion has changed, the step returns
+`promoted: false`, and the pipeline repeats the evaluation. In both cases, the current champion
+keeps serving.
 """
 
 import time
@@ -28,33 +31,55 @@ if TYPE_CHECKING:
 class Inputs(StepInputs):
     name: str = Field(description="registered model")
     endpoint: str = Field(
-        default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT overrides this URL)"
+        default="",
+        description=(
+            "URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT overrides this URL)"
+        ),
     )
     report: Artifact = Field(description="output of evaluate: requests and expected predictions")
-    model_sha256: str = Field(pattern=SHA256, description="sha256 of the weights that the service must use")
+    model_sha256: str = Field(
+        pattern=SHA256, description="sha256 of the weights that the service must use"
+    )
     version: str = Field(description="version to promote")
     champion: str = Field(
-        default="", description="version of the champion at the time of the evaluation; empty if no champion existed"
+        default="",
+        description=(
+            "version of the champion at the time of the evaluation; empty if no champion existed"
+        ),
     )
     deployment: str = Field(default="", description="Deployment that serves the version")
     model_uri: str = Field(
-        default="", description="key prefix of the release; the verdict.json of the report replaces its verdict.json"
+        default="",
+        description=(
+            "key prefix of the release; the verdict.json of the report replaces its verdict.json"
+        ),
     )
-    promote: bool = Field(default=True, description="true: promote the version now; false: promote it after its canary")
-    canary: str = Field(default="", description="result of the canary; empty: the release has not had a canary")
+    promote: bool = Field(
+        default=True,
+        description="true: promote the version now; false: promote it after its canary",
+    )
+    canary: str = Field(
+        default="", description="result of the canary; empty: the release has not had a canary"
+    )
     repetitions: int = Field(
         default=0,
         ge=0,
-        description="number of times that the evaluation may be repeated because the champion has changed; "
-        "0: a changed champion is an error",
+        description=(
+            "number of times that the evaluation may be repeated because the champion has changed; "
+            "0: a changed champion is an error"
+        ),
     )
-    keep_releases: int = Field(default=3, ge=1, description="number of earlier releases to keep for a rollback")
+    keep_releases: int = Field(
+        default=3, ge=1, description="number of earlier releases to keep for a rollback"
+    )
     run_id: str = Field(default="", description="MLflow run for the results; empty: log nothing")
     sample: int = Field(default=200, ge=1, description="approximate number of test rows to replay")
     tolerance: float = Field(
         default=1e-5,
         ge=0,
-        description="maximum difference between served and offline numbers, relative for numbers above 1",
+        description=(
+            "maximum difference between served and offline numbers, relative for numbers above 1"
+        ),
     )
     wait_seconds: float = Field(
         default=180.0, gt=0, description="maximum seconds until the service serves these weights"
@@ -62,28 +87,43 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    max_difference: float = Field(description="largest difference between served and offline predictions")
+    max_difference: float = Field(
+        description="largest difference between served and offline predictions"
+    )
     replayed: int = Field(description="number of replayed test rows")
-    compared: str = Field(description="precision of the comparison, and maximum size of the server's batches")
+    compared: str = Field(
+        description="precision of the comparison, and maximum size of the server's batches"
+    )
     endpoint: str = Field(description="URL of the service")
     promoted: bool = Field(
-        description="true if the version was promoted; false if the champion has changed, or before the canary"
+        description=(
+            "true if the version was promoted; false if the champion has changed, or before the"
+            " canary"
+        )
     )
     former: str = Field(
-        description="Deployment of the previous (or still current) champion; empty if no champion existed"
+        description=(
+            "Deployment of the previous (or still current) champion; empty if no champion existed"
+        )
     )
     running: list[str] = Field(
-        description="Deployments that may have pods: of the releases to keep, including this one, and replaced servers"
+        description=(
+            "Deployments that may have pods: of the releases to keep, including this one, and"
+            " replaced servers"
+        )
     )
     expired: list[str] = Field(
-        description="Deployments of older releases, and replaced servers of this version, to be deleted"
+        description=(
+            "Deployments of older releases, and replaced servers of this version, to be deleted"
+        )
     )
 
 
 def run(inputs: Inputs) -> Outputs:
     """Verify and promote the version.
 
-    Raises DataError if a prediction differs, RekindleError if the service does not serve the weights.
+    Raises DataError if a prediction differs, RekindleError if the service does not serve the
+    weights.
     """
     from rekindle import Store, tracking
     from rekindle.errors import say
@@ -94,11 +134,16 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.watch import drift
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
+
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
     if inputs.promote and promotion.is_superseded(*target):  # its servers may have been deleted
-        say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
+        say(
+            f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
+            " has replaced it"
+        )
         if inputs.run_id:
             tracking.log(inputs.run_id, tags=promotion_tags(inputs))
+
         return Outputs(
             max_difference=0,
             replayed=0,
@@ -109,30 +154,55 @@ def run(inputs: Inputs) -> Outputs:
             running=[inputs.deployment],
             expired=[],
         )
-    client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
+
+    client = ModelClient(
+        endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds
+    )
     server = client.wait()
     client.predict(client.example())
-    comparison, compared = Comparison(inputs.tolerance), "the example only"
+    comparison = Comparison(inputs.tolerance)
+    compared = "the example only"
+
     if (inputs.report / PREDICTIONS).exists():
-        requests, numerics = read_predictions(inputs.report, inputs.sample), server.get("numerics")
-        exact = server.get("max_batch") == 1 and numerics and numerics == read_numerics(inputs.report)
-        comparison = compare(client, requests, 0.0 if exact else inputs.tolerance, independent=bool(numerics))
+        requests = read_predictions(inputs.report, inputs.sample)
+        numerics = server.get("numerics")
+        exact = (
+            server.get("max_batch") == 1 and numerics and numerics == read_numerics(inputs.report)
+        )
+        comparison = compare(
+            client, requests, 0.0 if exact else inputs.tolerance, independent=bool(numerics)
+        )
         reject_differences(comparison, inputs, endpoint)
-        precision = f"within {comparison.tolerance:g}" if comparison.tolerance else "to the bit"
+
+        if comparison.tolerance:
+            precision = f"within {comparison.tolerance:g}"
+        else:
+            precision = "to the bit"
+
         compared = f"{precision}, in batches of up to {server.get('max_batch', 1)}"
-        say(f"{comparison.replayed} test rows have the same served and offline predictions, {compared}")
+        say(
+            f"{comparison.replayed} test rows have the same served and offline predictions,"
+            f" {compared}"
+        )
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
+
     # retry, because a promotion consists of two changes
     result = promotion.retry(lambda: conclude(inputs, comparison), client.deadline)
     if result["promoted"]:
         drift.count_from_now(Store.from_env(), inputs.name, inputs.version)
-    outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
+
+    outputs = {
+        "max_difference": comparison.max_difference,
+        "replayed": comparison.replayed,
+        "endpoint": endpoint,
+    }
     return Outputs(**outputs, compared=compared, **result)
 
 
 def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if requested. Return and log the result, with the previous, running and expired Deployments.
+    """Promote the version if requested. Return and log the result, with the previous, running and
+    expired Deployments.
 
     Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """
@@ -140,27 +210,47 @@ def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     from rekindle.errors import say
     from rekindle.release import promotion
 
-    promoted, former, tags = inputs.promote, "", {}
+    promoted = inputs.promote
+    former = ""
+    tags = {}
+
     try:
         if promoted:
             former = promote(Store.from_env(), inputs)
-            tracking.tag_version(inputs.name, inputs.version, tracking.KEEP_RELEASES, str(inputs.keep_releases))
+            tracking.tag_version(
+                inputs.name, inputs.version, tracking.KEEP_RELEASES, str(inputs.keep_releases)
+            )
             tags = promotion_tags(inputs)
     except promotion.ChampionChanged as error:
         if not inputs.repetitions:
             raise
+
         promoted = False
         say(f"{error}")
-    if not promoted and (champion := tracking.champion(inputs.name)) and champion.deployment != inputs.deployment:
+
+    if (
+        not promoted
+        and (champion := tracking.champion(inputs.name))
+        and champion.deployment != inputs.deployment
+    ):
         former = champion.deployment
+
     if inputs.run_id:
-        metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
+        metrics = {
+            "verify.max_difference": comparison.max_difference,
+            "verify.replayed": comparison.replayed,
+        }
         tracking.log(inputs.run_id, metrics=metrics, tags=tags)
-    running, expired = [inputs.deployment], list[str]()
+
+    running = [inputs.deployment]
+    expired = list[str]()
     if promoted:
         arguments = inputs.name, inputs.version, inputs.keep_releases, former
-        running = promotion.own_servers(inputs.name, promotion.running_deployments(*arguments), inputs.deployment)
+        running = promotion.own_servers(
+            inputs.name, promotion.running_deployments(*arguments), inputs.deployment
+        )
         expired = promotion.own_servers(inputs.name, promotion.expired_deployments(*arguments))
+
     return {"promoted": promoted, "former": former, "running": running, "expired": expired}
 
 
@@ -170,7 +260,8 @@ def promotion_tags(inputs: Inputs) -> dict[str, str]:
 
 
 def promote(store: "Store", inputs: Inputs) -> str:
-    """Promote the version, and record the verdict that it is promoted with; return the previous Deployment.
+    """Promote the version, and record the verdict that it is promoted with; return the previous
+    Deployment.
 
     Raises ChampionChanged.
     """
@@ -178,11 +269,13 @@ def promote(store: "Store", inputs: Inputs) -> str:
 
     if inputs.canary == CHAMPION_CHANGED:
         raise promotion.ChampionChanged(
-            f"the champion of {inputs.name} changed during the canary of version {inputs.version}, which is not "
-            "promoted. Run the pipeline again."
+            f"the champion of {inputs.name} changed during the canary of version {inputs.version},"
+            " which is not promoted. Run the pipeline again."
         )
+
     if inputs.model_uri and (verdict := inputs.report / "verdict.json").exists():
         store.put(f"{inputs.model_uri.rstrip('/')}/verdict.json", verdict.read_bytes())
+
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
     return promotion.promote(store, *target)
 
@@ -191,27 +284,32 @@ def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) 
     """Raise DataError unless test rows were replayed and all predictions agree."""
     if not comparison.replayed:
         raise DataError(
-            f"no test row could be replayed: the requests of {comparison.too_large} were too large for the server. "
-            f"Raise serve.max_bytes or serve.max_instances. Version {inputs.version} is not promoted; the current "
-            "version keeps serving."
+            f"no test row could be replayed: the requests of {comparison.too_large} were too large"
+            " for the server. Raise serve.max_bytes or serve.max_instances. Version"
+            f" {inputs.version} is not promoted; the current version keeps serving."
         )
+
     outcome = f"Version {inputs.version} is not promoted; the current version keeps serving."
-    rows, limit = f"of {comparison.replayed} replayed test rows", f"(by more than {comparison.tolerance:g})"
+    rows = f"of {comparison.replayed} replayed test rows"
+    limit = f"(by more than {comparison.tolerance:g})"
+
     if comparison.random:
         raise DataError(
-            f"{comparison.unstable} {rows} get another prediction at each request {limit}, such as "
-            f"{comparison.example}. The model is in train mode (dropout), or `predict` uses random numbers: call "
-            f"model.eval(), and draw no random numbers. {outcome}"
+            f"{comparison.unstable} {rows} get another prediction at each request {limit}, such as"
+            f" {comparison.example}. The model is in train mode (dropout), or `predict` uses random"
+            f" numbers: call model.eval(), and draw no random numbers. {outcome}"
         )
+
     if comparison.unstable:
         raise DataError(
-            f"{comparison.unstable} {rows} get another prediction with other rows in the batch than alone {limit}, "
-            f"such as {comparison.example}. The model is in train mode, a BatchNorm normalizes with the batch, or "
-            "`predict` mixes instances: call model.eval(), and compute each prediction from its own instance. "
-            f"{outcome}"
+            f"{comparison.unstable} {rows} get another prediction with other rows in the batch than"
+            f" alone {limit}, such as {comparison.example}. The model is in train mode, a BatchNorm"
+            " normalizes with the batch, or `predict` mixes instances: call model.eval(), and"
+            f" compute each prediction from its own instance. {outcome}"
         )
+
     if comparison.differing:
         raise DataError(
-            f"{comparison.differing} {rows} have other predictions at {endpoint} than offline {limit}; the worst is "
-            f"{comparison.worst}. {outcome}"
+            f"{comparison.differing} {rows} have other predictions at {endpoint} than offline"
+            f" {limit}; the worst is {comparison.worst}. {outcome}"
         )

@@ -1,4 +1,5 @@
-"""Generate docs/argo-fields.md, the fields of Argo Workflows that the local runner supports, from schema.py.
+"""Generate docs/argo-fields.md, the fields of Argo Workflows that the local runner supports, from
+schema.py.
 
     python -m tests.argo_fields > docs/argo-fields.md
 
@@ -15,7 +16,9 @@ from argolocal.manifest.schema import REASONS_UNSUPPORTED, TABLES
 
 PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
 ONLY = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}
-PARTS |= {"Argument": "arguments", "Input": "inputs", "Output": "outputs"}
+PARTS["Argument"] = "arguments"
+PARTS["Input"] = "inputs"
+PARTS["Output"] = "outputs"
 HEAD = """# Argo fields that the local runner supports
 
 `rekindle run` implements a field as Argo does, or rejects the manifest before anything starts and names the path of the
@@ -68,16 +71,19 @@ def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
         ("Spec", models.WorkflowSpec),
     ]
     seen = set(waiting)
+
     for table, model in waiting:
         fields = tables.setdefault(table, {})
         for name, field in model.model_fields.items():
             alias = field.alias or name
             fields.setdefault(alias, set()).add(model)
             below = TABLES[table].get(alias, "").strip("[]{}")
+
             for inner in _models(field.annotation):
                 if below in TABLES and (below, inner) not in seen:
                     seen.add((below, inner))
                     waiting.append((below, inner))
+
     return tables
 
 
@@ -92,27 +98,37 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 def page() -> str:
     """Return the page."""
     sections = [HEAD]
+
     for table, fields in described().items():
         if not fields:
             continue
+
         rules = {name: TABLES[table].get(name, "!") for name in sorted(fields)}
-        names = ", ".join(sorted({model.__name__ for owners in fields.values() for model in owners}))
+        names = ", ".join(
+            sorted({model.__name__ for owners in fields.values() for model in owners})
+        )
+
         done = [
             f"`{name}`" + (f" ({ONLY[table, name]})" if (table, name) in ONLY else "")
             for name, rule in rules.items()
             if rule not in "-!"
         ]
+
         ignored = [f"`{name}`" for name, rule in rules.items() if rule == "-"]
+
         refused = [
             f"`{name}`" + (f" ({REASONS_UNSUPPORTED[name]})" if name in REASONS_UNSUPPORTED else "")
             for name, rule in rules.items()
             if rule == "!"
         ]
+
         lines = [("Supported", done), ("Ignored", ignored), ("Refused", refused)]
         title = names + (f" of {PARTS[table]}" if table in PARTS else "")
         sections.append(
-            f"## {title}\n\n" + "\n".join(f"- {label}: {', '.join(fields)}" for label, fields in lines if fields)
+            f"## {title}\n\n"
+            + "\n".join(f"- {label}: {', '.join(fields)}" for label, fields in lines if fields)
         )
+
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 

@@ -13,19 +13,34 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "template/README.md"]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "template/README.md",
+]
 # commands that only read: test_blocks.py runs them on all pages
-READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "check", "platform render", "step"))
+READS = tuple(
+    f"rekindle {name}" for name in ("config", "render", "lint", "check", "platform render", "step")
+)
 READS += ("argolocal lint",)
-README, SERVING = ROOT / "README.md", ROOT / "docs/serving.md"
-RECIPES = {  # make target → its command; the tests cannot run themselves
+README = ROOT / "README.md"
+SERVING = ROOT / "docs/serving.md"
+# make target → its command; the tests cannot run themselves
+RECIPES = {
     "make run": "rekindle run configs/demo.yaml",
     "make test": "python -m pytest -n 4",
 }
-ELSEWHERE = {  # command → other tests that run it; includes commands that never end
+# command → other tests that run it; includes commands that never end
+ELSEWHERE = {
     **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
-    **{"rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py", "cd power && make run": "test_project.py"},
-    **{"mlflow models serve": "tests/test_end_to_end.py", "rekindle sweep configs": "tests/pipelines/test_sweep.py"},
+    **{
+        "rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py",
+        "cd power && make run": "test_project.py",
+    },
+    **{
+        "mlflow models serve": "tests/test_end_to_end.py",
+        "rekindle sweep configs": "tests/pipelines/test_sweep.py",
+    },
 }
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 
@@ -44,13 +59,17 @@ class Block:
 
     @property
     def file(self) -> str:
-        """Name of the file that the block contains: its first line is `# NAME`; "" if it is not a file."""
+        """Name of the file that the block contains: its first line is `# NAME`; "" if it is not a
+        file."""
         name = FILE_NAME.match(self.text.partition("\n")[0])
-        return name[1] if name else ""
+        if name:
+            return name[1]
+        return ""
 
     @property
     def commands(self) -> list[str]:
-        """Commands that a reader types: lines of a `console` block with a `$`, or all lines of an `sh` block."""
+        """Commands that a reader types: lines of a `console` block with a `$`, or all lines of an
+        `sh` block."""
         if self.language == "console":
             return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
         return self.text.replace("\\\n", "").splitlines()
@@ -60,7 +79,10 @@ def blocks(document: Path, language: str = "") -> list[Block]:
     """Return the fenced blocks of a document, optionally of one language."""
     text = document.read_text()
     fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    all_blocks = [Block(document, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]) for fence in fences]
+    all_blocks = [
+        Block(document, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2])
+        for fence in fences
+    ]
     return [block for block in all_blocks if language in ("", block.language)]
 
 
@@ -72,7 +94,9 @@ def commands(document: Path) -> list[str]:
 def typed_by_hand(document: Path) -> list[str]:
     """Return the commands of a page that no other test runs."""
     others = (*READS, *ELSEWHERE)
-    return [command for command in commands(document) if not any(other in command for other in others)]
+    return [
+        command for command in commands(document) if not any(other in command for other in others)
+    ]
 
 
 def write_files(document: Path, folder: Path) -> None:
@@ -85,15 +109,24 @@ def write_files(document: Path, folder: Path) -> None:
 
 @contextmanager
 def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
-    """Yield a shell in `folder` with the commands of the repository; stop its services at the end."""
+    """Yield a shell in `folder` with the commands of the repository; stop its services at the
+    end."""
     port = str(free_port())
+
     kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
     }
-    if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:  # set by the fixture mlflow_server
+
+    # set by the fixture mlflow_server
+    if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:
         kept["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
+
     path = f"{BIN}:{os.environ['PATH']}"
-    opened = Shell(folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings})
+    opened = Shell(
+        folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings}
+    )
     try:
         yield opened
     finally:
@@ -104,7 +137,8 @@ class Shell:
     """`shell(command)` runs a command and returns its completed process."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self.folder, self.environ = folder, environ
+        self.folder = folder
+        self.environ = environ
 
     def __call__(self, command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

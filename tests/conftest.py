@@ -1,4 +1,5 @@
-"""Fixtures: a real S3 endpoint and a real MLflow server, shared by all processes of a test session."""
+"""Fixtures: a real S3 endpoint and a real MLflow server, shared by all processes of a test
+session."""
 
 import atexit
 import gc
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.skips"]
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # the test processes share the cores
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without this, hundreds of processes compile all modules again
+# without this, hundreds of processes compile all modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-if "PYTEST_STATE" not in os.environ:  # one state directory for all processes; contains the key to the homes of tests
+# one state directory for all processes; contains the key to the homes of tests
+if "PYTEST_STATE" not in os.environ:
     os.environ["PYTEST_STATE"] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ["PYTEST_STATE"], ignore_errors=True)
 os.environ["XDG_STATE_HOME"] = os.environ["PYTEST_STATE"]
@@ -41,19 +44,31 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup has set this
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 gc.disable()  # during collection, when four processes import all tested modules
-ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # also true for the process that controls the others
+# also true for the process that controls the others
+ALONE = "PYTEST_XDIST_WORKER" not in os.environ
 PIECES = {
     "tests/conformance/test_recorded.py": 6
 }  # file → number of pieces that it is split into for several processes
-CREWS = {  # tests that one process of xdist runs; the first two fork from a process that has loaded torch
-    "launchers": ("tests/rekindle/training/launch/", "tests/rekindle/test_user_functions.py", "tests/chaos/"),
+# tests that one process of xdist runs; the first two fork from a process that has loaded torch
+CREWS = {
+    "launchers": (
+        "tests/rekindle/training/launch/",
+        "tests/rekindle/test_user_functions.py",
+        "tests/chaos/",
+    ),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
-    "fraud": (  # these tests share a dataset and two models, which each process creates once
-        *("tests/steps/fraud/", "tests/steps/monitoring/test_drift.py", "tests/steps/test_evaluate.py"),
+    # these tests share a dataset and two models, which each process creates once
+    "fraud": (
+        *(
+            "tests/steps/fraud/",
+            "tests/steps/monitoring/test_drift.py",
+            "tests/steps/test_evaluate.py",
+        ),
         *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
     ),
 }
-LONG = (  # files to start first, in this order: at the end, one of them would run alone
+# files to start first, in this order: at the end, one of them would run alone
+LONG = (
     "tests/steps/test_train.py",
     "tests/test_first_run.py",
     "tests/steps/fraud/test_protocol.py",
@@ -72,9 +87,12 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if crew := next((name for name, places in CREWS.items() if file.startswith(places)), ""):
+        crew = next((name for name, places in CREWS.items() if file.startswith(places)), "")
+        if crew:
             return crew
-        return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}" if file in PIECES else file
+        if file in PIECES:
+            return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}"
+        return file
 
 
 @pytest.hookimpl(optionalhook=True)  # mutation tests run without xdist
@@ -108,10 +126,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def s3_environment(services: Services) -> dict[str, str]:
-    """Variables of a running S3 endpoint for child processes; each test process has its own bucket."""
+    """Variables of a running S3 endpoint for child processes; each test process has its own
+    bucket."""
     from rekindle.storage import Store
 
-    keys, bucket = services.credentials(), os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    keys = services.credentials()
+    bucket = os.environ.get("PYTEST_XDIST_WORKER", "alone")
     variables = keys | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": f"bucket-{bucket}"}
     store = Store(variables["S3_BUCKET"], variables["S3_ENDPOINT_URL"], *keys.values())
     store.client.create_bucket(Bucket=store.bucket)

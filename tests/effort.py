@@ -1,4 +1,5 @@
-"""Measure the cost of code by counting calls instead of time, so the result is the same on a busy machine."""
+"""Measure the cost of code by counting calls instead of time, so the result is the same on a busy
+machine."""
 
 import sys
 from collections.abc import Callable
@@ -20,4 +21,5 @@ def calls(function: Callable[[], Any]) -> int:
         function()
     finally:
         sys.setprofile(previous)
+
     return count

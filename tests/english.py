@@ -1,4 +1,5 @@
-"""Counts phrases that make prose hard to read: in docstrings, comments, messages, names of tests, and pages.
+"""Counts phrases that make prose hard to read: in docstrings, comments, messages, names of tests,
+and pages.
 
 python -m tests.english                           # a table by subpackage and page
 python -m tests.english rekindle/cache            # every hit in some files
@@ -19,15 +20,26 @@ ROOT = Path(__file__).parent.parent
 CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
 # a floor: each pattern is good English now and then, and tiring as a habit
 PATTERNS = {
-    "what + verb as a noun": r"what(?:ever)? (?!if\b|to\b|kind\b|happen|change|fail)(?:\w+)(?![^.]*\?)",
+    "what + verb as a noun": (
+        r"what(?:ever)? (?!if\b|to\b|kind\b|happen|change|fail)(?:\w+)(?![^.]*\?)"
+    ),
     "is no, has none": r"(?:is|are|was|were|has|have|had|takes?|gives?|gets?|makes?) (?:no|none)\b",
-    "those of, one that": r"(?:those (?:of|that|which|who)|that of|ones? (?:that|which|who|whose)|none (?:of|that))",
+    "those of, one that": (
+        r"(?:those (?:of|that|which|who)|that of|ones? (?:that|which|who|whose)|none (?:of|that))"
+    ),
     "beside, anew": r"(?:beside|anew|meanwhile)",
-    "is there, is away": r"(?:(?:is|are|was|were) (?:there|away)(?! (?:a|an|any|no|is|are|was)\b)|any ?more)",
-    "preposition + which": r"(?:in|of|by|for|from|to|with|at|on|after|before|through|under|without) (?:which|whom)",
+    "is there, is away": (
+        r"(?:(?:is|are|was|were) (?:there|away)(?! (?:a|an|any|no|is|are|was)\b)|any ?more)"
+    ),
+    "preposition + which": (
+        r"(?:in|of|by|for|from|to|with|at|on|after|before|through|under|without) (?:which|whom)"
+    ),
     "nobody, whoever": r"(?:nobody|whoever|whatever|whichever|somebody)",
     "come after, begin as": r"(?:c[ao]mes? after|be[gc][ioau]ns? as)",
-    "goes on": r"(?:go(?:es|ing)?|went|serves?|trains?) on(?! (?:a|an|the|port|this|its|every|each|one|any)\b)",
+    "goes on": (
+        r"(?:go(?:es|ing)?|went|serves?|trains?) on(?!"
+        r" (?:a|an|the|port|this|its|every|each|one|any)\b)"
+    ),
     "so many, so long": r"so (?:many|much|long|few)",
     "told, handed on": r"(?:told|hand(?:s|ed)? on|take[ns]? (?:for|back)|took back)",
 }
@@ -79,7 +91,9 @@ class Text(NamedTuple):
 def tracked(*below: str) -> list[str]:
     """The files of the project, as git knows them."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *below]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    names = subprocess.run(
+        listed, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     return sorted({name for name in names if name and (ROOT / name).is_file()})
 
 
@@ -92,7 +106,8 @@ def texts(path: str) -> Iterator[Text]:
         yield from _python(path, source)
     else:
         for number, line in enumerate(source.split("\n"), 1):
-            if comment := re.search(r"(?:^|\s)# ?(.*)", line):
+            comment = re.search(r"(?:^|\s)# ?(.*)", line)
+            if comment:
                 yield Text(path, number, "comment", comment[1])
 
 
@@ -107,54 +122,86 @@ def _page(path: str, source: str) -> Iterator[Text]:
 def _python(path: str, source: str) -> Iterator[Text]:
     tree = ast.parse(source)
     docstrings: set[int] = set()
+
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if text := ast.get_docstring(node):
+            text = ast.get_docstring(node)
+            if text:
                 docstrings.add(id(node.body[0].value))  # pyright: ignore[reportAttributeAccessIssue]
                 yield Text(path, node.body[0].lineno, "docstring", text)
+
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 yield Text(path, node.lineno, "test", node.name.replace("_", " "))
+
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            words = [str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in node.values]
+            words = [
+                str(part.value) if isinstance(part, ast.Constant) else "VALUE"
+                for part in node.values
+            ]
             docstrings.update(id(part) for part in node.values)
             yield from _message(path, node.lineno, "".join(words))
+
     for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             yield from _message(path, node.lineno, node.value)
+
     for found in STRING_OR_COMMENT.finditer(source):
         if found["comment"]:
-            yield Text(path, source.count("\n", 0, found.start()) + 1, "comment", found["comment"].lstrip("# "))
+            yield Text(
+                path,
+                source.count("\n", 0, found.start()) + 1,
+                "comment",
+                found["comment"].lstrip("# "),
+            )
 
 
 def _message(path: str, line: int, text: str) -> Iterator[Text]:
-    if len(re.findall(r"[A-Za-z]{2,}\b", text)) >= 3 and " " in text and not path.startswith("tests/"):
+    if (
+        len(re.findall(r"[A-Za-z]{2,}\b", text)) >= 3
+        and " " in text
+        and not path.startswith("tests/")
+    ):
         yield Text(path, line, "message", text)
 
 
 def subpackage(path: str) -> str:
     """Return the subpackage, folder of tests, or page that a file belongs to."""
     parts = path.split("/")
-    return path if path.endswith(".md") else "/".join(parts[: 2 if len(parts) > 2 else 1])
+    if path.endswith(".md"):
+        return path
+    return "/".join(parts[: 2 if len(parts) > 2 else 1])
 
 
 @cache
 def prose(*below: str) -> list[Text]:
     """Return all prose of the project, or of some of its files and folders."""
-    files = tracked(*below) if below else [*tracked(*CODE, "configs"), *tracked("*.md")]
+    if below:
+        files = tracked(*below)
+    else:
+        files = [*tracked(*CODE, "configs"), *tracked("*.md")]
     suffixes = (".py", ".md", ".yaml")
     return [text for path in sorted(set(files)) if path.endswith(suffixes) for text in texts(path)]
 
 
 def names(*below: str) -> Iterator[tuple[str, int, str]]:
-    """Yield file, line and name of each variable or parameter whose name does not say what its value is."""
+    """Yield file, line and name of each variable or parameter whose name does not say what its
+    value is."""
     for path in tracked(*below):
         if path.endswith(".py"):
             for node in ast.walk(ast.parse((ROOT / path).read_text())):
                 if isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
                     yield path, node.lineno, node.arg
-                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_NAMES:
+                elif (
+                    isinstance(node, ast.Name)
+                    and isinstance(node.ctx, ast.Store)
+                    and node.id in VAGUE_NAMES
+                ):
                     yield path, node.lineno, node.id
                 elif isinstance(node, ast.FunctionDef) and node.name.strip("_") in VAGUE_NAMES:
                     yield path, node.lineno, node.name
@@ -168,7 +215,8 @@ def openings() -> list[str]:
 
 def rates() -> dict[str, tuple[int, int]]:
     """Return the numbers of hits and of words of each subpackage and page."""
-    hits, words = Counter[str](), Counter[str]()
+    hits = Counter[str]()
+    words = Counter[str]()
     for text in prose():
         hits[subpackage(text.path)] += len(list(text.hits()))
         words[subpackage(text.path)] += text.words
@@ -183,11 +231,13 @@ def main(arguments: list[str]) -> None:
         for text in prose(*arguments):
             for name, words in text.hits():
                 print(f"{text.path}:{text.line}: {text.kind}: {name}: {words}")
+
             if text.kind == "docstring" and OPENINGS.match(text.text):
                 print(f"{text.path}:{text.line}: opening: {text.text.splitlines()[0]}")
     else:
         for name, (hits, words) in sorted(rates().items(), key=lambda row: -row[1][0] / row[1][1]):
             print(f"{1000 * hits / words:6.1f}  {hits:5} of {words:6} words  {name}")
+
         vague = len(list(names(*CODE[:-2])))
         print(f"{len(openings())} docstrings begin with a question word, {vague} names are vague")
 

@@ -1,4 +1,5 @@
-"""Run `rekindle` commands as forks of a process that has imported it, without starting Python each time.
+"""Run `rekindle` commands as forks of a process that has imported it, without starting Python each
+time.
 
     with Prompt(folder, environment) as typed: done = typed("rekindle status -o json")
 
@@ -20,8 +21,17 @@ from typing import Any, Self
 # imported by nearly every command
 HEAVY = (
     *("boto3", "hera.workflows", "kubernetes.client", "requests"),
-    *("argolocal.validate", "argolocal.view.foreground", "rekindle.blocks", "rekindle.blocks.manifest.render"),
-    *("rekindle.cluster.workflows", "rekindle.view.history.backfill", "rekindle.view.history.trials"),
+    *(
+        "argolocal.validate",
+        "argolocal.view.foreground",
+        "rekindle.blocks",
+        "rekindle.blocks.manifest.render",
+    ),
+    *(
+        "rekindle.cluster.workflows",
+        "rekindle.view.history.backfill",
+        "rekindle.view.history.trials",
+    ),
     *("rekindle.view.changes", "rekindle.view.cluster_logs", "rekindle.view.cluster_overview"),
     *("rekindle.view.explain", "rekindle.view.reuse"),
 )
@@ -31,12 +41,19 @@ class Prompt:
     """`prompt(command)` runs a command and returns its completed process."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder, self.environment = folder, dict(environment)
+        self.folder = folder
+        self.environment = dict(environment)
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-P", __file__]
-        self.process = subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,13 +71,23 @@ class Prompt:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a folder, with exactly these variables."""
         assert self.process.stdin and self.process.stdout
+
         with tempfile.TemporaryDirectory() as outputs:
-            out, err = Path(outputs, "out"), Path(outputs, "err")
+            out = Path(outputs, "out")
+            err = Path(outputs, "err")
             files = {"out": str(out), "err": str(err)}
-            request = {"arguments": [*arguments], "folder": str(folder), "environment": dict(environment), **files}
+
+            request = {
+                "arguments": [*arguments],
+                "folder": str(folder),
+                "environment": dict(environment),
+                **files,
+            }
+
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             code = int(self.process.stdout.readline())
+
             return subprocess.CompletedProcess([*arguments], code, out.read_text(), err.read_text())
 
 
@@ -69,14 +96,17 @@ def run(request: dict[str, Any]) -> None:
     from rekindle.__main__ import main
 
     null = os.open(os.devnull, os.O_RDONLY)
+
     files = [os.open(request[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
     for target, file in enumerate((null, *files)):
         os.dup2(file, target)
+
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["rekindle", *request["arguments"]]
     code: Any = 1
+
     try:
         main()
     except SystemExit as end:
@@ -93,13 +123,17 @@ def serve() -> None:
     """Fork a command for each line of stdin, and print its exit code."""
     for name in HEAVY:
         import_module(name)
+
     # loads boto3's description of S3
     import_module("rekindle.storage").Store("any", "http://127.0.0.1:9", "any", "any")
     gc.collect()
     gc.freeze()  # without this, each command copies the pages of all loaded modules
+
     for line in iter(sys.stdin.readline, ""):
-        if not (pid := os.fork()):
+        pid = os.fork()
+        if not pid:
             run(json.loads(line))
+
         sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
         sys.stdout.flush()
 

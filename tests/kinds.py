@@ -17,7 +17,8 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import ServeConfig
 from rekindle.training.spec import TrainConfig
 
-PASS, FAIL = "pass", "raise SystemExit(3)"
+PASS = "pass"
+FAIL = "raise SystemExit(3)"
 SMALL = {"cpu": "10m", "memory": "64Mi"}
 Manifest = dict[str, Any]
 
@@ -31,25 +32,34 @@ class Kind:
     failure: tuple[str, ...] = ()
 
 
-def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: Any) -> dict[str, Kind]:
-    """Return {KIND or KIND/VARIANT: object}. Leading pods run the Python code `lead`, the others `worker`."""
+def kinds(
+    name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: Any
+) -> dict[str, Kind]:
+    """Return {KIND or KIND/VARIANT: object}. Leading pods run the Python code `lead`, the others
+    `worker`."""
     image = os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")
     pods = {pod: SMALL for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
-    pod, code = config.pod("train"), ["-c", lead]
-    first, others = Replica(pod, code), Replica(pod, ["-c", worker], count=2)
+    pod = config.pod("train")
+    code = ["-c", lead]
+    first = Replica(pod, code)
+    others = Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     train = TrainConfig.model_validate({"workers": 2})
     training = pytorch_job.pytorch_job(name, train, config, [])
     _set_commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
 
     def kubeflow(kind: str, replicas: dict[str, Replica], **spec: Any) -> Kind:
-        return Kind(training_job(kind, name, replicas, config, **spec), FRAMEWORKS[kind].success, FAILURE)
+        return Kind(
+            training_job(kind, name, replicas, config, **spec), FRAMEWORKS[kind].success, FAILURE
+        )
 
     objects = {
         "PyTorchJob": Kind(training, pytorch_job.SUCCESS, FAILURE),
         "TFJob": kubeflow("TFJob", {"Chief": first, "Worker": others}),
-        "TFJob/dynamic": kubeflow("TFJob", {"Chief": first, "Worker": others}, enableDynamicWorker=True),
+        "TFJob/dynamic": kubeflow(
+            "TFJob", {"Chief": first, "Worker": others}, enableDynamicWorker=True
+        ),
         "XGBoostJob": kubeflow("XGBoostJob", {"Master": first, "Worker": others}),
         "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
         "JAXJob": kubeflow("JAXJob", {"Worker": others}),
@@ -66,7 +76,11 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "PodDisruptionBudget": Kind(deployment.disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }
-    return {key: replace(kind, manifest=_fill_tags(kind.manifest, name)) for key, kind in objects.items()}
+
+    return {
+        key: replace(kind, manifest=_fill_tags(kind.manifest, name))
+        for key, kind in objects.items()
+    }
 
 
 def pod_specs(value: Any) -> list[Manifest]:

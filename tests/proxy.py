@@ -1,7 +1,9 @@
-"""A proxy in front of a real HTTP service that counts writing requests and can inject faults at any of them.
+"""A proxy in front of a real HTTP service that counts writing requests and can inject faults at any
+of them.
 
 with Proxy("http://127.0.0.1:9000") as proxy:
-    proxy.before = lambda write: ...     # called with a Write before it is forwarded, in a thread of the proxy
+    proxy.before = lambda write: ...     # called with a Write before it is forwarded, in a thread
+    of the proxy
     proxy.away = True                    # connections are closed, as if the service were down
 """
 
@@ -86,18 +88,23 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.through
         if proxy.away:
             return self.break_off()
+
         body = self.body()
-        if write := proxy.note(self.command, self.path):
+        write = proxy.note(self.command, self.path)
+        if write:
             proxy.before(write)
         if proxy.away:
             return self.break_off()
+
         assert proxy.target.hostname
         upstream = http.client.HTTPConnection(proxy.target.hostname, proxy.target.port, timeout=60)
+
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() not in HOP_BY_HOP:
                     upstream.putheader(name, value)
+
             upstream.putheader("Content-Length", str(len(body)))
             upstream.putheader("Connection", "close")
             upstream.endheaders(body)
@@ -107,16 +114,23 @@ class _Handler(BaseHTTPRequestHandler):
             return self.break_off()
         finally:
             upstream.close()
+
         if write:
             proxy.after(write)
         if proxy.away:
             return self.break_off()
+
         try:
             self.send_response(answer.status, answer.reason)
             for name, value in answer.getheaders():
                 if name.lower() not in {*HOP_BY_HOP, "date", "server"}:
                     self.send_header(name, value)
-            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+
+            if self.command == "HEAD":
+                length = answer.getheader("Content-Length")
+            else:
+                length = None
+
             self.send_header("Content-Length", length or str(len(content)))
             self.end_headers()
             self.wfile.write(content)

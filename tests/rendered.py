@@ -1,4 +1,5 @@
-"""All Kubernetes objects that the project renders: every config, backend, canary, kind of job, and the platform.
+"""All Kubernetes objects that the project renders: every config, backend, canary, kind of job, and
+the platform.
 
 for manifest in rendered(): ...     the objects, with a value in place of each tag of Argo
 for pod in rendered_pods(): ...     the pods of steps and jobs, as Pods
@@ -24,14 +25,24 @@ Manifest = dict[str, Any]
 PLATFORMS = (
     Platform("models", components=platform.COMPONENTS, quota=("64", "256Gi")),
     Platform("models", components=platform.COMPONENTS, ephemeral=True),
-    Platform("models", mlflow="https://mlflow.example.com", endpoint="https://s3.example.com", iam=True),
+    Platform(
+        "models", mlflow="https://mlflow.example.com", endpoint="https://s3.example.com", iam=True
+    ),
     Platform("models", mlflow="https://mlflow.example.com", region="eu-central-1"),
 )
 CLUSTER = "cluster.yaml"
 HARVEST = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
-VARIANTS = (  # (config, settings), in addition to the unchanged configs
-    *[(CLUSTER, [f"cluster.backend={backend}", *more]) for backend in BACKENDS for more in ([], HARVEST)],
-    *[(CLUSTER, ["cluster.gang=" + gang, "cluster.queue=team"]) for gang in ("volcano", "coscheduling", "kueue")],
+# (config, settings), in addition to the unchanged configs
+VARIANTS = (
+    *[
+        (CLUSTER, [f"cluster.backend={backend}", *more])
+        for backend in BACKENDS
+        for more in ([], HARVEST)
+    ],
+    *[
+        (CLUSTER, ["cluster.gang=" + gang, "cluster.queue=team"])
+        for gang in ("volcano", "coscheduling", "kueue")
+    ],
     (CLUSTER, ["cluster.cache=datasets"]),
     (CLUSTER, ["serve.memory_percent=80", 'serve.metrics={requests: "20"}']),
     (CLUSTER, ["serve.canary={steps: [5, 25, 100]}"]),
@@ -39,9 +50,21 @@ VARIANTS = (  # (config, settings), in addition to the unchanged configs
     (CLUSTER, ["serve.canary={gateway: edge/public, shadow: true}"]),
     (
         CLUSTER,
-        ["serve.host=models.example.com", "serve.token=true", "serve.tls_secret=tls", "serve.ingress_class=nginx"],
+        [
+            "serve.host=models.example.com",
+            "serve.token=true",
+            "serve.tls_secret=tls",
+            "serve.ingress_class=nginx",
+        ],
     ),
-    (CLUSTER, ["serve.host=models.example.com", "serve.gateway=edge/public", "serve.annotations={a/b: c}"]),
+    (
+        CLUSTER,
+        [
+            "serve.host=models.example.com",
+            "serve.gateway=edge/public",
+            "serve.annotations={a/b: c}",
+        ],
+    ),
     ("drift.yaml", ["drift.retrain=true"]),
 )
 APPLIED = ("apply", "create")
@@ -53,23 +76,38 @@ def rendered() -> list[Manifest]:
     for manifest in _everything():
         metadata = {"namespace": "models", **manifest["metadata"]}
         manifest = {**manifest, "metadata": metadata}
-        distinct.setdefault(json.dumps(manifest | {"metadata": metadata | {"name": ""}}, sort_keys=True), manifest)
+        distinct.setdefault(
+            json.dumps(manifest | {"metadata": metadata | {"name": ""}}, sort_keys=True), manifest
+        )
     return list(distinct.values())
 
 
 def rendered_pods() -> Iterator[Manifest]:
-    """Yield the pods in objects that only their own controllers know: those of workflows and of training jobs."""
+    """Yield the pods in objects that only their own controllers know: those of workflows and of
+    training jobs."""
     seen = set[str]()
+
     for manifest in _everything():
         if manifest["apiVersion"] in ("v1", "apps/v1", "batch/v1"):
             continue
-        for name, spec in [*pods(manifest), *(_operator() if manifest["kind"] == "PyTorchJob" else ())]:
-            # without the containers of Argo, which have its images and resources (tests/rekindle/cluster)
+
+        for name, spec in [
+            *pods(manifest),
+            *(_operator() if manifest["kind"] == "PyTorchJob" else ()),
+        ]:
+            # without the containers of Argo, which have its images and resources
+            # (tests/rekindle/cluster)
             containers = [container for container in spec["containers"] if "image" in container]
-            whole = {key: value for key, value in spec.items() if key != "initContainers"} | {"containers": containers}
+            whole = {key: value for key, value in spec.items() if key != "initContainers"} | {
+                "containers": containers
+            }
+
             text = json.dumps(whole, sort_keys=True)
             if containers and text not in seen:
-                metadata = {"name": f"{manifest['kind'].lower()}-{name}-{len(seen)}", "namespace": "models"}
+                metadata = {
+                    "name": f"{manifest['kind'].lower()}-{name}-{len(seen)}",
+                    "namespace": "models",
+                }
                 seen.add(text)
                 yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole}
 
@@ -77,11 +115,13 @@ def rendered_pods() -> Iterator[Manifest]:
 def _everything() -> Iterator[Manifest]:
     for settings in PLATFORMS:
         yield from platform.render(settings)
+
     config_map, patch = platform.operator()
     # the rest of the Deployment is the operator's own: server-side apply merges it with the patch
     yield from (config_map, patch | {"spec": {"selector": {"matchLabels": {}}, **patch["spec"]}})
     for settings in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
         yield from (kind.manifest for kind in kinds(**settings).values())
+
     configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
     for name, settings in (*configs, *VARIANTS):
         config = load_config(ROOT / "configs" / name, settings, environment={}).config
@@ -98,7 +138,8 @@ def _applied(workflow: Manifest) -> Iterator[Manifest]:
 
 
 def _operator() -> Iterator[tuple[str, Manifest]]:
-    """Yield the workers of a PyTorchJob with the init container that the operator adds from our template."""
+    """Yield the workers of a PyTorchJob with the init container that the operator adds from our
+    template."""
     config, _ = platform.operator()
     text = re.sub(r"\{\{\.(\w+)\}\}", r"\1", config["data"]["initContainer.yaml"])
     init = yaml.safe_load(text.replace("InitContainerImage", "alpine:3.20"))

@@ -17,15 +17,25 @@ from tests.rendered import rendered, rendered_pods
 from tests.schema import SCHEMAS
 
 TOOLS = BIN.parent / "scan/bin"  # `make scan` installs them
-SKIPPED = {  # pattern of a line of `findings` → reason
-    r"CKV_K8S_[89] (Pod|Deployment\.models\.1-train)": "steps and workers end and do not serve requests; Argo and the "
-    "launcher supervise them",
+# pattern of a line of `findings` → reason
+SKIPPED = {
+    r"CKV_K8S_[89] (Pod|Deployment\.models\.1-train)": (
+        "steps and workers end and do not serve requests; Argo and the launcher supervise them"
+    ),
     r"CKV_K8S_11 ": "CPU limits would throttle pods; requests guarantee their share",
-    r"CKV_K8S_15 ": "images with a digest need not be pulled again; test nodes may be without a registry",
-    r"CKV_K8S_35 ": "boto3 and MLflow read the keys from variables; nothing else runs in the container",
-    r"CKV_K8S_38 Pod\.models\.mpijob": "the Launcher of an MPIJob starts its workers through the API",
+    r"CKV_K8S_15 ": (
+        "images with a digest need not be pulled again; test nodes may be without a registry"
+    ),
+    r"CKV_K8S_35 ": (
+        "boto3 and MLflow read the keys from variables; nothing else runs in the container"
+    ),
+    r"CKV_K8S_38 Pod\.models\.mpijob": (
+        "the Launcher of an MPIJob starts its workers through the API"
+    ),
     r"CKV_K8S_43 ": "the config names the images, optionally by digest: docs/cluster.md",
-    r"\w+ Deployment\.kubeflow\.training-operator": "only the volume of this Deployment is ours: operator.yaml",
+    r"\w+ Deployment\.kubeflow\.training-operator": (
+        "only the volume of this Deployment is ours: operator.yaml"
+    ),
     r"CKV_DOCKER_2 ": "Kubernetes ignores HEALTHCHECK; the manifest has probes",
     r"CKV_DOCKER_3 /template": "the base image sets the user",
     r"CKV_DOCKER_7 ": "the base image is an argument, with a digest by default: images/Dockerfile",
@@ -37,12 +47,19 @@ def findings() -> tuple[str, list[str]]:
     objects = rendered()
     with tempfile.TemporaryDirectory() as folder:
         counts, invalid = _kubeconform(Path(folder, "objects"), objects)
-        standard = [each for each in objects if re.fullmatch(r"[^.]*|.*\.k8s\.io/.*", each["apiVersion"])]
+        standard = [
+            each for each in objects if re.fullmatch(r"[^.]*|.*\.k8s\.io/.*", each["apiVersion"])
+        ]
         checks, failed = _checkov(Path(folder, "checkov"), [*standard, *rendered_pods()])
+
     unused = [pattern for pattern in SKIPPED if not any(re.match(pattern, line) for line in failed)]
     assert not unused, f"nothing fails {', '.join(unused)}: remove it from SKIPPED"
     kinds = len({manifest["kind"] for manifest in objects})
-    scanned = f"{counts} of {len(objects)} objects of {kinds} kinds are valid; checkov passed {checks} checks"
+    scanned = (
+        f"{counts} of {len(objects)} objects of {kinds} kinds are valid; checkov passed {checks}"
+        " checks"
+    )
+
     return scanned, invalid + [line for line in failed if not re.match("|".join(SKIPPED), line)]
 
 
@@ -52,10 +69,15 @@ def _kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list
     for number, manifest in enumerate(objects):
         name = f"{number:03d}-{manifest['kind']}-{manifest['metadata'].get('name', 'run')}.yaml"
         (folder / name).write_text(to_yaml(manifest))
+
     location = ["-schema-location", f"{SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
     command = [TOOLS / "kubeconform", *location, "-strict", "-summary", "-output", "json", folder]
     report = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
-    wrong = [f"kubeconform {each['kind']} {Path(each['filename']).name}: {each['msg']}" for each in report["resources"]]
+    wrong = [
+        f"kubeconform {each['kind']} {Path(each['filename']).name}: {each['msg']}"
+        for each in report["resources"]
+    ]
+
     return report["summary"]["valid"], wrong
 
 
@@ -64,22 +86,39 @@ def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str
     folder.mkdir()
     for number, manifest in enumerate(objects):
         (folder / f"{number:03d}-{manifest['kind']}.yaml").write_text(to_yaml(manifest))
+
     for file in (ROOT / "images/Dockerfile", ROOT / "template/images/Dockerfile"):
         name = "template" if "template" in file.parts else "images"
         (folder / f"{name}.Dockerfile").write_text(file.read_text())
+
     workflows = folder / ".github/workflows"
     workflows.mkdir(parents=True)
     for file in (ROOT / ".github/workflows/ci.yml", ROOT / "template/.github/workflows/ci.yaml"):
         (workflows / f"{file.stem}{len(file.parts)}.yaml").write_text(file.read_text())
-    flags = ["--framework", "kubernetes", "dockerfile", "github_actions", "--skip-download", "--soft-fail"]
+
+    flags = [
+        "--framework",
+        "kubernetes",
+        "dockerfile",
+        "github_actions",
+        "--skip-download",
+        "--soft-fail",
+    ]
+
     command = [TOOLS / "checkov", "--directory", folder, "--quiet", "--output", "json", *flags]
     reports = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     failed = [check for report in reports for check in report["results"]["failed_checks"]]
-    lines = sorted({f"{c['check_id']} {c['resource']} {c['file_path']}: {c['check_name']}" for c in failed})
+    lines = sorted(
+        {f"{c['check_id']} {c['resource']} {c['file_path']}: {c['check_name']}" for c in failed}
+    )
+
     return sum(report["summary"]["passed"] for report in reports), lines
 
 
 if __name__ == "__main__":
     scanned, found = findings()
-    print("\n".join(found) or f"{scanned}; no findings; {len(SKIPPED)} rules are skipped, each with a reason")
+    print(
+        "\n".join(found)
+        or f"{scanned}; no findings; {len(SKIPPED)} rules are skipped, each with a reason"
+    )
     sys.exit(bool(found))

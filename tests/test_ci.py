@@ -21,8 +21,13 @@ def test_it():
 
 
 def test_a_test_that_only_passes_when_repeated_fails_ci(tmp_path: Path) -> None:
-    assert re.findall(r"^\s*[^#\s].*", (ROOT / ".ci/run").read_text(), re.MULTILINE)[-2:] == ["make test", "make check"]
-    (options,) = re.findall(r"^test: install\n\t@\$\(BIN\)/python (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.findall(r"^\s*[^#\s].*", (ROOT / ".ci/run").read_text(), re.MULTILINE)[-2:] == [
+        "make test",
+        "make check",
+    ]
+    (options,) = re.findall(
+        r"^test: install\n\t@\$\(BIN\)/python (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_it.py").write_text(FIRST_TIME)

@@ -1,5 +1,6 @@
-"""Tests neither sleep nor assert on clocks, because both are unreliable on a busy machine. `tests.waiting.until` waits
-for a condition, `tests.effort.calls` counts the cost of code, and `benchmarks/` measures seconds.
+"""Tests neither sleep nor assert on clocks, because both are unreliable on a busy machine.
+`tests.waiting.until` waits for a condition, `tests.effort.calls` counts the cost of code, and
+`benchmarks/` measures seconds.
 """
 
 import ast
@@ -23,7 +24,8 @@ FIGURES = "a command that prints durations"
 ROLLBACKS = "a test that prints the time of a rollback"
 FAULTS = "faults start at seeded times and have a duration"
 STAMPS = "events are recorded with their time"
-EXCEPTIONS = {  # file → (calls, reason)
+# file → (calls, reason)
+EXCEPTIONS = {
     "waiting.py": ({"monotonic", "sleep"}, "this is the wait"),
     "chaos/__main__.py": ({"monotonic"}, FIGURES),
     "chaos/execution.py": ({"monotonic", "sleep", "time.time"}, FAULTS),
@@ -37,7 +39,10 @@ EXCEPTIONS = {  # file → (calls, reason)
     "cluster/test_pairs.py": ({"sleep"}, FAULTS),
     "cluster/test_traffic.py": ({"time.time"}, ROLLBACKS),
     "conformance/argo.py": ({"monotonic"}, "a workflow that Argo does not end has a deadline"),
-    "conformance/differ.py": ({"monotonic", "sleep"}, f"{FIGURES}, and looks at the cluster once a second"),
+    "conformance/differ.py": (
+        {"monotonic", "sleep"},
+        f"{FIGURES}, and looks at the cluster once a second",
+    ),
     "conformance/examples.py": ({"monotonic"}, FIGURES),
     "fuzz/__main__.py": ({"monotonic"}, FIGURES),
     "fuzz/run.py": ({"monotonic"}, "a command that fuzzes for a given time"),
@@ -47,7 +52,10 @@ EXCEPTIONS = {  # file → (calls, reason)
         {"monotonic", "sleep"},
         "a simulated clock; the manager cannot measure more time than has passed",
     ),
-    "argolocal/controllers/test_kept_connections.py": ({"sleep"}, "clients that are silent for a while"),
+    "argolocal/controllers/test_kept_connections.py": (
+        {"sleep"},
+        "clients that are silent for a while",
+    ),
     "argolocal/runner/kills.py": (
         {"monotonic", "sleep"},
         f"{FAULTS}, as shares of an undisturbed run; its server is slow",
@@ -55,8 +63,14 @@ EXCEPTIONS = {  # file → (calls, reason)
     "rekindle/cluster/test_backfill.py": ({"sleep"}, FAULTS),
     "rekindle/serving/echo.py": ({"sleep"}, "a model with the latency that a request sets"),
     "rekindle/serving/interrupted/disturbance.py": ({"Timer"}, FAULTS),
-    "rekindle/training/toy.py": ({"sleep", "time.time"}, f"a training with a configurable speed; {STAMPS}"),
-    "rekindle/view/history/test_backfill.py": ({"monotonic", "sleep"}, f"{FAULTS}, as shares of an undisturbed run"),
+    "rekindle/training/toy.py": (
+        {"sleep", "time.time"},
+        f"a training with a configurable speed; {STAMPS}",
+    ),
+    "rekindle/view/history/test_backfill.py": (
+        {"monotonic", "sleep"},
+        f"{FAULTS}, as shares of an undisturbed run",
+    ),
 }
 
 
@@ -65,7 +79,8 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if (last := name.rpartition(".")[2]) in CLOCKS:
+            last = name.rpartition(".")[2]
+            if last in CLOCKS:
                 yield last, node.lineno
             elif name == "time.time":
                 yield name, node.lineno
@@ -91,12 +106,19 @@ def test_no_test_sleeps_or_reads_a_clock() -> None:
     for path in FOLDER.rglob("*.py"):
         file = str(path.relative_to(FOLDER))
         allowed, _ = EXCEPTIONS.get(file, (set[str](), ""))
-        lines += [f"{file}:{line}: {name}" for name, line in calls(ast.parse(path.read_text())) if name not in allowed]
+        lines += [
+            f"{file}:{line}: {name}"
+            for name, line in calls(ast.parse(path.read_text()))
+            if name not in allowed
+        ]
     assert not lines, "\n".join(
         [*lines, "wait with tests.waiting.until, count with tests.effort.calls, or see benchmarks/"]
     )
 
 
 def test_every_allowed_clock_is_used() -> None:
-    used = {file: {name for name, _ in calls(ast.parse((FOLDER / file).read_text()))} for file in EXCEPTIONS}
+    used = {
+        file: {name for name, _ in calls(ast.parse((FOLDER / file).read_text()))}
+        for file in EXCEPTIONS
+    }
     assert used == {file: names for file, (names, _) in EXCEPTIONS.items()}

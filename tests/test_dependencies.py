@@ -1,4 +1,5 @@
-"""An installation of the wheel cannot take a version of a dependency with a vulnerability that was known and fixed."""
+"""An installation of the wheel cannot take a version of a dependency with a vulnerability that was
+known and fixed."""
 
 import tomllib
 from pathlib import Path

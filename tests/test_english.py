@@ -1,4 +1,5 @@
-"""Phrases that a stranger must decode are counted: no subpackage and no page may have more than a few."""
+"""Phrases that a stranger must decode are counted: no subpackage and no page may have more than a
+few."""
 
 import pytest
 
@@ -9,7 +10,11 @@ MOST_NAMES = 60
 
 
 def test_no_subpackage_and_no_page_has_many_forbidden_patterns() -> None:
-    above = {name: hits for name, (hits, words) in rates().items() if hits > max(1, MOST_HITS * words / 1000)}
+    above = {
+        name: hits
+        for name, (hits, words) in rates().items()
+        if hits > max(1, MOST_HITS * words / 1000)
+    }
     assert not above, "python -m tests.english FILES shows each place"
 
 

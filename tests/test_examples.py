@@ -15,7 +15,9 @@ from tests.commands import ROOT, shell
 
 def answer(url: str, body: Any = None) -> Any:
     data = json.dumps(body).encode() if body else None
-    with urllib.request.urlopen(urllib.request.Request(url, data, {"content-type": "application/json"})) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, {"content-type": "application/json"})
+    ) as response:
         return json.load(response)
 
 
@@ -29,11 +31,17 @@ def answer(url: str, body: Any = None) -> Any:
     ],
 )
 def test_an_example_becomes_a_served_model(
-    name: str, settings: list[str], metric: str, tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+    name: str,
+    settings: list[str],
+    metric: str,
+    tmp_path: Path,
+    s3_environment: dict[str, str],
+    mlflow_server: str,
 ) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
-        model_name = f"{name}-{uuid.uuid4().hex[:6]}"  # all tests share MLflow, and each process has its own bucket
+        # all tests share MLflow, and each process has its own bucket
+        model_name = f"{name}-{uuid.uuid4().hex[:6]}"
         sets = " ".join(f"--set {setting}" for setting in [f"name={model_name}", *settings])
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == 0, done.stderr
@@ -41,6 +49,9 @@ def test_an_example_becomes_a_served_model(
         assert (result["verdict"], next(iter(result["metrics"]))) == ("release", metric)
         model = f"{result['endpoint']}/v1/models/{model_name}"
         (prediction,) = answer(f"{model}:predict", answer(f"{model}/example"))["predictions"]
-        assert set(prediction) >= ({"digit", "probabilities"} if name == "digits" else {"bits", "bytes"})
+        assert set(prediction) >= (
+            {"digit", "probabilities"} if name == "digits" else {"bits", "bytes"}
+        )
+
         with pytest.raises(urllib.error.HTTPError, match="422"):
             answer(f"{model}:predict", {"instances": [{"pixels": 1, "text": ""}]})

@@ -1,4 +1,5 @@
-"""The first command of the README, from nothing to a served model: one run, checked by all tests here."""
+"""The first command of the README, from nothing to a served model: one run, checked by all tests
+here."""
 
 import base64
 import json
@@ -32,9 +33,11 @@ class FirstRun:
     typed: Shell
     output: str
     lines: set[str] = field(default_factory=set)  # command lines of its processes
-    reached: list[str] = field(default_factory=list)  # files and processes that another user could access
+    # files and processes that another user could access
+    reached: list[str] = field(default_factory=list)
     answers: dict[str, set[str]] = field(default_factory=dict)  # port → answers to another user
-    owners: dict[str, str] = field(default_factory=dict)  # port → command line of the process that listens
+    # port → command line of the process that listens
+    owners: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -44,19 +47,34 @@ class FirstRun:
         """Record the command lines, and try to access the run as another user."""
         processes = processes_of(self.folder)
         ports = listening(processes)
-        self.lines |= {line(process) for process in processes}
-        self.owners |= {f"{host}:{port}": owner for (host, port), owner in ports.items()}
+        self.lines.update({line(process) for process in processes})
+        self.owners.update({f"{host}:{port}": owner for (host, port), owner in ports.items()})
+
         if ROOTLESS:
             return
+
         paths = [str(self.folder / ".rekindle"), *(shared_paths() - existing_paths)]
-        task = {"paths": paths, "processes": [process.pid for process in processes], "ports": list(ports)}
+        task = {
+            "paths": paths,
+            "processes": [process.pid for process in processes],
+            "ports": list(ports),
+        }
+
         command = [sys.executable, str(ROOT / "tests/stranger.py")]
+
         done = subprocess.run(
-            command, input=json.dumps(task), capture_output=True, text=True, cwd="/", start_new_session=True
+            command,
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            cwd="/",
+            start_new_session=True,
         )
+
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         self.reached += answer["reached"]
+
         for port, texts in answer["answers"].items():
             self.answers.setdefault(port, set()).update(texts)
 
@@ -70,7 +88,8 @@ def line(process: psutil.Process) -> str:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Find the processes of the project in `folder` by command line, environment or working directory."""
+    """Find the processes of the project in `folder` by command line, environment or working
+    directory."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -107,14 +126,18 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
     folder = tmp_path_factory.mktemp("first")
     shutil.copytree(ROOT / "configs", folder / "configs")
     folder.chmod(0o755)
-    for parent in folder.parents[: len(folder.parents) - 2]:  # like a home directory that others may read
+
+    # like a home directory that others may read
+    for parent in folder.parents[: len(folder.parents) - 2]:
         parent.chmod(parent.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
+
     existing_paths = shared_paths()
     with shell(folder) as typed, ThreadPoolExecutor(1) as pool:
         first = FirstRun(typed, "")
         running = pool.submit(typed, RECIPES["make run"])
         while not wait([running], timeout=2).done:  # an observation costs half a second of a core
             first.observe(existing_paths)
+
         done = running.result()
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         first.output = done.stdout
@@ -123,7 +146,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
 
 
 def figures(text: str) -> dict[str, float]:
-    """Return the first figure of each metric in the summary of a run; last digits depend on the processor."""
+    """Return the first figure of each metric in the summary of a run; last digits depend on the
+    processor."""
     words = re.sub("<[^>]*>", " ", text)
     pairs = re.findall(r"\b(ap|auc|baseline has ap)\s+(\d\.\d{4})", words)
     return {name: float(value) for name, value in reversed(pairs)}
@@ -140,10 +164,14 @@ def test_the_first_command_serves_a_model_as_documented(first: FirstRun) -> None
 
 
 def test_the_terminal_picture_matches_a_run(first: FirstRun) -> None:
-    words = [each.split("  ")[0] for each in first.output[first.output.index("verdict") :].splitlines()]
+    words = [
+        each.split("  ")[0] for each in first.output[first.output.index("verdict") :].splitlines()
+    ]
     shown = unescape(TERMINAL.read_text()).replace("\xa0", " ")
     assert all(f">{word} " in shown for word in words), "python -m tests.docs.pictures"
-    assert figures(shown) == pytest.approx(figures(first.output), abs=0.01), "python -m tests.docs.pictures"
+    assert figures(shown) == pytest.approx(figures(first.output), abs=0.01), (
+        "python -m tests.docs.pictures"
+    )
 
 
 def test_the_next_commands_of_the_readme_work(first: FirstRun) -> None:
@@ -162,10 +190,18 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(first: FirstRun) -
     lines = "\n".join(first.lines)
     assert "rekindle.training" in lines and len(logs) > 100
     files = [file for file in (first.folder / ".rekindle").rglob("*") if file.is_file()]
-    kept = {str(file): file.read_bytes() for file in files if not {"services", "Secret"} & set(file.parts)}
+
+    kept = {
+        str(file): file.read_bytes()
+        for file in files
+        if not {"services", "Secret"} & set(file.parts)
+    }
+
     assert any(name.endswith("mlflow.db") for name in kept)
     places = {"command lines": lines.encode(), "logs": logs.encode()} | kept
-    forms = [form for secret in secrets for form in (secret.encode(), base64.b64encode(secret.encode()))]
+    forms = [
+        form for secret in secrets for form in (secret.encode(), base64.b64encode(secret.encode()))
+    ]
     assert [place for place, text in places.items() if any(form in text for form in forms)] == []
 
 
@@ -175,7 +211,7 @@ def secrets_of(folder: Path) -> set[str]:
     for file in (folder / ".rekindle/services").glob("*.json"):
         content: dict[str, Any] = json.loads(file.read_text())
         if "pid" not in content:
-            found |= set(content.values())
+            found.update(set(content.values()))
     return found
 
 
@@ -183,11 +219,20 @@ def secrets_of(folder: Path) -> set[str]:
 def test_another_user_cannot_access_a_run(first: FirstRun) -> None:
     assert first.reached == []
     services = [owner for owner in first.owners.values() if "local.services." in owner]
-    assert len(services) == 2 and any("rekindle.training" in owner for owner in first.owners.values()), first.owners
+    assert len(services) == 2 and any(
+        "rekindle.training" in owner for owner in first.owners.values()
+    ), first.owners
+
     for port, texts in first.answers.items():
-        answer, owner = "\n".join(texts), first.owners[port]
+        answer = "\n".join(texts)
+        owner = first.owners[port]
         assert not [secret for secret in secrets_of(first.folder) if secret in answer], owner
         content = answer.replace("/theirs", "")
         assert "rekindle_training" not in answer and "theirs" not in content, (owner, answer)
+
         if "local.services." in owner:
-            assert {text[9:12] for text in texts if text.startswith("HTTP/1.1 ")} <= {"400", "401", "403"}, answer
+            assert {text[9:12] for text in texts if text.startswith("HTTP/1.1 ")} <= {
+                "400",
+                "401",
+                "403",
+            }, answer

@@ -1,4 +1,5 @@
-"""All rendered objects are valid and satisfy checkov, except for rules that are skipped with a reason."""
+"""All rendered objects are valid and satisfy checkov, except for rules that are skipped with a
+reason."""
 
 import subprocess
 from typing import Any
@@ -15,7 +16,9 @@ def objects() -> list[dict[str, Any]]:
     return rendered()
 
 
-def test_the_api_server_knows_every_field_of_every_rendered_object(objects: list[dict[str, Any]]) -> None:
+def test_the_api_server_knows_every_field_of_every_rendered_object(
+    objects: list[dict[str, Any]],
+) -> None:
     for manifest in objects:
         assert list(wrong(manifest, schema_of(manifest))) == [], manifest["kind"]
 
@@ -24,8 +27,16 @@ def test_the_api_server_knows_every_field_of_every_rendered_object(objects: list
     "kind, change, error",
     [
         ("Deployment", {"replicsa": 1}, ".spec.replicsa is not known"),
-        ("Workflow", {"templates": [{"name": 1}]}, ".spec.templates[0].name is 1: it must be of type string"),
-        ("HTTPRoute", {"rules": [{"backendRefs": [{"port": 80}]}]}, ".spec.rules[0].backendRefs[0].name is missing"),
+        (
+            "Workflow",
+            {"templates": [{"name": 1}]},
+            ".spec.templates[0].name is 1: it must be of type string",
+        ),
+        (
+            "HTTPRoute",
+            {"rules": [{"backendRefs": [{"port": 80}]}]},
+            ".spec.rules[0].backendRefs[0].name is missing",
+        ),
         ("Service", {"clusterIPs": {}}, ".spec.clusterIPs is {}: it must be of type array"),
     ],
 )

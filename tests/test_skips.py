@@ -32,12 +32,18 @@ def test_land(): ...
         ({"CI": "true", "TESTS_MAY_SKIP": "no moon here, no sea here"}, 0),
     ],
 )
-def test_a_skip_is_reported_and_fails_in_ci_unless_allowed(tmp_path: Path, settings: dict[str, str], code: int) -> None:
+def test_a_skip_is_reported_and_fails_in_ci_unless_allowed(
+    tmp_path: Path, settings: dict[str, str], code: int
+) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]")
+
     inherited = {
-        name: value for name, value in os.environ.items() if name not in ("CI", "TESTS_MAY_SKIP", "PYTEST_ADDOPTS")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("CI", "TESTS_MAY_SKIP", "PYTEST_ADDOPTS")
     }
+
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.skips"]
     environment = inherited | {"PYTHONPATH": str(ROOT)} | settings
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -14,7 +14,8 @@ def until(
     pause: float = 0.02,
     evidence: Callable[[], object] = lambda: "",
 ) -> T:
-    """Return the first true result of `look`. Fails after `seconds`, with `what` it waited for and the evidence."""
+    """Return the first true result of `look`. Fails after `seconds`, with `what` it waited for and
+    the evidence."""
     end = time.monotonic() + seconds
     while not (result := look()):
         assert time.monotonic() < end, f"waited {seconds:g} s for: {what}\n{evidence()}"

@@ -1,4 +1,5 @@
-"""The command `argolocal`. Each subcommand parses its arguments, calls one function and prints the result.
+"""The command `argolocal`. Each subcommand parses its arguments, calls one function and prints the
+result.
 
 argolocal --help
 """
@@ -31,7 +32,9 @@ def main() -> int:
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
-@click.version_option(package_name="rekindle", message="argolocal %(version)s", help="Show the version.")
+@click.version_option(
+    package_name="rekindle", message="argolocal %(version)s", help="Show the version."
+)
 def commands() -> None:
     """Run, lint and test Argo Workflows on this machine, without a cluster.
 
@@ -49,8 +52,9 @@ def commands() -> None:
 def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
-    FILE may be a folder, and may contain the objects that the workflow refers to. A field whose effect differs from
-    Argo's is an error. Exit codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
+    FILE may be a folder, and may contain the objects that the workflow refers to. A field whose
+    effect differs from Argo's is an error. Exit codes: 0 succeeded, 1 failed, 2 bad usage or
+    manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
@@ -71,8 +75,8 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for errors, even if Argo accepts them.
 
-    References to WorkflowTemplates in these files are checked, too. Files of a folder that are not manifests are
-    passed over with a note. Exit codes: 0 all objects can run (there may be
+    References to WorkflowTemplates in these files are checked, too. Files of a folder that are not
+    manifests are passed over with a note. Exit codes: 0 all objects can run (there may be
     warnings), 1 an object cannot run, 2 bad usage.
 
     Example:
@@ -81,30 +85,48 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     from argolocal.manifest.read import Documents
 
     documents = Documents()
+
     for path in manifests:
         documents.add(path)
+
     return print_findings(documents, as_json)
 
 
 def print_findings(
-    documents: "Documents", as_json: bool, is_shown: Callable[["Finding"], bool] = lambda finding: True
+    documents: "Documents",
+    as_json: bool,
+    is_shown: Callable[["Finding"], bool] = lambda finding: True,
 ) -> int:
-    """Print the findings of `lint` and return the exit code of the command. `is_shown`: selects warnings."""
+    """Print the findings of `lint` and return the exit code of the command. `is_shown`: selects
+    warnings."""
     from argolocal import validate
 
     findings = [
-        validate.Finding(file, "manifest", "yaml", problem, True) for file, problem in documents.broken_files.items()
+        validate.Finding(file, "manifest", "yaml", problem, True)
+        for file, problem in documents.broken_files.items()
     ]
-    findings += [each for each in validate.lint_all(documents.objects) if each.fatal or is_shown(each)]
+    findings += [
+        each for each in validate.lint_all(documents.objects) if each.fatal or is_shown(each)
+    ]
+
     if documents.other_files:
-        click.echo(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}", err=True)
+        click.echo(
+            f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}",
+            err=True,
+        )
+
     if as_json:
         click.echo(to_json([asdict(finding) for finding in findings], indent=2))
+
     for finding in findings if not as_json else []:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {shorten(str(finding))}", err=True)
+
     if not (findings or as_json):
         click.echo("no problems found")
-    return 1 if any(finding.fatal for finding in findings) else 0
+    if any(finding.fatal for finding in findings):
+        return 1
+
+    return 0
 
 
 @commands.command
@@ -113,7 +135,8 @@ def print_findings(
 @output_option("text", "json")
 @ask_option
 def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
-    """Resume a run that failed, was stopped or was killed, or the suspended steps of a run in progress.
+    """Resume a run that failed, was stopped or was killed, or the suspended steps of a run in
+    progress.
 
     Steps that succeeded are not repeated. NAME defaults to the newest run that did not succeed.
 
@@ -126,14 +149,17 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
 
     with run_output(as_json):
         local = load_run(LocalCluster(home()), name, pairs_of(parameters), as_json)
-        return Foreground(local).run(as_json=as_json, ask=not yes) if local else 0
+        if local:
+            return Foreground(local).run(as_json=as_json, ask=not yes)
+        return 0
 
 
 @commands.command
 @click.argument("name", required=False, type=Run())
 @output_option("text", "json")
 def stop(name: str | None, as_json: bool) -> None:
-    """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in progress.
+    """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in
+    progress.
 
     Example:
       argolocal stop
@@ -157,7 +183,9 @@ def status(name: str | None, as_json: bool) -> None:
     from argolocal.runner.cluster import LocalCluster
     from argolocal.view import runs
 
-    click.echo(runs.run(home(), name, as_json) if name else runs.everything(LocalCluster(home()), as_json))
+    click.echo(
+        runs.run(home(), name, as_json) if name else runs.everything(LocalCluster(home()), as_json)
+    )
 
 
 @commands.command
@@ -166,7 +194,8 @@ def status(name: str | None, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @output_option("text", "json")
 def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
-    """Print the logs of a run (default: the newest run), or the logs of its steps whose names contain STEP.
+    """Print the logs of a run (default: the newest run), or the logs of its steps whose names
+    contain STEP.
 
     If the run is in progress or was interrupted, stderr says so.
 
@@ -175,21 +204,25 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
     """
     from argolocal.view import runs
 
-    if reason := runs.logs(home(), name, step, follow, sys.stdout, as_json):
+    reason = runs.logs(home(), name, step, follow, sys.stdout, as_json)
+    if reason:
         click.echo(reason, err=True)
 
 
 @commands.command
 @output_option("text", "json")
 def down(as_json: bool) -> None:
-    """Stop the Deployments that runs have applied. The runs, their logs and their artifacts are kept.
+    """Stop the Deployments that runs have applied. The runs, their logs and their artifacts are
+    kept.
 
     Example:
       argolocal down
     """
     stopped = _cluster().down()
     if stopped or as_json:
-        print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
+        print_result(
+            as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped)
+        )
 
 
 @commands.command
@@ -198,9 +231,9 @@ def down(as_json: bool) -> None:
 def trust(folder: Path, as_json: bool) -> None:
     """Trust a home that your commands did not create.
 
-    A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. Commands do not use a home that came
-    with a copied folder, a home of yours that you moved or copied, or a home that an earlier version created. Trust
-    only homes whose content you know.
+    A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. Commands do not use
+    a home that came with a copied folder, a home of yours that you moved or copied, or a home that
+    an earlier version created. Trust only homes whose content you know.
 
     Example:
       argolocal trust .argolocal
@@ -208,10 +241,13 @@ def trust(folder: Path, as_json: bool) -> None:
     from argolocal.runner import cluster
 
     cluster.trust(folder)
-    print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is trusted from now on")
+    print_result(
+        as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is trusted from now on"
+    )
 
 
 def _cluster() -> Any:
-    """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses these commands."""
+    """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses
+    these commands."""
     module, _, name = program.cluster.partition(":")
     return getattr(import_module(module), name)(home())

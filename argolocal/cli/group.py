@@ -9,7 +9,8 @@ import click
 
 from argolocal.errors import did_you_mean
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # settings of click for all commands
+# settings of click for all commands
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class Commands(click.Group):
@@ -20,7 +21,9 @@ class Commands(click.Group):
 
     group_class = type
 
-    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.sections = sections
 
@@ -35,7 +38,12 @@ class Commands(click.Group):
         width = max(map(len, self.commands))
         for title, names in (self.sections or {"Commands": [*self.commands]}).items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(80)) for name in names])
+                formatter.write_dl(
+                    [
+                        (f"{name:{width}}", self.commands[name].get_short_help_str(80))
+                        for name in names
+                    ]
+                )
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -44,7 +52,10 @@ class Commands(click.Group):
 
 
 def for_program(command: Any, name: str) -> click.Command:
-    """Return a copy of an argolocal command; in the copy's help, `name` replaces the program name argolocal."""
+    """Return a copy of an argolocal command; in the copy's help, `name` replaces the program name
+    argolocal."""
     program_command = copy(command)
-    program_command.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
+    program_command.help = (
+        (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
+    )
     return program_command

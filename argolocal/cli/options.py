@@ -12,7 +12,8 @@ ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctr
 
 
 class Name(click.ParamType):
-    """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the newest run."""
+    """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the
+    newest run."""
 
     name = "text"
 
@@ -25,7 +26,9 @@ class Run(Name):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         name = super().convert(value, param, ctx)
-        return RunName.or_none(name) or self.fail(f"{show(name)} is not {RunName.KIND}: {RunName.RULE}.", param, ctx)
+        return RunName.or_none(name) or self.fail(
+            f"{show(name)} is not {RunName.KIND}: {RunName.RULE}.", param, ctx
+        )
 
 
 class Number(click.FloatRange):
@@ -33,7 +36,9 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+        if math.isfinite(number):
+            return number
+        return self.fail(f"{value} is not a finite number.", param, ctx)
 
 
 class File(click.Path):
@@ -43,18 +48,34 @@ class File(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value or self.fail("the path is empty: pass a file or folder.", param, ctx), param, ctx)
+        return super().convert(
+            value or self.fail("the path is empty: pass a file or folder.", param, ctx), param, ctx
+        )
 
 
 def parameters_option(note: str) -> Any:
-    return click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note)
+    return click.option(
+        "-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note
+    )
 
 
 def output_option(*formats: str) -> Any:
     """Add the option --output; the command receives the boolean `as_json`."""
-    note = "json: one object on stdout, everything else on stderr." if "text" in formats else None
-    return click.option("-o", "--output", "as_json", type=click.Choice(formats), default=formats[0], show_default=True,
-                        help=note, callback=lambda ctx, param, value: value == "json")  # fmt: skip
+    if "text" in formats:
+        note = "json: one object on stdout, everything else on stderr."
+    else:
+        note = None
+
+    return click.option(
+        "-o",
+        "--output",
+        "as_json",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help=note,
+        callback=lambda ctx, param, value: value == "json",
+    )
 
 
 def pairs_of(items: tuple[str, ...]) -> dict[str, str]:

@@ -20,7 +20,8 @@ def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
 
 @contextmanager
 def errors_as_json(as_json: bool) -> Iterator[None]:
-    """Print an error that occurs before the run starts; with `-o json`, print it as a JSON object, too."""
+    """Print an error that occurs before the run starts; with `-o json`, print it as a JSON object,
+    too."""
     try:
         yield
     except ArgolocalError as error:
@@ -31,7 +32,8 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def run_output(as_json: bool) -> Iterator[None]:
-    """Apply `errors_as_json` to a command that runs a workflow; the workflow continues if stdout cannot be written."""
+    """Apply `errors_as_json` to a command that runs a workflow; the workflow continues if stdout
+    cannot be written."""
     if not as_json:
         standard_streams.ignore_stdout_errors()
     with errors_as_json(as_json):
@@ -40,12 +42,15 @@ def run_output(as_json: bool) -> Iterator[None]:
 
 def options_of(context: click.Context) -> list[str]:
     """Return the long options of a command."""
-    options = [each for each in context.command.get_params(context) if isinstance(each, click.Option)]
+    options = [
+        each for each in context.command.get_params(context) if isinstance(each, click.Option)
+    ]
     return sorted(name for option in options for name in option.opts if name.startswith("--"))
 
 
 def usage_message(error: click.ClickException) -> str:
-    """Return one line about a wrong command line: the mistake, the nearest option, and where the help is."""
+    """Return one line about a wrong command line: the mistake, the nearest option, and where the
+    help is."""
     message = " ".join(error.format_message().split())
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
@@ -61,6 +66,7 @@ def usage_message(error: click.ClickException) -> str:
 def exit_code(command: Callable[[], Any]) -> int:
     """Run a command and return its exit code."""
     standard_streams.prepare()
+
     try:
         code = command()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -76,13 +82,28 @@ def exit_code(command: Callable[[], Any]) -> int:
         code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         home = str(homes.path().resolve())
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(
+            home
+        ):
             click.echo(f"error: {shorten(describe(error))}", err=True)
             return 1
-        remedy = f"free space there, make it writable, or set {program.variable('HOME')} to another directory"
-        click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {remedy}.", err=True)
+
+        remedy = (
+            f"free space there, make it writable, or set {program.variable('HOME')} to another"
+            " directory"
+        )
+        click.echo(
+            f"error: {error.filename or home}: {error.strerror}. State is kept in {home}:"
+            f" {remedy}.",
+            err=True,
+        )
+
         code = 1
     except RecursionError as error:
         click.echo(f"error: a value is nested too deep: {shorten(describe(error))}", err=True)
         code = 1
-    return code if isinstance(code, int) else 0
+
+    if isinstance(code, int):
+        return code
+
+    return 0

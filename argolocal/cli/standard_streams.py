@@ -1,4 +1,5 @@
-"""Make stdin, stdout and stderr usable even if the caller closed them, escape control characters, handle write errors.
+"""Make stdin, stdout and stderr usable even if the caller closed them, escape control characters,
+handle write errors.
 
 prepare()                   # before anything else
 ignore_stdout_errors()      # a run continues if its output cannot be written
@@ -19,7 +20,8 @@ class Unwritable(ArgolocalError):
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor that reports only the first failed write: later writes, also at exit, go to /dev/null."""
+    """A file descriptor that reports only the first failed write: later writes, also at exit, go to
+    /dev/null."""
 
     def __init__(self, number: int, ignore_errors: bool) -> None:
         super().__init__(number, "wb", closefd=False)
@@ -35,20 +37,23 @@ class Descriptor(io.FileIO):
             if error.errno == errno.EPIPE:  # the end of a reader such as `head` is not an error
                 raise
             raise Unwritable(
-                f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal that can be written."
+                f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal"
+                " that can be written."
             ) from error
 
 
 def prepare() -> None:
     """Open /dev/null for closed streams, so that no other file becomes stdout.
 
-    From then on, stdout and stderr escape control characters, and characters that they cannot encode.
+    From then on, stdout and stderr escape control characters, and characters that they cannot
+    encode.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             _open_devnull(number)
+
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _stream(1, sys.stdout, ignore_errors=False)
     sys.stderr = _stream(2, sys.stderr, ignore_errors=True)
@@ -64,8 +69,12 @@ def ignore_stdout_errors() -> None:
 def _stream(number: int, old_stream: TextIO | None, ignore_errors: bool) -> TextIO:
     options: dict[str, Any] = {"line_buffering": number == 2}
     if isinstance(old_stream, io.TextIOWrapper):
-        options = {key: getattr(old_stream, key) for key in ("encoding", "line_buffering", "write_through")}
-    return EscapedStream(io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options)
+        options = {
+            key: getattr(old_stream, key) for key in ("encoding", "line_buffering", "write_through")
+        }
+    return EscapedStream(
+        io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options
+    )
 
 
 def _open_devnull(number: int) -> None:

@@ -10,21 +10,27 @@ from typing import Any
 ATTEMPT = re.compile(r"\((\d+)\)$")  # end of the name of an attempt
 # parts of Argo's messages about a stopped workflow
 STOPPED = re.compile(r"(stopped|shutdown|terminated) with strategy", re.IGNORECASE)
-# Argo's messages about a node's attempts or children. Source: Argo's operator.go processNodeRetries, steps.go
+# Argo's messages about a node's attempts or children. Source: Argo's operator.go
+# processNodeRetries, steps.go
 SECONDARY = re.compile(
     r"retryStrategy\.expression evaluated to false|No more retries left|Max duration limit exceeded"
-    r"|Backoff would exceed max duration limit|retry exceeded workflow deadline|Backoff for .*|child '.*' failed"
+    r"|Backoff would exceed max duration limit|retry exceeded workflow deadline|Backoff for"
+    r" .*|child '.*' failed"
 )
-# Argo's message about a job or another object that failed; this runner adds the cause that the object reports
+# Argo's message about a job or another object that failed; this runner adds the cause that the
+# object reports
 OBJECT_FAILED = re.compile(
-    r"(?:main: )?(?:Error \(exit code 64\): )?failure condition '[^']*' evaluated true(?:: (?P<cause>.+))?", re.DOTALL
+    r"(?:main: )?(?:Error \(exit code 64\): )?failure condition '[^']*' evaluated true(?::"
+    r" (?P<cause>.+))?",
+    re.DOTALL,
 )
 
 UNREPORTED = "its job or Deployment has failed: the logs of the pods show why"
 
 
 def plain(message: str) -> str:
-    """Return the message without the condition that a job or Deployment met: with the cause that the object reports."""
+    """Return the message without the condition that a job or Deployment met: with the cause that
+    the object reports."""
     match = OBJECT_FAILED.fullmatch(message)
     if not match:
         return message
@@ -32,12 +38,14 @@ def plain(message: str) -> str:
 
 
 def is_secondary(message: str) -> bool:
-    """Return True for an empty message, and for a message that only refers to attempts or children."""
+    """Return True for an empty message, and for a message that only refers to attempts or
+    children."""
     return not message or SECONDARY.fullmatch(message) is not None
 
 
 def root_message(message: str, attempts: Sequence[str]) -> str:
-    """Return why a step failed: its own message, else the message of its last attempt that has one."""
+    """Return why a step failed: its own message, else the message of its last attempt that has
+    one."""
     if not is_secondary(message):
         return message
     return next((text for text in reversed(attempts) if not is_secondary(text)), message)
@@ -46,7 +54,9 @@ def root_message(message: str, attempts: Sequence[str]) -> str:
 def attempt_number(name: str) -> int:
     """Return the number of an attempt by its name; -1 for a node that is not an attempt."""
     match = ATTEMPT.search(name)
-    return int(match[1]) if match else -1
+    if match:
+        return int(match[1])
+    return -1
 
 
 def failed_steps(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -61,13 +71,19 @@ def failed_steps(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
     steps: list[tuple[str, str]] = []
     attempts: list[tuple[str, str]] = []
+
     for (name, _), items in groups.items():
         items.sort(key=lambda item: attempt_number(str(item.get("displayName"))))
         messages = [str(item.get("message") or "") for item in items]
         message = root_message(messages[0], messages)
         is_step = items[0].get("displayName", "?") == name or STOPPED.search(message)
-        (steps if is_step else attempts).append((name, plain(message) or str(items[0].get("phase", "failed"))))
+        (steps if is_step else attempts).append(
+            (name, plain(message) or str(items[0].get("phase", "failed")))
+        )
 
     phases = {str(item.get("phase")) for items in groups.values() for item in items} | {"failed"}
-    roots = [[row for row in rows if row[1] not in phases and not is_secondary(row[1])] for rows in (steps, attempts)]
+    roots = [
+        [row for row in rows if row[1] not in phases and not is_secondary(row[1])]
+        for rows in (steps, attempts)
+    ]
     return roots[0] or roots[1] or steps + attempts

@@ -8,16 +8,22 @@ from argolocal.errors import ArgolocalError
 
 
 def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
-    """Raise ArgolocalError if `size` bytes do not fit into `folder`; the message calls these bytes `content`."""
-    if message := missing_space(content, size, shutil.disk_usage(folder).free, str(folder), remedy):
+    """Raise ArgolocalError if `size` bytes do not fit into `folder`; the message calls these bytes
+    `content`."""
+    message = missing_space(content, size, shutil.disk_usage(folder).free, str(folder), remedy)
+    if message:
         raise ArgolocalError(message)
 
 
 def missing_space(content: str, size: float, free_bytes: float, target: str, remedy: str) -> str:
-    """Return "" if `size` bytes fit into the `free_bytes` of `target`, else a message with the `remedy`."""
+    """Return "" if `size` bytes fit into the `free_bytes` of `target`, else a message with the
+    `remedy`."""
     if size <= free_bytes:
         return ""
-    return f"{content} needs about {size / 1e9:.1f} GB and {target} has {free_bytes / 1e9:.1f} GB left: {remedy}"
+    return (
+        f"{content} needs about {size / 1e9:.1f} GB and {target} has {free_bytes / 1e9:.1f} GB"
+        f" left: {remedy}"
+    )
 
 
 def size_of(path: Path) -> int:

@@ -1,11 +1,14 @@
-"""The environment of processes that outlive a command, such as servers: the secrets of the user are not passed on."""
+"""The environment of processes that outlive a command, such as servers: the secrets of the user are
+not passed on."""
 
 import re
 from collections.abc import Mapping
 
-# names of variables that contain secrets, such as HF_TOKEN, GITHUB_TOKEN, DB_PASSWORD or NOTIFY_URL (a webhook)
+# names of variables that contain secrets, such as HF_TOKEN, GITHUB_TOKEN, DB_PASSWORD or NOTIFY_URL
+# (a webhook)
 SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL", re.IGNORECASE
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL",
+    re.IGNORECASE,
 )
 # variables of the services that a process may use
 SERVICE_VARIABLE = re.compile(r"(AWS|MLFLOW|S3)_")

@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace a file atomically: readers see the old or the new text, even if several processes write the file."""
+    """Replace a file atomically: readers see the old or the new text, even if several processes
+    write the file."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -22,7 +23,8 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_once(path: Path, text: str, mode: int = 0o666) -> str:
-    """Write a file unless it exists, and return its content. If several processes write it, the first text is kept."""
+    """Write a file unless it exists, and return its content. If several processes write it, the
+    first text is kept."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
@@ -51,7 +53,8 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def read_input(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file or a pipe, such as of `<(command)`. Raises OSError.
+    """Return at most `limit` bytes of a regular file or a pipe, such as of `<(command)`. Raises
+    OSError.
 
     A FIFO that no process writes to is empty.
     """
@@ -65,12 +68,14 @@ def read_input(path: Path, limit: int) -> bytes:
 
 
 def _open_without_delay(path: Path) -> BinaryIO:
-    """Open a file for reading, also a FIFO that no process writes to. Raises OSError, also for a directory."""
+    """Open a file for reading, also a FIFO that no process writes to. Raises OSError, also for a
+    directory."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner can enter, or restrict the permissions of an existing directory."""
+    """Make a directory that only its owner can enter, or restrict the permissions of an existing
+    directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
         with suppress(PermissionError):  # the directory belongs to another user
@@ -78,16 +83,19 @@ def make_private(directory: Path) -> None:
 
 
 def make_own(directory: Path) -> None:
-    """Make a directory that only its owner can enter in a place where all users can write, such as /tmp.
+    """Make a directory that only its owner can enter in a place where all users can write, such as
+    /tmp.
 
     Raises PermissionError if the directory belongs to another user, who could change its files.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
+
     if not is_own(directory):
         reason = "the path belongs to another user, or is not a directory: remove it"
         raise PermissionError(errno.EPERM, reason, str(directory))
+
     if directory.stat().st_mode & 0o077:
         directory.chmod(0o700)
 

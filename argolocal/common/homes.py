@@ -1,9 +1,11 @@
-"""The home: the directory of runs and their data, .argolocal in the working directory or $ARGOLOCAL_HOME.
+"""The home: the directory of runs and their data, .argolocal in the working directory or
+$ARGOLOCAL_HOME.
 
-The files of a home decide which programs start, which processes end and where credentials are sent, so a home that was
-copied from elsewhere must not be used. `make` writes an empty file into a home. The name of this file is a keyed hash
-of the home's path, with a key from the user's ~/.local/state/argolocal: other users cannot make such a file, and at
-another path the file is invalid.
+The files of a home decide which programs start, which processes end and where credentials are sent,
+so a home that was copied from elsewhere must not be used. `make` writes an empty file into a home.
+The name of this file is a keyed hash of the home's path, with a key from the user's
+~/.local/state/argolocal: other users cannot make such a file, and at another path the file is
+invalid.
 """
 
 import errno
@@ -18,7 +20,8 @@ from argolocal.common import program
 from argolocal.common.files import make_private, write_once
 from argolocal.errors import ConfigError
 
-STATE_HOME_VARIABLE, DEFAULT_STATE_HOME = "XDG_STATE_HOME", "~/.local/state"
+STATE_HOME_VARIABLE = "XDG_STATE_HOME"
+DEFAULT_STATE_HOME = "~/.local/state"
 MARK_PREFIX = ".made-by-"
 
 
@@ -28,30 +31,35 @@ def path() -> Path:
 
 
 def current() -> Path:
-    """Return the home that commands use. Raises ConfigError unless this user made the home at its current path."""
+    """Return the home that commands use. Raises ConfigError unless this user made the home at its
+    current path."""
     home = path()
     check(home)
     return home
 
 
 def check(home: Path) -> None:
-    """Raise ConfigError if the home exists and this user did not make it. Does not read the home's files."""
+    """Raise ConfigError if the home exists and this user did not make it. Does not read the home's
+    files."""
     real_path = Path(os.path.realpath(home))
     if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
             f"{home} is a link, and is not followed: "
             f"set {program.variable('HOME')}={real_path} if that folder is yours."
         )
+
     _check_owner(home)
     if _has_entries(real_path) and not os.path.lexists(real_path / _mark(real_path)):
         raise ConfigError(
-            f"{home} was not created here by your own commands, so it is not used: remove it, or, if it is yours "
-            f"(moved, copied, made by hand or by an earlier version), run `{program.name} trust {home}`."
+            f"{home} was not created here by your own commands, so it is not used: remove it, or,"
+            " if it is yours (moved, copied, made by hand or by an earlier version), run"
+            f" `{program.name} trust {home}`."
         )
 
 
 def make(home: Path) -> None:
-    """Make a home that only its owner can enter, or restrict the permissions of an existing home."""
+    """Make a home that only its owner can enter, or restrict the permissions of an existing
+    home."""
     _check_owner(home)
     make_private(home)
     _check_owner(home)  # another user may have made the directory first
@@ -60,7 +68,8 @@ def make(home: Path) -> None:
 
 
 def trust(home: Path) -> None:
-    """Mark a home that was made elsewhere as trusted. Raises ConfigError if the home belongs to another user."""
+    """Mark a home that was made elsewhere as trusted. Raises ConfigError if the home belongs to
+    another user."""
     _check_owner(home)
     (home / _mark(Path(os.path.realpath(home)), make_key=True)).touch(mode=0o600)
 
@@ -74,42 +83,66 @@ def _check_owner(home: Path) -> None:
     except OSError as error:  # such as a link to itself
         text = f"{os.path.abspath(home)} cannot be used as the home ({error.strerror}): {remedy}"
         raise ConfigError(text) from error
+
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"{os.path.abspath(home)} is not a directory, so it cannot be the home: {remedy}")
+        raise ConfigError(
+            f"{os.path.abspath(home)} is not a directory, so it cannot be the home: {remedy}"
+        )
+
     owner: int | str = status.st_uid
     if owner != os.geteuid():
         with suppress(KeyError):
             owner = pwd.getpwuid(owner).pw_name
-        raise ConfigError(f"{home} belongs to {owner}: set {program.variable('HOME')} to a directory of your own.")
+
+        raise ConfigError(
+            f"{home} belongs to {owner}: set {program.variable('HOME')} to a directory of your own."
+        )
 
 
 def _has_entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
-    except (FileNotFoundError, NotADirectoryError):  # if its parent is a file, the next write into `home` fails
+    except (FileNotFoundError, NotADirectoryError):
+        # if its parent is a file, the next write into `home` fails
         return False
     except OSError as error:
         raise ConfigError(
-            f"{home} cannot be read ({error.strerror}): make it readable, or set {program.variable('HOME')} to a "
-            "directory of your own."
+            f"{home} cannot be read ({error.strerror}): make it readable, or set"
+            f" {program.variable('HOME')} to a directory of your own."
         ) from error
 
 
 def _mark(real_path: Path, make_key: bool = False) -> str:
-    """Return the name of the file that proves that this user made the home at the path `real_path`."""
+    """Return the name of the file that proves that this user made the home at the path
+    `real_path`."""
     folder = os.environ.get(STATE_HOME_VARIABLE, "")
-    file = Path(folder if os.path.isabs(folder) else os.path.expanduser(DEFAULT_STATE_HOME), program.name, "key")
+
+    file = Path(
+        folder if os.path.isabs(folder) else os.path.expanduser(DEFAULT_STATE_HOME),
+        program.name,
+        "key",
+    )
+
     try:
         if not file.is_absolute():
             raise FileNotFoundError(errno.ENOENT, "the user's home directory is unknown")
+
         if make_key:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_once(file, os.urandom(32).hex(), 0o600)
-        key = file.read_text() if file.exists() else os.urandom(32).hex()  # random: matches no home
+
+        # random: matches no home
+        if file.exists():
+            key = file.read_text()
+        else:
+            key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(
             f"{file}: {error.strerror}. This file must contain the key that marks your homes: "
             f"set {STATE_HOME_VARIABLE} to a directory of your own."
         ) from error
-    return MARK_PREFIX + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()
+
+    return (
+        MARK_PREFIX + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()
+    )

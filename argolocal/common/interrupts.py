@@ -1,9 +1,12 @@
-"""Signals that stop a run (Ctrl-C, SIGTERM and SIGHUP), handled in one object that is passed to the code that waits.
+"""Signals that stop a run (Ctrl-C, SIGTERM and SIGHUP), handled in one object that is passed to the
+code that waits.
 
 with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:     # a command in the foreground
-    local.run(on_change, signals)                                     # raises KeyboardInterrupt; signals.caught: 2
+    local.run(on_change, signals)                                     # raises KeyboardInterrupt;
+    signals.caught: 2
 
-with Interrupts() as signals: ...                                     # in a library: calls the previous handlers
+with Interrupts() as signals: ...                                     # in a library: calls the
+previous handlers
 """
 
 import math
@@ -18,15 +21,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-# a signal that follows another one after this time is not deferred; `timeout` sends two signals within microseconds
+# a signal that follows another one after this time is not deferred; `timeout` sends two signals
+# within microseconds
 FORCE_AFTER_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Installs signal handlers in its `with` block, in the main thread only. With `nohup`, SIGHUP stays ignored.
+    """Installs signal handlers in its `with` block, in the main thread only. With `nohup`, SIGHUP
+    stays ignored.
 
-    Each signal goes to the previous handler; if a handler is missing, the signal raises KeyboardInterrupt.
+    Each signal goes to the previous handler; if a handler is missing, the signal raises
+    KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -50,7 +56,8 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed` is entered: any other code could lose a process that has just started.
+        """Defer signals until `allowed` is entered: any other code could lose a process that has
+        just started.
 
         If the code does not reach `allowed` within FORCE_AFTER_S, a second signal is not deferred.
         """
@@ -63,8 +70,10 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Deliver the deferred signals, and deliver new signals immediately. May raise KeyboardInterrupt."""
-        was_deferring, self.is_deferring = self.is_deferring, False
+        """Deliver the deferred signals, and deliver new signals immediately. May raise
+        KeyboardInterrupt."""
+        was_deferring = self.is_deferring
+        self.is_deferring = False
         try:
             self._deliver()
             yield
@@ -72,8 +81,11 @@ class Interrupts:
             self.is_deferring = was_deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Call the previous handler of a signal, or raise KeyboardInterrupt if a handler is missing."""
-        handler: Callable[[int, FrameType | None], Any] | int | None = self.previous_handlers[number]
+        """Call the previous handler of a signal, or raise KeyboardInterrupt if a handler is
+        missing."""
+        handler: Callable[[int, FrameType | None], Any] | int | None = self.previous_handlers[
+            number
+        ]
         if callable(handler):
             handler(number, frame)
         elif handler != signal.SIG_IGN:
@@ -91,18 +103,25 @@ class Interrupts:
 
 
 class StopSignals(Interrupts):
-    """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals are ignored.
+    """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals
+    are ignored.
 
-    `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: exists while `argolocal stop` stops the
-    workflow; a signal then comes from that command, and is not recorded in `caught`. `exit_after`: number of seconds
-    after the first signal; from then on, a further signal exits at once, and `argolocal resume` cleans up.
+    `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: exists while
+    `argolocal stop` stops the workflow; a signal then comes from that command, and is not recorded
+    in `caught`. `exit_after`: number of seconds after the first signal; from then on, a further
+    signal exits at once, and `argolocal resume` cleans up.
     """
 
-    def __init__(self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf) -> None:
+    def __init__(
+        self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf
+    ) -> None:
         super().__init__()
-        self.stop_file, self.exit_after = stop_file, exit_after
+        self.stop_file = stop_file
+        self.exit_after = exit_after
         self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
-        self.say: Callable[[str], None] = lambda line: print(f"note: {line}", file=sys.stderr, flush=True)
+        self.say: Callable[[str], None] = lambda line: print(
+            f"note: {line}", file=sys.stderr, flush=True
+        )
         self.caught: int | None = None
         self.caught_at = 0.0
 
@@ -110,19 +129,28 @@ class StopSignals(Interrupts):
         if self.caught:
             if time.monotonic() - self.caught_at > self.exit_after:
                 os._exit(128 + number)
+
             return
+
         if self.stop_file and self.stop_file.exists():
             raise KeyboardInterrupt
+
         if number == signal.SIGINT and self.ask:
             self.ask = False
-            self.say("Stop this run? y or another Ctrl-C stops the run, any other answer continues it.")
+            self.say(
+                "Stop this run? y or another Ctrl-C stops the run, any other answer continues it."
+            )
             threading.Thread(target=self._read_answer, daemon=True).start()
+
             return
+
         self.caught, self.caught_at = number, time.monotonic()
         raise KeyboardInterrupt
 
     def _read_answer(self) -> None:
-        try:  # not sys.stdin.readline(), which holds a lock while it waits: the interpreter would crash at exit
+        # not sys.stdin.readline(), which holds a lock while it waits: the interpreter would crash
+        # at exit
+        try:
             answer = os.read(sys.stdin.fileno(), 100)
         except OSError:  # the terminal is closed
             return

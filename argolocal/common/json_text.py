@@ -1,8 +1,11 @@
 """Writes and reads JSON that has the same value in every parser.
 
-    to_json(value)              # a JSON text; raises ValueError that names the place of a number that is not finite
-    loads(data)                 # a JSON value from outside; raises ValueError with the rule that the text violates
-    read_object(path)           # the JSON object in a file; raises InvalidDocument with the name of the file
+    to_json(value)              # a JSON text; raises ValueError that names the place of a number
+    that is not finite
+    loads(data)                 # a JSON value from outside; raises ValueError with the rule that
+    the text violates
+    read_object(path)           # the JSON object in a file; raises InvalidDocument with the name of
+    the file
 
 Python's own writer and parser accept NaN, infinity and duplicate keys.
 """
@@ -34,7 +37,8 @@ def to_json(
     ensure_ascii: bool = True,
     default: Callable[[Any], Any] | None = None,
 ) -> str:
-    """Format a value as JSON. Raises ValueError that names the place of a NaN or infinity, TypeError."""
+    """Format a value as JSON. Raises ValueError that names the place of a NaN or infinity,
+    TypeError."""
     try:
         return json.dumps(
             value,
@@ -50,9 +54,12 @@ def to_json(
 
 
 def replace_nan(value: Any) -> Any:
-    """Replace each NaN and infinity in a JSON value by None, which states that the number is unknown."""
+    """Replace each NaN and infinity in a JSON value by None, which states that the number is
+    unknown."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     if isinstance(value, dict):
         return {key: replace_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -61,7 +68,8 @@ def replace_nan(value: Any) -> Any:
 
 
 def describe_not_finite(value: Any) -> str:
-    """Name the first number in a JSON value that is NaN or infinite; "" if all numbers are finite."""
+    """Name the first number in a JSON value that is NaN or infinite; "" if all numbers are
+    finite."""
     try:
         for path, number in numbers(value):
             if isinstance(number, float) and not math.isfinite(number):
@@ -92,9 +100,11 @@ def format_path(path: Location) -> str:
 def loads(data: bytes | str) -> Any:
     """Return the value of a JSON text that has the same value in every parser. Raises ValueError.
 
-    Duplicate keys, halves of surrogate pairs, deep nesting and numbers that are not finite are errors.
+    Duplicate keys, halves of surrogate pairs, deep nesting and numbers that are not finite are
+    errors.
     """
     text = data.decode() if isinstance(data, bytes) else data
+
     try:
         value = json.loads(
             text,
@@ -105,6 +115,7 @@ def loads(data: bytes | str) -> Any:
         )
     except RecursionError:
         raise ValueError(f"it has more than {MAX_DEPTH} nested values") from None
+
     _reject_unsafe_values(value)
     return value
 
@@ -158,5 +169,10 @@ def _reject_unsafe_values(value: Any) -> None:
         elif isinstance(item, list | dict):
             if depth > MAX_DEPTH:
                 raise ValueError(f"it has more than {MAX_DEPTH} nested values")
-            children = item if isinstance(item, list) else [*item.keys(), *item.values()]
+
+            if isinstance(item, list):
+                children = item
+            else:
+                children = [*item.keys(), *item.values()]
+
             unchecked += [(child, depth + 1) for child in children]

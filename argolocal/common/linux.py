@@ -4,7 +4,9 @@ import ctypes
 import os
 import signal
 
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
+# options of prctl(2)
+SET_PDEATHSIG = 1
+SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None)
 
 # names of the files of a memory cgroup, by cgroup version
@@ -20,13 +22,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def stop_ignoring_signals() -> None:
-    """Restore the default action of ignored signals: a shell's background jobs ignore SIGINT, `nohup` SIGHUP."""
+    """Restore the default action of ignored signals: a shell's background jobs ignore SIGINT,
+    `nohup` SIGHUP."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
 def oom_kills(events: str) -> int:
-    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if the text lacks it."""
+    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if the
+    text lacks it."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

@@ -1,4 +1,5 @@
-"""Names from outside, such as an answer of a server, a command line or a file, as types that only a valid name has.
+"""Names from outside, such as an answer of a server, a command line or a file, as types that only a
+valid name has.
 
     RunName("fraud-x7k2p")                     # a str; raises InvalidName for "../project", "" or 5
     RunName.or_none(row.get("name"))              # the same, or None for an invalid name
@@ -14,7 +15,8 @@ from argolocal.common.wording import shorten
 from argolocal.errors import ConfigError
 
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # DNS label
-# control characters, also those of Unicode that hide or reorder text, and halves of a surrogate pair
+# control characters, also those of Unicode that hide or reorder text, and halves of a surrogate
+# pair
 INVISIBLE = "\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 MAX_SHOWN_CHARACTERS = 100
 
@@ -24,7 +26,8 @@ class InvalidName(ConfigError):
 
 
 class Name(str):
-    """A valid name. The subclasses define the rule: each instance matches the rule, since no other can be created."""
+    """A valid name. The subclasses define the rule: each instance matches the rule, since no other
+    can be created."""
 
     KIND: ClassVar[str]
     RULE: ClassVar[str]
@@ -34,7 +37,8 @@ class Name(str):
     __slots__ = ()
 
     def __new__(cls, value: Any, source: str = "") -> Self:
-        """Return the name. Raises InvalidName. `source`: where the value is from, for the message."""
+        """Return the name. Raises InvalidName. `source`: where the value is from, for the
+        message."""
         if cls.matches(value):
             return super().__new__(cls, value)
         origin = f" ({source})" if source else ""
@@ -50,7 +54,9 @@ class Name(str):
     @classmethod
     def or_none(cls, value: Any) -> Self | None:
         """Return the name, or None if the value is not a valid name."""
-        return cls(value) if cls.matches(value) else None
+        if cls.matches(value):
+            return cls(value)
+        return None
 
 
 class ObjectName(Name):
@@ -58,14 +64,16 @@ class ObjectName(Name):
 
     KIND = "the name of a Kubernetes object"
     RULE = (
-        'it must consist of 1 to 253 lower case letters, digits, "-" and ".", each part between dots as in a host name'
+        'it must consist of 1 to 253 lower case letters, digits, "-" and ".", each part between'
+        " dots as in a host name"
     )
     PATTERN = re.compile(rf"{LABEL}(\.{LABEL})*")
     MAX_BYTES = 253
 
 
 class RunName(ObjectName):
-    """The name of a run: of a workflow, of its folder on this machine, and of its folder in the object store."""
+    """The name of a run: of a workflow, of its folder on this machine, and of its folder in the
+    object store."""
 
     KIND = "the name of a run"
 
@@ -74,7 +82,10 @@ class PathName(Name):
     """The name of an object of a server, as one part of the path of a request."""
 
     KIND = "a name in a path"
-    RULE = 'it must have 1 to 253 characters, without "/", "%" and control characters, and must not be "." or ".."'
+    RULE = (
+        'it must have 1 to 253 characters, without "/", "%" and control characters, and must not be'
+        ' "." or ".."'
+    )
     PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/%{INVISIBLE}]+")
     MAX_BYTES = 253
 
@@ -84,10 +95,13 @@ class PathName(Name):
 
 
 def show(value: Any) -> str:
-    """Return a value from outside for a message: quoted, short, and with its control characters made visible."""
+    """Return a value from outside for a message: quoted, short, and with its control characters
+    made visible."""
     text = value if isinstance(value, str) else repr(value)
     cut = text[:MAX_SHOWN_CHARACTERS]
     quoted = f'"{shorten(cut)}"' if isinstance(value, str) else shorten(cut)
     rest = len(text) - len(cut)
     visible_text = re.sub(f"[{INVISIBLE}]", lambda character: f"\\u{ord(character[0]):04x}", quoted)
-    return f"{visible_text}... ({rest:,} characters more)" if rest else visible_text
+    if rest:
+        return f"{visible_text}... ({rest:,} characters more)"
+    return visible_text

@@ -2,8 +2,9 @@
 
     object_names.check_object("ConfigMap", "cache-feature/login")     # raises ConfigError
 
-A name that tags compute is known only at run time, so each name is checked where it becomes an object or a file.
-Source: Kubernetes' apimachinery/pkg/util/validation (validation.go) and apis/core/validation.
+A name that tags compute is known only at run time, so each name is checked where it becomes an
+object or a file. Source: Kubernetes' apimachinery/pkg/util/validation (validation.go) and
+apis/core/validation.
 """
 
 import base64
@@ -14,7 +15,8 @@ from typing import Any
 
 from argolocal.errors import ConfigError
 
-DATA_KINDS, DATA_FIELDS = ("ConfigMap", "Secret"), ("data", "binaryData", "stringData")
+DATA_KINDS = ("ConfigMap", "Secret")
+DATA_FIELDS = ("data", "binaryData", "stringData")
 MAX_SHOWN_CHARACTERS = 300  # of an invalid name in a message
 
 
@@ -28,59 +30,69 @@ class Rule:
 
     def allows(self, name: object) -> bool:
         """Return True if `name` is a text that follows the rule."""
-        return isinstance(name, str) and len(name) <= self.max_length and bool(self.pattern.fullmatch(name))
+        return (
+            isinstance(name, str)
+            and len(name) <= self.max_length
+            and bool(self.pattern.fullmatch(name))
+        )
 
     def check(self, name: object, where: str) -> None:
-        """Raise ConfigError, with `where` as the start of its message, for a name that breaks the rule."""
+        """Raise ConfigError, with `where` as the start of its message, for a name that breaks the
+        rule."""
         if not self.allows(name):
             shown_name = f"{name!r:.{MAX_SHOWN_CHARACTERS}}"
-            raise ConfigError(f"{where}: Invalid value: {shown_name}: {self.words}. Choose another name.")
+            raise ConfigError(
+                f"{where}: Invalid value: {shown_name}: {self.words}. Choose another name."
+            )
 
 
 SUBDOMAIN = Rule(
     re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
     253,
-    "a lowercase RFC 1123 subdomain must consist of at most 253 lower case alphanumeric characters, '-' or '.', and "
-    "must start and end with an alphanumeric character",
+    "a lowercase RFC 1123 subdomain must consist of at most 253 lower case alphanumeric characters,"
+    " '-' or '.', and must start and end with an alphanumeric character",
 )
 LABEL = Rule(
     re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"),
     63,
-    "a lowercase RFC 1123 label must consist of at most 63 lower case alphanumeric characters or '-', and must start "
-    "and end with an alphanumeric character",
+    "a lowercase RFC 1123 label must consist of at most 63 lower case alphanumeric characters or"
+    " '-', and must start and end with an alphanumeric character",
 )
 SERVICE = Rule(
     re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
     63,
-    "a DNS-1035 label must consist of at most 63 lower case alphanumeric characters or '-', start with an alphabetic "
-    "character, and end with an alphanumeric character",
+    "a DNS-1035 label must consist of at most 63 lower case alphanumeric characters or '-', start"
+    " with an alphabetic character, and end with an alphanumeric character",
 )
-PATH_SEGMENT = Rule(re.compile(r"(?!\.\.?$)[^/%\0]+"), 253, "a name must not be '.' or '..', or contain '/' or '%'")
+PATH_SEGMENT = Rule(
+    re.compile(r"(?!\.\.?$)[^/%\0]+"), 253, "a name must not be '.' or '..', or contain '/' or '%'"
+)
 DATA_KEY = Rule(
     re.compile(r"(?!\.\.)(?!\.$)[-._a-zA-Z0-9]+"),
     253,
-    "a valid config key must consist of at most 253 alphanumeric characters, '-', '_' or '.', and must not start "
-    "with '..'",
+    "a valid config key must consist of at most 253 alphanumeric characters, '-', '_' or '.', and"
+    " must not start with '..'",
 )
 LABEL_VALUE = Rule(
     re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"),
     63,
-    "a valid label must be an empty string or consist of at most 63 alphanumeric characters, '-', '_' or '.', and "
-    "must start and end with an alphanumeric character",
+    "a valid label must be an empty string or consist of at most 63 alphanumeric characters, '-',"
+    " '_' or '.', and must start and end with an alphanumeric character",
 )
 QUALIFIED_NAME = Rule(
     re.compile(
         rf"(?:(?=[^/]{{1,253}}/){SUBDOMAIN.pattern.pattern}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
     ),
     317,
-    "a qualified name must consist of at most 63 alphanumeric characters, '-', '_' or '.', must start and end with an "
-    "alphanumeric character, and may have a DNS subdomain and '/' in front",
+    "a qualified name must consist of at most 63 alphanumeric characters, '-', '_' or '.', must"
+    " start and end with an alphanumeric character, and may have a DNS subdomain and '/' in front",
 )
 # Source: Amazon S3 and MinIO, whose older buckets may have upper case letters and underscores
 BUCKET = Rule(
     re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*"),
     255,
-    "a bucket's name must consist of letters, digits, '-', '.' or '_', and must start with a letter or digit",
+    "a bucket's name must consist of letters, digits, '-', '.' or '_', and must start with a letter"
+    " or digit",
 )
 RULES: Mapping[str, Rule] = {
     "Service": SERVICE,
@@ -95,7 +107,9 @@ def rule_of(kind: str) -> Rule:
 
 def check_object(kind: str, name: object) -> None:
     """Raise ConfigError for a `metadata.name` that the API server rejects."""
-    rule_of(kind).check(name, f'{kind} "{name!s:.{MAX_SHOWN_CHARACTERS}}" is invalid: metadata.name')
+    rule_of(kind).check(
+        name, f'{kind} "{name!s:.{MAX_SHOWN_CHARACTERS}}" is invalid: metadata.name'
+    )
 
 
 def check_labels(labels: Mapping[Any, Any] | None, where: str) -> None:
@@ -106,7 +120,8 @@ def check_labels(labels: Mapping[Any, Any] | None, where: str) -> None:
 
 
 def check_annotations(annotations: Mapping[Any, Any] | None, where: str) -> None:
-    """Raise ConfigError for an annotation that the API server rejects; case does not matter in their keys."""
+    """Raise ConfigError for an annotation that the API server rejects; case does not matter in
+    their keys."""
     for key, value in _items(annotations, where):
         QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, where)
         if not isinstance(value, str):
@@ -121,14 +136,19 @@ def check_data(obj: Mapping[str, Any], kind: str, name: str) -> None:
             DATA_KEY.check(key, f'{kind} "{name}" is invalid: data')
             if not isinstance(value, str):
                 raise ConfigError(f"{kind} {name}.{field}.{key} is not a string: quote it.")
+
             try:
                 base64.b64decode(value if is_encoded else "", validate=True)
             except ValueError:
-                hint = "Encode the value, or move the plain text to stringData (of a ConfigMap: data)."
+                hint = (
+                    "Encode the value, or move the plain text to stringData (of a ConfigMap: data)."
+                )
                 raise ConfigError(f"{kind} {name}.{field}.{key} is not base64. {hint}") from None
 
 
 def _items(values: Mapping[Any, Any] | None, where: str) -> Iterable[tuple[Any, Any]]:
     if values and not isinstance(values, Mapping):
-        raise ConfigError(f"{where} is {values!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values.")
+        raise ConfigError(
+            f"{where} is {values!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values."
+        )
     return (values or {}).items()

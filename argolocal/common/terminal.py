@@ -1,4 +1,5 @@
-"""Text streams that show control characters, so that texts of others cannot control the terminal."""
+"""Text streams that show control characters, so that texts of others cannot control the
+terminal."""
 
 import io
 from typing import Any, TextIO
@@ -7,7 +8,8 @@ from argolocal.common.wording import visible
 
 
 class EscapedStream(io.TextIOWrapper):
-    """A text stream that removes colours and escapes control characters: every command prints to such streams."""
+    """A text stream that removes colours and escapes control characters: every command prints to
+    such streams."""
 
     def write(self, text: str, /) -> int:
         super().write(visible(text))
@@ -28,5 +30,6 @@ class _ControlStream:
 
 
 def with_controls(stream: Any) -> TextIO:
-    """Return a stream for our own colours and cursor moves; the caller applies `visible` to texts of others."""
+    """Return a stream for our own colours and cursor moves; the caller applies `visible` to texts
+    of others."""
     return _ControlStream(stream) if isinstance(stream, EscapedStream) else stream  # type: ignore[return-value]

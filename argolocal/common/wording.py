@@ -1,11 +1,12 @@
-"""Format texts for a terminal: escape control characters, shorten messages, and write durations in words."""
+"""Format texts for a terminal: escape control characters, shorten messages, and write durations in
+words."""
 
 import re
 
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
-# characters that control a terminal, end a line, hide text or change its direction, except tab and newline; and except
-# the joiners U+200C and U+200D, which spell words and emoji
+# characters that control a terminal, end a line, hide text or change its direction, except tab and
+# newline; and except the joiners U+200C and U+200D, which spell words and emoji
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
@@ -16,22 +17,32 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
     if seconds < 59.5:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+        if seconds < 10:
+            return f"{seconds:.2g} s"
+        return f"{seconds:.0f} s"
     minutes, remainder = divmod(round(seconds), 60)
-    return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 60:
+        return f"{minutes} min {remainder:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def visible(text: str) -> str:
-    """Remove colours and escape control characters, so that a pod's output cannot control the terminal."""
+    """Remove colours and escape control characters, so that a pod's output cannot control the
+    terminal."""
     return CONTROL.sub(_escape, COLOR.sub("", text))
 
 
 def _escape(character: re.Match[str]) -> str:
     number = ord(character[0])
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    return f"\\U{number:08x}"
 
 
 def shorten(text: str) -> str:
-    """Return `visible(text)`, cut at MAX_MESSAGE_LENGTH characters: a message may quote a value of any length."""
+    """Return `visible(text)`, cut at MAX_MESSAGE_LENGTH characters: a message may quote a value of
+    any length."""
     excess = len(text) - MAX_MESSAGE_LENGTH
-    return visible(text) if excess <= 0 else f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"
+    if excess <= 0:
+        return visible(text)
+    return f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"

@@ -1,8 +1,8 @@
 """Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
 
-`Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and similar kinds; other
-controllers extend it. A change of an object reads and replaces the object's file under a lock, because the supervisor
-may change the status of the object at the same time.
+`Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and
+similar kinds; other controllers extend it. A change of an object reads and replaces the object's
+file under a lock, because the supervisor may change the status of the object at the same time.
 """
 
 import copy
@@ -34,13 +34,16 @@ class Controller:
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         """`run`: the folder for the logs and directories of pods."""
-        self.cluster, self.run = cluster, run or cluster.home
-        self.controllers: Mapping[str, Controller] = {}  # kind of objects → its controller in the same run
+        self.cluster = cluster
+        self.run = run or cluster.home
+        # kind of objects → its controller in the same run
+        self.controllers: Mapping[str, Controller] = {}
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for an object that the API server would reject or that this machine does not support."""
+        """Raise ConfigError for an object that the API server would reject or that this machine
+        does not support."""
         metadata = obj.get("metadata") or {}
         if not metadata.get("name"):
             raise ConfigError(f"metadata.name of a {self.kind} is missing. Set the name.")
@@ -53,17 +56,22 @@ class Controller:
             object_names.check_data(obj, self.kind, metadata["name"])
 
     def apply(self, obj: Object) -> Object:
-        """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.
+        """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls
+        did not set are kept.
 
-        Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the current object's.
+        Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the
+        current object's.
         """
         self.check(obj)
         applied_object = _without_last_applied(obj)
 
         def merge_current(current_object: Object | None) -> Object:
-            last_object = (
-                json.loads(current_object["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if current_object else {}
-            )
+            if current_object:
+                last_object = json.loads(
+                    current_object["metadata"]["annotations"].get(LAST_APPLIED, "{}")
+                )
+            else:
+                last_object = {}
             new_object = merge(last_object, applied_object, current_object or {})
             annotations = new_object["metadata"].get("annotations") or {}
             annotations = {**annotations, LAST_APPLIED: to_json(applied_object)}
@@ -72,9 +80,11 @@ class Controller:
         return self._write(obj["metadata"]["name"], merge_current)
 
     def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
-        """Replace an existing object by `update(object)`, as `kubectl patch` does: the last-applied annotation stays.
+        """Replace an existing object by `update(object)`, as `kubectl patch` does: the last-applied
+        annotation stays.
 
-        Raises ConfigError, and Conflict if `update` sets a resourceVersion that differs from the current object's.
+        Raises ConfigError, and Conflict if `update` sets a resourceVersion that differs from the
+        current object's.
         """
 
         def update_current(current_object: Object | None) -> Object:
@@ -87,19 +97,39 @@ class Controller:
     def _write(self, name: str, update: Callable[[Object | None], Object]) -> Object:
         def add_metadata(current_object: Object | None) -> Object:
             new_object = update(copy.deepcopy(current_object))
-            meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(time.time())}
-            meta |= {"annotations": {}} | new_object["metadata"]
-            current_meta = current_object["metadata"] if current_object else {"resourceVersion": "0", "generation": 0}
-            if current_object and meta.get("resourceVersion") not in (None, "", current_meta["resourceVersion"]):
-                raise Conflict(
-                    f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object has been modified; '
-                    "please apply your changes to the latest version and try again"
-                )
-            has_new_spec = not current_object or current_object.get("spec") != new_object.get("spec")
-            meta |= {
-                "resourceVersion": current_meta["resourceVersion"],
-                "generation": current_meta["generation"] + has_new_spec,
+            meta = {
+                "namespace": "default",
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": timestamp(time.time()),
             }
+
+            meta.update({"annotations": {}} | new_object["metadata"])
+
+            if current_object:
+                current_meta = current_object["metadata"]
+            else:
+                current_meta = {"resourceVersion": "0", "generation": 0}
+
+            if current_object and meta.get("resourceVersion") not in (
+                None,
+                "",
+                current_meta["resourceVersion"],
+            ):
+                raise Conflict(
+                    f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object'
+                    " has been modified; please apply your changes to the latest version and try"
+                    " again"
+                )
+
+            has_new_spec = not current_object or current_object.get("spec") != new_object.get(
+                "spec"
+            )
+            meta.update(
+                {
+                    "resourceVersion": current_meta["resourceVersion"],
+                    "generation": current_meta["generation"] + has_new_spec,
+                }
+            )
             return new_object | {"metadata": meta}
 
         stored_object = self.change(name, add_metadata)
@@ -136,17 +166,22 @@ class Controller:
         return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `update(object)`, unless `update` returns None. Return the stored object."""
+        """Replace the object by `update(object)`, unless `update` returns None. Return the stored
+        object."""
         with self._locked():
             current_object = self.read(name)
             new_object = update(copy.deepcopy(current_object))
             if new_object is None or new_object == current_object:
                 return current_object
-            new_object["metadata"]["resourceVersion"] = str(int(new_object["metadata"]["resourceVersion"]) + 1)
+
+            new_object["metadata"]["resourceVersion"] = str(
+                int(new_object["metadata"]["resourceVersion"]) + 1
+            )
             draft = self._path(name).with_suffix(".new")
             draft.touch(0o600)  # the object may be a Secret
             draft.write_text(to_json(new_object, indent=1))
             draft.replace(self._path(name))
+
             return new_object
 
     def poll(self) -> None:
@@ -175,26 +210,40 @@ class Controller:
 def _without_last_applied(obj: Object) -> Object:
     """Return the object without the annotation that contains the last applied object."""
     meta = obj["metadata"]
-    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED}
-    return obj | {"metadata": meta | {"annotations": annotations}} if meta.get("annotations") else obj
+    annotations = {
+        key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED
+    }
+    if meta.get("annotations"):
+        return obj | {"metadata": meta | {"annotations": annotations}}
+    return obj
 
 
 def merge(last_object: Any, new_object: Any, current_object: Any) -> Any:
     """Merge the last applied, the new and the current object, as kubectl's three-way merge does."""
     if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
         return copy.deepcopy(new_object)
+
     last_fields = last_object if isinstance(last_object, dict) else {}
-    kept_fields = {key: value for key, value in current_object.items() if key not in last_fields or key in new_object}
+    kept_fields = {
+        key: value
+        for key, value in current_object.items()
+        if key not in last_fields or key in new_object
+    }
+
     return kept_fields | {
-        key: merge(last_fields.get(key), value, current_object.get(key)) for key, value in new_object.items()
+        key: merge(last_fields.get(key), value, current_object.get(key))
+        for key, value in new_object.items()
     }
 
 
 def sole_container(spec: Object, where: str) -> Object:
-    """Return the only container of a pod spec. Raises ConfigError for several containers, or one without an image."""
+    """Return the only container of a pod spec. Raises ConfigError for several containers, or one
+    without an image."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
-        raise ConfigError(f"{where}: only pods with one container and without initContainers are supported here.")
+        raise ConfigError(
+            f"{where}: only pods with one container and without initContainers are supported here."
+        )
     if not containers[0].get("image"):
         raise ConfigError(f"{where}: the image of its container is missing. Set the image.")
     volumes.check_pod(spec, where)

@@ -1,10 +1,11 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-A change of a Deployment writes the object, and starts the supervisor if it does not run: a separate process
-(supervisor.py), recorded in `deployments/supervisor.json`. If the supervisor died, the next command restarts it, unless
-`down` had stopped it. Differences from Kubernetes: no autoscaler changes `replicas`; a rollout fails before its
-progressDeadlineSeconds if its pod exits four times in a row, or once with an exit code that a restart cannot change
-(FATAL_EXIT_CODES); a Service listens on 127.0.0.1, and a headless Service on an address of its own.
+A change of a Deployment writes the object, and starts the supervisor if it does not run: a separate
+process (supervisor.py), recorded in `deployments/supervisor.json`. If the supervisor died, the next
+command restarts it, unless `down` had stopped it. Differences from Kubernetes: no autoscaler
+changes `replicas`; a rollout fails before its progressDeadlineSeconds if its pod exits four times
+in a row, or once with an exit code that a restart cannot change (FATAL_EXIT_CODES); a Service
+listens on 127.0.0.1, and a headless Service on an address of its own.
 """
 
 import os
@@ -28,9 +29,12 @@ from argolocal.language.gofmt import timestamp
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-RECORD_FILE, LOG_FILE = "supervisor.json", "supervisor.log"  # files in `Deployments.home`
+# files in `Deployments.home`
+RECORD_FILE = "supervisor.json"
+LOG_FILE = "supervisor.log"
 OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
-# annotation of a Deployment; its value is JSON: the Origin of the pods, and the process that applied the object
+# annotation of a Deployment; its value is JSON: the Origin of the pods, and the process that
+# applied the object
 ORIGIN_ANNOTATION = "argolocal/origin"
 
 
@@ -41,15 +45,27 @@ class Services(Controller):
     hint = ""  # end of an error message: how to choose another port
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a Service without selector or ports, and for a port that is invalid or in use."""
+        """Raise ConfigError for a Service without selector or ports, and for a port that is invalid
+        or in use."""
         super().check(obj)
-        name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
+        name = obj["metadata"]["name"]
+
+        ports = (obj.get("spec") or {}).get("ports") or []
         if not ports or not (obj["spec"].get("selector")):
             raise ConfigError(f"Service {name} needs a selector and ports: set both.")
-        if invalid := [port for port in ports if not isinstance(port.get("port"), int)]:
-            raise ConfigError(f"Service {name}: port is {invalid[0].get('port')!r}: it must be a number.")
+
+        invalid = [port for port in ports if not isinstance(port.get("port"), int)]
+        if invalid:
+            raise ConfigError(
+                f"Service {name}: port is {invalid[0].get('port')!r}: it must be a number."
+            )
+
         previous = self.read(name)
-        own_ports = [port["port"] for port in previous["spec"]["ports"]] if previous else []
+        if previous:
+            own_ports = [port["port"] for port in previous["spec"]["ports"]]
+        else:
+            own_ports = []
+
         for port in [port["port"] for port in ports if not is_headless(obj)]:
             # the supervisor does not listen on this port yet
             if port not in own_ports or not Deployments(self.cluster).running():
@@ -57,11 +73,15 @@ class Services(Controller):
 
     def _check_port(self, port: int, name: str) -> None:
         for service in self.objects().values() if Deployments(self.cluster).running() else []:
-            ports = [] if is_headless(service) else [service_port["port"] for service_port in service["spec"]["ports"]]
+            if is_headless(service):
+                ports = []
+            else:
+                ports = [service_port["port"] for service_port in service["spec"]["ports"]]
             if port in ports and service["metadata"]["name"] != name:
                 raise ConfigError(
-                    f"Service {name}: port {port} is used by Service {service['metadata']['name']} of this home: "
-                    f"choose another port{self.hint}, or stop all deployments with `{program.name} down`."
+                    f"Service {name}: port {port} is used by Service {service['metadata']['name']}"
+                    f" of this home: choose another port{self.hint}, or stop all deployments with"
+                    f" `{program.name} down`."
                 )
         _check_port_is_free(port, f"Service {name}", self.hint)
 
@@ -76,38 +96,58 @@ class Deployments(Controller):
         self.home = cluster.home / "deployments"
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for an object that the API server would reject or that is not supported here."""
+        """Raise ConfigError for an object that the API server would reject or that is not supported
+        here."""
         super().check(obj)
-        where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
+        where = f"Deployment {obj['metadata']['name']}"
+        spec = obj.get("spec") or {}
         template = spec.get("template") or {}
         container = sole_container(template.get("spec") or {}, where)
         labels = labels_of(template)
+
         selector = (spec.get("selector") or {}).get("matchLabels") or {}
         if not selector or not selector.items() <= labels.items():
-            raise ConfigError(f"{where}: spec.selector.matchLabels must be a subset of the labels of its template.")
+            raise ConfigError(
+                f"{where}: spec.selector.matchLabels must be a subset of the labels of its"
+                " template."
+            )
+
         if (spec.get("strategy") or {}).get("type", "RollingUpdate") != "RollingUpdate":
             raise ConfigError(f"{where}: strategy.type must be RollingUpdate here.")
+
         for probe in PROBES:
             if probe in container and "httpGet" not in container[probe]:
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Write the object with the Origin of this process, unless `obj` has an Origin: projects share a supervisor."""
-        meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{start_time(os.getpid())}"
+        """Write the object with the Origin of this process, unless `obj` has an Origin: projects
+        share a supervisor."""
+        meta = obj.get("metadata") or {}
+        process = f"{os.getpid()}/{start_time(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process})
         annotations = {ORIGIN_ANNOTATION: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
     def on_write(self, stored: Object) -> Object:
-        """Wait until the supervisor has observed the change; then the status of the object belongs to its spec."""
-        name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
+        """Wait until the supervisor has observed the change; then the status of the object belongs
+        to its spec."""
+        name = stored["metadata"]["name"]
+        generation = stored["metadata"]["generation"]
         deadline = time.monotonic() + OBSERVE_TIMEOUT_S
-        while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
+
+        while (stored.get("status") or {}).get(
+            "observedGeneration"
+        ) != generation or not self.running():
             self.start()
             if time.monotonic() > deadline:
-                raise ArgolocalError(f"The supervisor of the Deployments does not respond: see {self.home}/{LOG_FILE}.")
+                raise ArgolocalError(
+                    "The supervisor of the Deployments does not respond: see"
+                    f" {self.home}/{LOG_FILE}."
+                )
+
             time.sleep(0.02)
             stored = self.read(name) or stored
+
         return stored
 
     def get(self, name: str) -> Object | None:
@@ -119,7 +159,9 @@ class Deployments(Controller):
         if not self.running():
             return self.remove(name)
         stamp = {"deletionTimestamp": timestamp(time.time())}
-        existing = self.change(name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp})
+        existing = self.change(
+            name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp}
+        )
         while self.read(name) and self.running():
             time.sleep(0.02)
         self.remove(name)
@@ -136,7 +178,8 @@ class Deployments(Controller):
         return bool(record and is_alive(record["pid"], record["since"]))
 
     def revive(self) -> bool:
-        """Restart the supervisor if it died and `down` had not stopped it. Return True if the supervisor had died."""
+        """Restart the supervisor if it died and `down` had not stopped it. Return True if the
+        supervisor had died."""
         had_died = bool(self._record() and not self.running() and self.names())
         if had_died:
             self.start()
@@ -149,40 +192,77 @@ class Deployments(Controller):
         """
         record = self._record()
         (self.home / RECORD_FILE).unlink(missing_ok=True)
+
         if not record or not is_alive(record["pid"], record["since"]):
             return []
+
         objects = [obj for obj in self.objects().values() if obj["spec"].get("replicas", 1)]
-        grace_periods = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
+        grace_periods = [
+            obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+            for obj in objects
+        ]
         end_group(record["pid"], record["since"], max(grace_periods, default=0) + 5)
+
         for child in SUPERVISORS:
             child.poll()
+
         return [obj["metadata"]["name"] for obj in objects]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return a dict for each Deployment: its kind, name, address, `running`, and the number of its ready pods."""
-        services = [obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)]
-        entries, running = [], self.running()
+        """Return a dict for each Deployment: its kind, name, address, `running`, and the number of
+        its ready pods."""
+        services = [
+            obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)
+        ]
+        entries = []
+        running = self.running()
+
         for name, obj in self.objects().items():
             template = obj["spec"]["template"]
-            ports = [service["spec"]["ports"][0]["port"] for service in services if selects(service, template)]
+            ports = [
+                service["spec"]["ports"][0]["port"]
+                for service in services
+                if selects(service, template)
+            ]
+
             address = f"http://127.0.0.1:{ports[0]}" if ports else ""
-            ready = (obj.get("status") or {}).get("readyReplicas", 0) if running else 0
-            entry = {"kind": "deployment", "name": name, "address": address, "running": running, "ready": ready}
+
+            if running:
+                ready = (obj.get("status") or {}).get("readyReplicas", 0)
+            else:
+                ready = 0
+
+            entry = {
+                "kind": "deployment",
+                "name": name,
+                "address": address,
+                "running": running,
+                "ready": ready,
+            }
+
             entries.append(entry)
+
         return entries
 
     def start(self) -> None:
-        """Start the supervisor if it does not run, even after `down`, without waiting until it is ready."""
+        """Start the supervisor if it does not run, even after `down`, without waiting until it is
+        ready."""
         with self._locked():
             if self.running():
                 return
+
             self.home.mkdir(parents=True, exist_ok=True)
             with open(self.home / LOG_FILE, "ab") as log:
                 child = subprocess.Popen(
                     self._supervise(),
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",
                     env=remove_secrets(os.environ),
-                )  # fmt: skip
+                )
+
             SUPERVISORS.append(child)
             record = {"pid": child.pid, "since": start_time(child.pid) or 0}
             write_atomically(self.home / RECORD_FILE, to_json(record))
@@ -191,7 +271,9 @@ class Deployments(Controller):
     def _supervise(self) -> list[str]:
         cluster = type(self.cluster)
         name = f"{cluster.__module__}:{cluster.__qualname__}"
-        return python("-m", "argolocal.runner.supervise", "--home", str(self.cluster.home), "--cluster", name)
+        return python(
+            "-m", "argolocal.runner.supervise", "--home", str(self.cluster.home), "--cluster", name
+        )
 
     def _record(self) -> dict[str, int] | None:
         try:
@@ -200,8 +282,8 @@ class Deployments(Controller):
             return None
         if not all(isinstance(record.get(name), int) for name in ("pid", "since")):
             raise InvalidDocument(
-                f"{self.home / RECORD_FILE} is malformed (pid or since is not a number): restore the file, or remove "
-                "it."
+                f"{self.home / RECORD_FILE} is malformed (pid or since is not a number): restore"
+                " the file, or remove it."
             )
         return record
 
@@ -228,8 +310,12 @@ def _check_port_is_free(port: int, where: str, hint: str) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        if isinstance(error, OSError) and error.errno:
+            reason = os.strerror(error.errno)
+        else:
+            reason = str(error)
         raise ConfigError(
-            f"{where}: port {port} on 127.0.0.1 cannot be used ({reason}): another program uses it, or "
-            f"`{program.name}` in another directory. Stop that program, or choose another port{hint}."
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({reason}): another program uses it,"
+            f" or `{program.name}` in another directory. Stop that program, or choose another"
+            f" port{hint}."
         ) from error

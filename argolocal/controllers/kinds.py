@@ -1,7 +1,7 @@
 """The kinds of objects that can be applied on this machine, and the controller of each.
 
-kinds = Kinds(); kinds.register(SparkApplications)     # a Controller whose `kind` is SparkApplication
-cluster = LocalCluster(home, kinds=kinds)
+kinds = Kinds(); kinds.register(SparkApplications)     # a Controller whose `kind` is
+SparkApplication cluster = LocalCluster(home, kinds=kinds)
 """
 
 from pathlib import Path
@@ -11,11 +11,19 @@ from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 
 # kinds whose controller only stores the objects
-STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute", "Ingress")
+STORED = (
+    "ConfigMap",
+    "Secret",
+    "HorizontalPodAutoscaler",
+    "PodDisruptionBudget",
+    "HTTPRoute",
+    "Ingress",
+)
 
 
 class Kinds:
-    """Maps kinds of objects to controllers: some kinds of Kubernetes, and the kinds that `register` adds."""
+    """Maps kinds of objects to controllers: some kinds of Kubernetes, and the kinds that `register`
+    adds."""
 
     def __init__(self) -> None:
         self.types: dict[str, type[Controller]] = {}
@@ -24,12 +32,15 @@ class Kinds:
         self.register(Controller, *STORED)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
-        """Let `controller` handle objects of `kinds` (default: `controller.kind`), in place of previous controllers."""
-        self.types |= dict.fromkeys(kinds or (controller.kind,), controller)
+        """Let `controller` handle objects of `kinds` (default: `controller.kind`), in place of
+        previous controllers."""
+        self.types.update(dict.fromkeys(kinds or (controller.kind,), controller))
 
     def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:
         """Return a controller for each kind; the logs and directories of pods are below `run`."""
-        controllers = {kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()}
+        controllers = {
+            kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()
+        }
         for controller in controllers.values():
             controller.controllers = controllers
         return controllers

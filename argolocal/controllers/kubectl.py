@@ -1,6 +1,8 @@
-"""Resource templates: perform an action of kubectl on the local controllers, then wait for the template's conditions.
+"""Resource templates: perform an action of kubectl on the local controllers, then wait for the
+template's conditions.
 
-A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code 64").
+A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code
+64").
 
 Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
@@ -33,9 +35,22 @@ IGNORED_FLAGS = (
     "--server-side",
 )
 ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
-CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
+CORE_KINDS = (
+    "ConfigMap",
+    "Secret",
+    "HorizontalPodAutoscaler",
+    "PodDisruptionBudget",
+    "Deployment",
+    "Service",
+)
 # kinds whose objects do not have processes that a dead runner may leave
-PASSIVE_KINDS = ("HTTPRoute", "Ingress", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
+PASSIVE_KINDS = (
+    "HTTPRoute",
+    "Ingress",
+    "PersistentVolumeClaim",
+    "WorkflowTemplate",
+    "ClusterWorkflowTemplate",
+)
 # type and status of the conditions of objects that have failed
 FAILURE_CONDITIONS = (("Failed", "True"), ("Progressing", "False"))
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
@@ -59,7 +74,9 @@ class Resources:
     """The resource templates of one run. Controllers are created on first use."""
 
     def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
-        self.cluster, self.workflow, self.run = cluster, workflow, run
+        self.cluster = cluster
+        self.workflow = workflow
+        self.run = run
         self.controllers: dict[str, Any] = {}
         self.waiting: dict[str, WaitingNode] = {}
 
@@ -69,18 +86,27 @@ class Resources:
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[PodStarted | PodEnded]:
-        """Perform the action of a node's resource template; a node with conditions completes later."""
+        """Perform the action of a node's resource template; a node with conditions completes
+        later."""
         resource = action.template["resource"]
+
         conditions = resource.get("successCondition") or resource.get("failureCondition")
-        if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
-            message = "successCondition, failureCondition and outputs are not supported for delete action"
+        if resource["action"] == "delete" and (
+            conditions or (action.template.get("outputs") or {}).get("parameters")
+        ):
+            message = (
+                "successCondition, failureCondition and outputs are not supported for delete action"
+            )
             return [PodStarted(action.id), _failure(action.id, message)]
+
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
         except (KubectlError, ArgolocalError) as error:
             return [PodStarted(action.id), _failure(action.id, f"no more retries {error}")]
+
         if not conditions:
             return [PodStarted(action.id), self._success(WaitingNode(action, kind, name))]
+
         self.waiting[action.id] = WaitingNode(action, kind, name)
         return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
 
@@ -92,24 +118,32 @@ class Resources:
                 controller.poll()
             except Exception as error:
                 events += self._fail_nodes_of(controller, error)
+
         for waiting in list(self.waiting.values()):
             try:
                 events += self._check_conditions(waiting)
             except Exception as error:
                 self.forget(waiting.action.id)
                 events.append(PodEnded(waiting.action.id, "Error", describe(error)))
+
         return events
 
     def _fail_nodes_of(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
         """End the nodes that wait for objects of a controller, whose `poll` has failed."""
-        ids = [id for id, waiting in self.waiting.items() if self.controllers.get(waiting.kind) is controller]
+        ids = [
+            id
+            for id, waiting in self.waiting.items()
+            if self.controllers.get(waiting.kind) is controller
+        ]
         for id in ids:
             self.forget(id)
         return [PodEnded(id, "Error", f"{controller.kind}: {describe(error)}") for id in ids]
 
     def overdue_nodes(self, now: float) -> list[str]:
         return [
-            id for id, waiting in self.waiting.items() if waiting.action.deadline and now >= waiting.action.deadline
+            id
+            for id, waiting in self.waiting.items()
+            if waiting.action.deadline and now >= waiting.action.deadline
         ]
 
     def forget(self, id: str) -> None:
@@ -130,22 +164,31 @@ class Resources:
             controller.stop(grace)
 
     def _controller(self, kind: str) -> Any:
-        self.controllers = self.controllers or self.cluster.kinds.controllers(self.cluster, self.run)
+        self.controllers = self.controllers or self.cluster.kinds.controllers(
+            self.cluster, self.run
+        )
         controller = self.controllers.get(kind)
         if controller is None:
             raise KubectlError(
-                f'no matches for kind "{kind}": only {", ".join(sorted(self.controllers))} are supported here'
+                f'no matches for kind "{kind}": only {", ".join(sorted(self.controllers))} are'
+                " supported here"
             )
         return controller
 
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
         """Perform the action of a resource template. Return kind and name of the object.
 
-        `record`: file for the name of a created object or the result of a patch; a dead runner may have left this file.
-        Raises KubectlError, ConfigError.
+        `record`: file for the name of a created object or the result of a patch; a dead runner may
+        have left this file. Raises KubectlError, ConfigError.
         """
-        action, flags = resource["action"], resource.get("flags") or []
-        strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
+        action = resource["action"]
+        flags = resource.get("flags") or []
+
+        if action == "patch":
+            strategy = resource.get("mergeStrategy") or "strategic"
+        else:
+            strategy = ""
+
         obj = self._parse_manifest(resource) if resource.get("manifest") else {}
         words, selector = parse_flags(flags)
         if action == "delete" and selector and not obj and len(words) == 1:
@@ -154,30 +197,46 @@ class Resources:
             return self._delete_named(words[0].split(","), words[1])
         if strategy != "json" and not isinstance(obj, dict):
             raise KubectlError("the manifest does not contain an object")
+
         if isinstance(obj, dict) and not _has_kind_and_metadata(obj):
-            raise KubectlError("error validating data: kind must be text, and metadata must be a mapping")
+            raise KubectlError(
+                "error validating data: kind must be text, and metadata must be a mapping"
+            )
+
         if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
             if len(words) != 2:
                 raise KubectlError(f"flags {flags} must name a kind and an object")
-            kind, name = self._resolve_kind(words[0]), words[1]
+
+            kind = self._resolve_kind(words[0])
+            name = words[1]
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
                 generated = Identity(suffix=random_suffix()).name(str(meta["generateName"]))
                 name = record.read_text() if record.exists() else generated
                 obj["metadata"] = {**meta, "name": name}
-            kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
+
+            kind = obj.get("kind", "")
+            name = (obj.get("metadata") or {}).get("name", "")
+
         if not kind or not name:
-            raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
+            raise KubectlError(
+                "Kind and name are both required but at least one of them is missing from the"
+                " manifest"
+            )
+
         controller = self._controller(kind)
         existing = controller.get(name)
         not_found = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
+
         if action == "delete":
             if existing is not None:
                 controller.delete(name)
         elif action == "create" and existing is not None and not record.exists():
             raise KubectlError(f'{ALREADY_EXISTS} {kind.lower()}s "{name}" already exists')
-        elif action == "get" and existing is None and "--ignore-not-found" in " ".join(flags).split():
+        elif (
+            action == "get" and existing is None and "--ignore-not-found" in " ".join(flags).split()
+        ):
             return kind, ""
         elif action in ("get", "patch", "replace") and existing is None:
             raise KubectlError(not_found)
@@ -187,24 +246,34 @@ class Resources:
             if action == "create":
                 record.parent.mkdir(exist_ok=True)
                 write_atomically(record, name)
+
             controller.apply(obj)
+
         return kind, name
 
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
-        """Patch an object exactly once, even if the runner dies: a second patch may fail or give another result."""
+        """Patch an object exactly once, even if the runner dies: a second patch may fail or give
+        another result."""
 
         def update(current_object: Object) -> Object:
-            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:  # the object is a custom resource
+            # the object is a custom resource
+            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:
                 raise KubectlError(
-                    "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
-                    "accepted media types include: application/json-patch+json, application/merge-patch+json"
+                    "error from server (UnsupportedMediaType): the body of the request was in an"
+                    " unknown format - accepted media types include: application/json-patch+json,"
+                    " application/merge-patch+json"
                 )
+
             if record.exists() and _content(current_object) == json.loads(record.read_text()):
                 return current_object
+
             try:
                 new_object = apply_patch(current_object, patch, strategy)
             except PatchError as error:
-                raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
+                raise KubectlError(
+                    f"The request is invalid: the server rejected our request: {error}"
+                ) from None
+
             record.parent.mkdir(exist_ok=True)
             write_atomically(record, to_json(_content(new_object)))
             return new_object
@@ -217,25 +286,44 @@ class Resources:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
                 json.loads(text)  # kubectl parses a patch that starts with { as JSON
         except json.JSONDecodeError as error:
-            raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
+            raise KubectlError(
+                f"Error from server (BadRequest): error decoding patch: {error}"
+            ) from None
         except (ValueError, RecursionError):
             pass  # parse_one reports the limit that the text exceeds
+
         try:
             obj = parse_one(text, "the manifest")
         except ConfigError as error:
             raise KubectlError(str(error)) from None
-        if isinstance(obj, dict) and _has_kind_and_metadata(obj) and resource.get("setOwnerReference"):
+
+        if (
+            isinstance(obj, dict)
+            and _has_kind_and_metadata(obj)
+            and resource.get("setOwnerReference")
+        ):
             meta = self.workflow["metadata"]
-            owner = {"apiVersion": self.workflow["apiVersion"], "kind": "Workflow", "controller": True}
-            owner |= {"name": meta["name"], "uid": meta["uid"], "blockOwnerDeletion": True}
+            owner = {
+                "apiVersion": self.workflow["apiVersion"],
+                "kind": "Workflow",
+                "controller": True,
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "blockOwnerDeletion": True,
+            }
+
             references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
             references.append(owner)
+
         return obj
 
     def _resolve_kind(self, resource_type: str) -> str:
-        """Return the kind of a resource type of kubectl, such as `pod`, `pods` or `deployments.apps`."""
+        """Return the kind of a resource type of kubectl, such as `pod`, `pods` or
+        `deployments.apps`."""
         self._controller("ConfigMap")
-        kind_of_type = {word: kind for kind in self.controllers for word in (kind.lower(), kind.lower() + "s")}
+        kind_of_type = {
+            word: kind for kind in self.controllers for word in (kind.lower(), kind.lower() + "s")
+        }
         return kind_of_type.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
@@ -251,38 +339,54 @@ class Resources:
         controller = self._controller(kind)
         try:
             for name in controller.names():
-                if selects(selector, ((controller.read(name) or {}).get("metadata") or {}).get("labels") or {}):
+                if selects(
+                    selector,
+                    ((controller.read(name) or {}).get("metadata") or {}).get("labels") or {},
+                ):
                     controller.delete(name)
         except SelectorError as error:
             raise KubectlError(f"error: unable to parse requirement: {error}") from None
         return kind, ""
 
     def _check_conditions(self, waiting: WaitingNode) -> list[PodStarted | PodEnded]:
-        resource, id = waiting.action.template["resource"], waiting.action.id
+        resource = waiting.action.template["resource"]
+        id = waiting.action.id
+
         obj = self._controller(waiting.kind).get(waiting.name)
         if obj is None:
             self.forget(id)
-            message = "The resource has been deleted while its status was still being checked. Will not be retried"
+            message = (
+                "The resource has been deleted while its status was still being checked. Will not"
+                " be retried"
+            )
             return [_failure(id, message)]
+
         try:
             succeeded, reason = evaluate_conditions(
                 obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
             )
         except SelectorError as error:
-            succeeded, reason = False, f"condition failed to parse: {error}"
+            succeeded = False
+            reason = f"condition failed to parse: {error}"
+
         if succeeded is None:
             return []
+
         self.forget(id)
         if succeeded:
             return [self._success(waiting)]
+
         cause = _reported_cause(obj)
         return [_failure(id, f"{reason}: {cause}" if cause else reason)]
 
     def _success(self, waiting: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
         obj = (self._controller(waiting.kind).get(waiting.name) if waiting.name else None) or {}
+
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
-            value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
+            value = parameter.get("value")
+            path = (parameter.get("valueFrom") or {}).get("jsonPath")
+
             if not waiting.name:  # no object was found, which --ignore-not-found allows
                 value = parameter["valueFrom"].get("default", "")
             elif path:
@@ -290,9 +394,12 @@ class Resources:
                     value = kubectl_path.render(obj, path)
                 except kubectl_path.KubectlPathError as error:
                     return _failure(
-                        waiting.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
+                        waiting.action.id,
+                        f'error executing jsonpath "{path}": Error executing template: {error}',
                     )
+
             outputs.setdefault("parameters", []).append({**parameter, "value": value})
+
         return PodEnded(waiting.action.id, "Succeeded", "", outputs)
 
 
@@ -303,19 +410,26 @@ def _reported_cause(obj: Object) -> str:
     failures = [
         condition
         for condition in conditions or []
-        if (condition.get("type"), condition.get("status")) in FAILURE_CONDITIONS and condition.get("message")
+        if (condition.get("type"), condition.get("status")) in FAILURE_CONDITIONS
+        and condition.get("message")
     ]
-    return str(failures[-1]["message"]) if failures else ""
+    if failures:
+        return str(failures[-1]["message"])
+    return ""
 
 
 def _has_kind_and_metadata(obj: Object) -> bool:
-    """Return True if an object's kind and metadata, as far as they are given, have the right types."""
+    """Return True if an object's kind and metadata, as far as they are given, have the right
+    types."""
     return isinstance(obj.get("kind") or "", str) and isinstance(obj.get("metadata") or {}, dict)
 
 
 def parse_flags(flags: list[str]) -> tuple[list[str], str]:
-    """Return the words and the label selector of `flags`. Raises KubectlError for a flag that is not supported here."""
-    words, selector = [], ""
+    """Return the words and the label selector of `flags`. Raises KubectlError for a flag that is
+    not supported here."""
+    words = []
+    selector = ""
+
     remaining = iter([word for flag in flags for word in flag.split()])
     for word in remaining:
         flag, equals, value = word.partition("=")
@@ -327,18 +441,25 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
             value = value if equals else next(remaining, "")
         elif flag not in IGNORED_FLAGS:
             supported = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
-            raise KubectlError(f"the flag {flag} is not supported here: the supported flags are {supported}")
+            raise KubectlError(
+                f"the flag {flag} is not supported here: the supported flags are {supported}"
+            )
+
     return words, selector
 
 
 def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
     """Return the patched object; a patch does not change its status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
-    return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
+    return (
+        PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch)
+        | status
+    )
 
 
 def _content(obj: Object) -> Object:
-    """Return the fields of an object that a patch may set: all but the status, resourceVersion and generation."""
+    """Return the fields of an object that a patch may set: all but the status, resourceVersion and
+    generation."""
     counters = ("resourceVersion", "generation")
     meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}

@@ -1,4 +1,5 @@
-"""Memory volumes (`emptyDir: {medium: Memory}`), shared by the pods of an object, whose processes they outlive."""
+"""Memory volumes (`emptyDir: {medium: Memory}`), shared by the pods of an object, whose processes
+they outlive."""
 
 import hashlib
 import json
@@ -13,16 +14,20 @@ from argolocal.common.files import is_own, make_own
 from argolocal.common.names import InvalidName
 from argolocal.state.journal import RunFiles
 
-SHARED_MEMORY, DIRECTORY_PREFIX = Path("/dev/shm"), "argolocal-job-"
+SHARED_MEMORY = Path("/dev/shm")
+DIRECTORY_PREFIX = "argolocal-job-"
 OWNER_FILE = "run"  # file with the path of the run that a memory volume belongs to
-ABANDONED_AFTER_S = 3600.0  # a run that has not used its memory volume for this long is unlikely to be resumed
+# a run that has not used its memory volume for this long is unlikely to be resumed
+ABANDONED_AFTER_S = 3600.0
 Object = dict[str, Any]
 
 
 def shared_memory(run: Path, job: str) -> Path:
-    """Return the directory for memory volumes of a job's pods: it outlives the pods' processes, but not the job.
+    """Return the directory for memory volumes of a job's pods: it outlives the pods' processes, but
+    not the job.
 
-    The directory's name depends on the workflow's uid, so that no other user can guess it and create the directory.
+    The directory's name depends on the workflow's uid, so that no other user can guess it and
+    create the directory.
     """
     with suppress(FileNotFoundError):
         job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
@@ -31,8 +36,12 @@ def shared_memory(run: Path, job: str) -> Path:
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Return the environment variable with the path of the memory volume that a job's pods share, or {}."""
-    if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
+    """Return the environment variable with the path of the memory volume that a job's pods share,
+    or {}."""
+    if not any(
+        (volume.get("emptyDir") or {}).get("medium") == "Memory"
+        for volume in spec.get("volumes") or []
+    ):
         return {}
     memory = shared_memory(run, job)
     make_own(memory)
@@ -41,18 +50,23 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
 
 
 def clean_up_shared_memory() -> None:
-    """Remove memory volumes of interrupted runs, an hour after the last use, or immediately if the run was removed.
+    """Remove memory volumes of interrupted runs, an hour after the last use, or immediately if the
+    run was removed.
 
     A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
-        with suppress(OSError, InvalidName):  # another process has removed the directory, or changed its owner
+        # another process has removed the directory, or changed its owner
+        with suppress(OSError, InvalidName):
             if not is_own(memory):  # another user's pipe with this name would block the reader
                 continue
+
             run = Path((memory / OWNER_FILE).read_text())
             last_use = max(file.stat().st_mtime for file in memory.iterdir())
+
             is_abandoned = (
-                time.time() - last_use > ABANDONED_AFTER_S and not RunFiles(run.parents[1], run.name).runner()
+                time.time() - last_use > ABANDONED_AFTER_S
+                and not RunFiles(run.parents[1], run.name).runner()
             )
             if is_abandoned or not run.exists():
                 rmtree(memory, ignore_errors=True)

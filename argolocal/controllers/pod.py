@@ -1,7 +1,8 @@
-"""One pod of a controller: its process is restarted as by a kubelet, and terminated by SIGTERM, then SIGKILL.
+"""One pod of a controller: its process is restarted as by a kubelet, and terminated by SIGTERM,
+then SIGKILL.
 
-The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): it is 0, 1, 2, 4, 8 s, and 0 s
-again once the container has run for a minute.
+The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): it is 0, 1, 2, 4,
+8 s, and 0 s again once the container has run for a minute.
 """
 
 import os
@@ -41,16 +42,22 @@ class Pod:
         claims: Collection[str] = (),
     ) -> None:
         """`claims`: the names of the claims that the pod's workflow creates."""
-        self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin
+        self.cluster = cluster
+        self.name = name
+        self.spec = spec
+        self.env = env
+        self.origin = origin
         self.directories = directories or {}  # name of a shared volume → its directory
         self.claims = claims
-        self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
+        self.root = folder / "pods" / name
+        self.log = folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
         self.pid_record = folder / "pids" / name  # JSON: pid and start time of the newest process
         self.process: Process | None = None
         self.restarts = self.recent_restarts = 0
         self.started = 0.0
-        self.start_at, self.kill_at = 0.0, float("inf")
+        self.start_at = 0.0
+        self.kill_at = float("inf")
         self.ending = False
         self.log_error: OSError | None = None
         self.volumes: dict[str, VolumeDirectory] = {}
@@ -63,37 +70,52 @@ class Pod:
         return self.process is not None
 
     def poll(self) -> int | None:
-        """Start, kill or reap the process. Return its exit code if it has just exited (128 + N for signal N)."""
+        """Start, kill or reap the process. Return its exit code if it has just exited (128 + N for
+        signal N)."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
                 self._start()
+
             return None
+
         process = self.process
         if process.poll() is None:
             if now >= self.kill_at:
                 signal_group(process.pid, SIGKILL)
+
             return None
+
         signal_group(process.pid, SIGKILL)  # kills the remaining processes of the pod
         volumes.remove_contents(self.volumes, self.volumes_folder)
-        self.log_error, self.process = process.log_pipe.error, None
+        self.log_error = process.log_pipe.error
+        self.process = None
+
         return process.code
 
     def restart(self, code: int, recreate: bool = False) -> None:
-        """Let `poll` restart the container after the back-off; `recreate`: as a new pod with the same name."""
-        self.recent_restarts = self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET_S else 1
+        """Let `poll` restart the container after the back-off; `recreate`: as a new pod with the
+        same name."""
+        self.recent_restarts = (
+            self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET_S else 1
+        )
         self.restarts += 1
+
         if recreate:
             self.restarts = 0
             self.remove_files()
+
         backoff_s = BACKOFF_S[min(self.recent_restarts, len(BACKOFF_S)) - 1]
-        self.start_at, self.kill_at = time.monotonic() + backoff_s, float("inf")
+        self.start_at = time.monotonic() + backoff_s
+        self.kill_at = float("inf")
         delay = f" in {backoff_s:g} s" if backoff_s else ""
+
         with self.log.open("a") as log:
             log.write(f"[{self.name}] ended with code {code} and is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
-        """Do not restart the container, because its exit code names a cause that a restart cannot cure."""
+        """Do not restart the container, because its exit code names a cause that a restart cannot
+        cure."""
         self.start_at = float("inf")
         with self.log.open("a") as log:
             log.write(f"[{self.name}] ended with code {code}, which a restart cannot cure\n")
@@ -104,7 +126,8 @@ class Pod:
         self.terminate(grace)
 
     def terminate(self, grace: float | None = None) -> None:
-        """Send SIGTERM now, and SIGKILL after terminationGracePeriodSeconds, or `grace` seconds if that is less."""
+        """Send SIGTERM now, and SIGKILL after terminationGracePeriodSeconds, or `grace` seconds if
+        that is less."""
         own_grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
         kill_at = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
         if self.process and kill_at < self.kill_at:
@@ -121,11 +144,14 @@ class Pod:
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line and not line.startswith(f"[{self.name}]")), "")
+        return next(
+            (line for line in reversed(lines) if line and not line.startswith(f"[{self.name}]")), ""
+        )
 
     def _start(self) -> None:
         self.started = time.monotonic()
         container = self.spec["containers"][0]
+
         run = ContainerRun(
             name=self.name,
             container=container,
@@ -136,6 +162,7 @@ class Pod:
             private_paths=() if filesystem.available() else None,
             origin=self.origin,
         )
+
         self._create_volumes(run)
         self.process = start_container(replace(run, volumes=self.volumes), self.cluster)
 
@@ -145,19 +172,28 @@ class Pod:
             self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
 
     def _create_volumes(self, run: ContainerRun) -> None:
-        """Create the directories of the volumes as for a workflow's pod; those of an emptyDir outlive its process."""
+        """Create the directories of the volumes as for a workflow's pod; those of an emptyDir
+        outlive its process."""
         specs = self.spec.get("volumes") or []
         if not filesystem.available():
             volumes.check_without_mounts(specs, self.name)
             return
 
         self.volumes = volumes.create(
-            specs, self.volumes_folder, self.cluster, lambda path, name: field_value(run, path, name), self.claims
+            specs,
+            self.volumes_folder,
+            self.cluster,
+            lambda path, name: field_value(run, path, name),
+            self.claims,
         )
         for mount in run.container.get("volumeMounts") or []:
-            if mount["mountPath"] == SHM:  # this directory of the machine outlives the processes of the pod
+            # this directory of the machine outlives the processes of the pod
+            if mount["mountPath"] == SHM:
                 self.volumes[mount["name"]] = VolumeDirectory(Path(SHM))
-        self.volumes |= {name: VolumeDirectory(path) for name, path in self.directories.items()}
+
+        self.volumes.update(
+            {name: VolumeDirectory(path) for name, path in self.directories.items()}
+        )
 
     def remove_files(self) -> None:
         """Remove the pod's own files."""

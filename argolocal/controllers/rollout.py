@@ -1,8 +1,9 @@
 """The pods of one Deployment: their probes, their rolling update, and the resulting status.
 
-A new version's pod gets connections only once it is ready; then an old pod gets SIGTERM and finishes its connections.
-A Deployment that a workflow owns has pods only while the workflow runs. A pod that exits with one of FATAL_EXIT_CODES
-is not restarted until another command applies the Deployment.
+A new version's pod gets connections only once it is ready; then an old pod gets SIGTERM and
+finishes its connections. A Deployment that a workflow owns has pods only while the workflow runs. A
+pod that exits with one of FATAL_EXIT_CODES is not restarted until another command applies the
+Deployment.
 """
 
 import asyncio
@@ -58,7 +59,9 @@ class Rollout:
     """Reconciles the pods of one Deployment with its object; no method blocks."""
 
     def __init__(self, cluster: Cluster, deployments: Deployments, name: str) -> None:
-        self.cluster, self.deployments, self.name = cluster, deployments, name
+        self.cluster = cluster
+        self.deployments = deployments
+        self.name = name
         self.replicas: list[Replica] = []
         self.terminating: list[Replica] = []
         self.progress = Progress()
@@ -80,26 +83,41 @@ class Rollout:
         template = obj["spec"]["template"]
         version = hashlib.sha256(to_json(template, sort_keys=True).encode()).hexdigest()[:10]
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
+
         run = owner(obj, self.cluster)
-        desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
+        if run and not run.runner():
+            desired = 0
+        else:
+            desired = obj["spec"].get("replicas", 1)
+
         # after a failed rollout, the Deployment was scaled to 0, or another command applied it
         is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
+
         for replica in [replica for replica in self.replicas if is_retry and not replica.ready]:
             self._terminate(replica)
+
         self.reap()
         new_replicas = [replica for replica in self.replicas if replica.version == version]
         old_replicas = [replica for replica in self.replicas if replica.version != version]
-        if len(new_replicas) < desired and len(self.replicas) <= desired:  # as with maxSurge: 1, maxUnavailable: 0
+
+        # as with maxSurge: 1, maxUnavailable: 0
+        if len(new_replicas) < desired and len(self.replicas) <= desired:
             self._add(template, version, run, json.loads(origin))
+
         surplus = len(self.replicas) - desired
         ready = sum(replica.ready for replica in self.replicas)
-        candidates = sorted(old_replicas, key=lambda replica: replica.ready) if old_replicas else new_replicas[desired:]
+        if old_replicas:
+            candidates = sorted(old_replicas, key=lambda replica: replica.ready)
+        else:
+            candidates = new_replicas[desired:]
+
         for replica in candidates:
             # a ready old pod is kept until enough other pods are ready
             if surplus > 0 and (
-                ready - replica.ready >= desired or (not replica.ready and len(new_replicas) >= desired)
+                ready - replica.ready >= desired
+                or (not replica.ready and len(new_replicas) >= desired)
             ):
                 ready -= replica.ready
                 surplus -= 1
@@ -111,13 +129,19 @@ class Rollout:
             print(f"{self.name}: {message}", file=sys.stderr, flush=True)
             self.progress.failure = message
 
-    def _add(self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]) -> None:
-        name, spec = f"{self.name}-{version}-{self.next_number}", template["spec"]
+    def _add(
+        self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]
+    ) -> None:
+        name = f"{self.name}-{version}-{self.next_number}"
+        spec = template["spec"]
         self.next_number += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
+
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            if variable["name"] == "MASTER_ADDR":  # the cluster assigns addresses to names without a domain
+            # the cluster assigns addresses to names without a domain
+            if variable["name"] == "MASTER_ADDR":
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
+
         fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
         claims = run_claims(run) if run else []
@@ -125,7 +149,8 @@ class Rollout:
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """Stop new connections to a pod, and terminate the pod within its terminationGracePeriodSeconds."""
+        """Stop new connections to a pod, and terminate the pod within its
+        terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [item for item in self.replicas if item is not replica]
         replica.pod.end()
@@ -135,6 +160,7 @@ class Rollout:
         for replica in self.terminating:
             if replica.pod.poll() is not None or not replica.pod.running:
                 replica.pod.remove_files()
+
         self.terminating = [replica for replica in self.terminating if replica.pod.running]
         for replica in self.replicas:
             code = replica.pod.poll()
@@ -142,12 +168,15 @@ class Rollout:
                 self._stop_probes(replica)
                 is_fatal = code in FATAL_EXIT_CODES
                 replica.pod.give_up(code) if is_fatal else replica.pod.restart(code)
+
                 is_hopeless = is_fatal or replica.pod.recent_restarts >= MAX_RESTARTS
                 if replica.version == self.progress.version and is_hopeless:
                     reason = (
-                        f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
+                        f"{replica.pod.name} ended with code {code} ({replica.pod.log}):"
+                        f" {replica.pod.last_log_line()}"
                     )
                     self.progress.failure = self.progress.failure or reason
+
             if replica.pod.running and not replica.probes:
                 replica.probes = asyncio.create_task(self._watch(replica))
 
@@ -158,18 +187,30 @@ class Rollout:
             replica.probes = None
 
     async def _watch(self, replica: Replica) -> None:
-        """Run a container's probes: the start-up probe first, then the readiness and liveness probes concurrently."""
-        container, ip = replica.pod.spec["containers"][0], replica.pod.ip
-        startup, readiness, liveness = (Probe(container, kind) if kind in container else None for kind in PROBES)
+        """Run a container's probes: the start-up probe first, then the readiness and liveness
+        probes concurrently."""
+        container = replica.pod.spec["containers"][0]
+        ip = replica.pod.ip
+
+        startup, readiness, liveness = (
+            Probe(container, kind) if kind in container else None for kind in PROBES
+        )
         if startup:
             deadline = time.monotonic() + startup.delay + startup.period * startup.failure_threshold
             await asyncio.sleep(startup.delay)
+
             while not await startup.passes(ip):
                 if time.monotonic() > deadline:
-                    print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
+                    print(
+                        f"{replica.pod.name}: the start-up probe failed",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     replica.pod.terminate()
                     return
+
                 await asyncio.sleep(min(FAST_PERIOD_S, startup.period))
+
         replica.ready = not readiness
 
         def set_ready(passed: bool) -> None:
@@ -181,26 +222,36 @@ class Rollout:
                 replica.pod.terminate()
 
         reactions = [(readiness, set_ready), (liveness, restart_if_dead)]
-        await asyncio.gather(*(self._repeat(probe, ip, report) for probe, report in reactions if probe))
+        await asyncio.gather(
+            *(self._repeat(probe, ip, report) for probe, report in reactions if probe)
+        )
 
     async def _repeat(self, probe: Probe, ip: str, report: Any) -> None:
         await asyncio.sleep(probe.delay)
-        failure_count, has_passed = 0, False
+        failure_count = 0
+        has_passed = False
+
         while True:
             if await probe.passes(ip):
-                failure_count, has_passed = 0, True
+                failure_count = 0
+                has_passed = True
                 report(True)
             else:
                 failure_count += 1
                 if failure_count >= probe.failure_threshold:
                     report(False)
+
             await asyncio.sleep(probe.period if has_passed else min(FAST_PERIOD_S, probe.period))
 
     def update_status(self, obj: Object) -> None:
-        """Write the status if it changed. Source: Kubernetes deployment controller (sync.go, progress.go)."""
+        """Write the status if it changed. Source: Kubernetes deployment controller (sync.go,
+        progress.go)."""
         desired = obj["spec"].get("replicas", 1)
-        new_replicas = [replica for replica in self.replicas if replica.version == self.progress.version]
+        new_replicas = [
+            replica for replica in self.replicas if replica.version == self.progress.version
+        ]
         ready = sum(replica.ready for replica in self.replicas)
+
         counts = {
             "replicas": len(self.replicas),
             "updatedReplicas": len(new_replicas),
@@ -209,32 +260,58 @@ class Rollout:
             "unavailableReplicas": max(len(self.replicas), desired) - ready,
         }
         if self.progress.counts != tuple(counts.values()):
-            self.progress.counts, self.progress.since = tuple(counts.values()), time.monotonic()
+            self.progress.counts = tuple(counts.values())
+            self.progress.since = time.monotonic()
+
         is_complete = len(new_replicas) == desired == len(self.replicas) and ready >= desired
         limit_s = obj["spec"].get("progressDeadlineSeconds", 600)
-        if not is_complete and not self.progress.failure and time.monotonic() - self.progress.since > limit_s:
-            last_line = next((replica.pod.last_log_line() for replica in new_replicas if not replica.ready), "")
-            self.progress.failure = f"no progress in {limit_s} s. The last line of the log is: {last_line}"
-        conditions = [available_condition(ready >= desired), progressing_condition(is_complete, self.progress)]
+        if (
+            not is_complete
+            and not self.progress.failure
+            and time.monotonic() - self.progress.since > limit_s
+        ):
+            last_line = next(
+                (replica.pod.last_log_line() for replica in new_replicas if not replica.ready), ""
+            )
+            self.progress.failure = (
+                f"no progress in {limit_s} s. The last line of the log is: {last_line}"
+            )
+
+        conditions = [
+            available_condition(ready >= desired),
+            progressing_condition(is_complete, self.progress),
+        ]
         nonzero = {key: value for key, value in counts.items() if value}
         old_status = obj.get("status") or {}
         dated_conditions = _add_times(conditions, old_status)
-        status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": dated_conditions}
+
+        status = {
+            "observedGeneration": obj["metadata"]["generation"],
+            **nonzero,
+            "conditions": dated_conditions,
+        }
         if status != old_status:
-            self.deployments.change(self.name, lambda current: current and current | {"status": status})
+            self.deployments.change(
+                self.name, lambda current: current and current | {"status": status}
+            )
 
 
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
-    """Return the run whose workflow owns the Deployment, or None. Such a Deployment has pods only during the run."""
+    """Return the run whose workflow owns the Deployment, or None. Such a Deployment has pods only
+    during the run."""
     references = obj["metadata"].get("ownerReferences") or []
-    names = (RunName.or_none(item.get("name")) for item in references if item.get("kind") == "Workflow")
+    names = (
+        RunName.or_none(item.get("name")) for item in references if item.get("kind") == "Workflow"
+    )
     return next((RunFiles(cluster.home, name) for name in names if name), None)
 
 
 def available_condition(is_available: bool) -> Object:
     """Return the condition `Available` of a Deployment's status."""
     verb, reason = (
-        ("has", "MinimumReplicasAvailable") if is_available else ("does not have", "MinimumReplicasUnavailable")
+        ("has", "MinimumReplicasAvailable")
+        if is_available
+        else ("does not have", "MinimumReplicasUnavailable")
     )
     message = f"Deployment {verb} minimum availability."
     return {"type": "Available", "status": str(is_available), "reason": reason, "message": message}
@@ -243,25 +320,32 @@ def available_condition(is_available: bool) -> Object:
 def progressing_condition(is_complete: bool, progress: Progress) -> Object:
     """Return the condition `Progressing` of a Deployment's status."""
     version = progress.version
+
     if is_complete:
-        reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{version}" has successfully progressed.'
+        reason = "NewReplicaSetAvailable"
+        message = f'ReplicaSet "{version}" has successfully progressed.'
     elif progress.failure:
-        reason, message = (
-            "ProgressDeadlineExceeded",
-            f'ReplicaSet "{version}" has timed out progressing: {progress.failure}',
-        )
+        reason = "ProgressDeadlineExceeded"
+        message = f'ReplicaSet "{version}" has timed out progressing: {progress.failure}'
     else:
-        reason, message = "ReplicaSetUpdated", f'ReplicaSet "{version}" is progressing.'
+        reason = "ReplicaSetUpdated"
+        message = f'ReplicaSet "{version}" is progressing.'
+
     failed = reason == "ProgressDeadlineExceeded"
     return {"type": "Progressing", "status": str(not failed), "reason": reason, "message": message}
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
-    """Return the conditions with their times; a condition that did not change keeps the times of `old_status`."""
-    old_conditions = {condition["type"]: condition for condition in old_status.get("conditions") or []}
+    """Return the conditions with their times; a condition that did not change keeps the times of
+    `old_status`."""
+    old_conditions = {
+        condition["type"]: condition for condition in old_status.get("conditions") or []
+    }
     dated_conditions = []
+
     for condition in conditions:
-        old_condition, now = old_conditions.get(condition["type"], {}), timestamp(time.time())
+        old_condition = old_conditions.get(condition["type"], {})
+        now = timestamp(time.time())
         is_same = condition.items() <= old_condition.items()
         has_flipped = old_condition.get("status") != condition["status"]
         times = {
@@ -269,4 +353,5 @@ def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
             "lastTransitionTime": now if has_flipped else old_condition["lastTransitionTime"],
         }
         dated_conditions.append(condition | times)
+
     return dated_conditions

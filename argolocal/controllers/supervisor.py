@@ -1,10 +1,11 @@
-"""The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk, and listens on the
-ports of the Services. No request is lost when a pod is terminated: a client keeps its idle connection, and its next
-request, which the pod's server has not read, goes to the server of another pod.
+"""The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk,
+and listens on the ports of the Services. No request is lost when a pod is terminated: a client
+keeps its idle connection, and its next request, which the pod's server has not read, goes to the
+server of another pod.
 
-The supervisor runs until SIGTERM, and then terminates the pods. A new selector of a Service applies to new connections;
-the Service's port stays open. Instead of a Gateway, the supervisor splits and mirrors the connections to the first
-Service of an HTTPRoute among all Services of the HTTPRoute.
+The supervisor runs until SIGTERM, and then terminates the pods. A new selector of a Service applies
+to new connections; the Service's port stays open. Instead of a Gateway, the supervisor splits and
+mirrors the connections to the first Service of an HTTPRoute among all Services of the HTTPRoute.
 """
 
 import asyncio
@@ -53,7 +54,11 @@ class Route:
 
     def next(self) -> str:
         """Return the Service that is furthest below its share, and count a connection to it."""
-        shares = {name: (self.connections[name] + 1) / weight for name, weight in self.weights.items() if weight}
+        shares = {
+            name: (self.connections[name] + 1) / weight
+            for name, weight in self.weights.items()
+            if weight
+        }
         name = min(shares, key=lambda name: shares[name], default=next(iter(self.weights)))
         self.connections[name] += 1
         return name
@@ -67,12 +72,15 @@ class Client:
     writer: asyncio.StreamWriter
     unread_bytes: bytes = b""  # bytes from the client that no server has read
     awaits_answer: bool = False  # True: a server has read bytes that it has not answered
-    last_activity: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
+    # time of the last bytes in either direction
+    last_activity: float = field(default_factory=time.monotonic)
 
     @property
     def has_unread_bytes(self) -> bool:
         """True if bytes have arrived that no server has read."""
-        return not self.reader.at_eof() and (bool(self.unread_bytes) or _has_event(self.writer, select.POLLIN))
+        return not self.reader.at_eof() and (
+            bool(self.unread_bytes) or _has_event(self.writer, select.POLLIN)
+        )
 
     @property
     def idle(self) -> bool:
@@ -85,10 +93,12 @@ class Supervisor:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.deployments, self.services = Deployments(cluster), Controller(cluster, "Service")
+        self.deployments = Deployments(cluster)
+        self.services = Controller(cluster, "Service")
         self.rollouts: dict[str, Rollout] = {}
         self.forwards: dict[Address, Forward] = {}
-        self.routes: dict[str, Route] = {}  # name of the Service that clients connect to → its route
+        # name of the Service that clients connect to → its route
+        self.routes: dict[str, Route] = {}
         self.mirror_tasks: set[asyncio.Task] = set()
         self.clients: set[Client] = set()
 
@@ -96,22 +106,29 @@ class Supervisor:
         """Run until SIGTERM, or until all Deployments are deleted."""
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
+
         while not stopped.is_set() and (objects := self.deployments.objects()):
             await self._listen(objects)
             for name, obj in objects.items():
                 self._reconcile(name, obj)
+
             busy = any(rollout.busy for rollout in self.rollouts.values())
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), INTERVAL_S if busy else 4 * INTERVAL_S)
+
         for forward in self.forwards.values():
             forward.server.close()
+
         while not all([rollout.end() for rollout in self.rollouts.values()]):
             for client in self.clients:
                 if client.idle:  # otherwise a server would wait for the client's next request
                     client.writer.close()
+
             await asyncio.sleep(INTERVAL_S)
+
         for name, obj in self.deployments.objects().items():
             if name in self.rollouts:
                 self.rollouts[name].update_status(obj)
@@ -119,65 +136,101 @@ class Supervisor:
     def _reconcile(self, name: str, obj: Object) -> None:
         if name not in self.rollouts:
             self.rollouts[name] = Rollout(self.cluster, self.deployments, name)
+
         rollout = self.rollouts[name]
         if obj["metadata"].get("deletionTimestamp"):
             if rollout.end():
                 self.deployments.remove(name)
                 del self.rollouts[name]
+
             return
+
         try:
             rollout.reconcile(obj)
-        except Exception as error:  # such as a pod whose Secret is missing: the other Deployments continue
+        except Exception as error:
+            # such as a pod whose Secret is missing: the other Deployments continue
             rollout.fail(describe(error))
+
         rollout.update_status(obj)
 
     async def _listen(self, objects: dict[str, Object]) -> None:
         """Listen on exactly the ports of the Services that select pods of a Deployment."""
         self._read_routes()
         desired: dict[Address, tuple[str, dict[str, str], Any]] = {}
+
         for name, service in self.services.objects().items():
             if any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
-                host = self.cluster.address(f"service/{name}") if is_headless(service) else "127.0.0.1"
+                if is_headless(service):
+                    host = self.cluster.address(f"service/{name}")
+                else:
+                    host = "127.0.0.1"
+
                 for port in service["spec"]["ports"]:
                     target = port.get("targetPort", port["port"])
                     desired[host, port["port"]] = name, service["spec"]["selector"], target
+
         for address in [address for address in self.forwards if address not in desired]:
             self.forwards.pop(address).server.close()
+
         for address, (name, selector, target) in desired.items():
-            if forward := self.forwards.get(address):
-                forward.selector, forward.target = selector, target
+            forward = self.forwards.get(address)
+            if forward:
+                forward.selector = selector
+                forward.target = target
                 continue
+
             try:
                 server = await asyncio.start_server(
-                    lambda r, w, address=address: self._connect(self.forwards[address], r, w), *address
+                    lambda r, w, address=address: self._connect(self.forwards[address], r, w),
+                    *address,
                 )
                 self.forwards[address] = Forward(server, name, selector, target)
-            except OSError as error:  # the port may be in use: the next call of `_listen` tries again
+            except OSError as error:
+                # the port may be in use: the next call of `_listen` tries again
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
         """Read the HTTPRoutes. An unchanged route keeps the counts of its backends."""
         routes: dict[str, Route] = {}
+
         for obj in Controller(self.cluster, "HTTPRoute").objects().values():
             for rule in obj["spec"].get("rules", ()):
-                weights = {backend["name"]: backend.get("weight", 1) for backend in rule.get("backendRefs", ())}
-                filters = [item["requestMirror"] for item in rule.get("filters", ()) if "requestMirror" in item]
+                weights = {
+                    backend["name"]: backend.get("weight", 1)
+                    for backend in rule.get("backendRefs", ())
+                }
+                filters = [
+                    item["requestMirror"]
+                    for item in rule.get("filters", ())
+                    if "requestMirror" in item
+                ]
+
                 route = Route(weights, [item["backendRef"]["name"] for item in filters])
-                if name := next(iter(weights), ""):
+
+                name = next(iter(weights), "")
+                if name:
                     routes[name] = self.routes[name] if self.routes.get(name) == route else route
+
         self.routes = routes
 
     def _choose_replica(self, selector: dict[str, str]) -> Replica | None:
-        """Return the ready pod with the fewest connections (a random pod, if several have equally few), or None."""
+        """Return the ready pod with the fewest connections (a random pod, if several have equally
+        few), or None."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
-        ready = [replica for replica in replicas if replica.ready and selector.items() <= replica.labels.items()]
+        ready = [
+            replica
+            for replica in replicas
+            if replica.ready and selector.items() <= replica.labels.items()
+        ]
         return min(ready, key=lambda replica: (replica.connections, random()), default=None)
 
     def _find_selector(self, service: str) -> dict[str, str] | None:
         obj = self.services.get(service)
         return obj and obj["spec"]["selector"]
 
-    async def _connect(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connect(
+        self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         client = Client(reader, writer)
         self.clients.add(client)
         try:
@@ -191,36 +244,53 @@ class Supervisor:
             self.clients.discard(client)
 
     async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one of them disconnects. Return True if another server must answer the
-        client's next request."""
-        route, selector = self.routes.get(forward.service), forward.selector
+        """Connect a client to a server until one of them disconnects. Return True if another server
+        must answer the client's next request."""
+        route = self.routes.get(forward.service)
+        selector = forward.selector
+
         if route:
             selector = self._find_selector(route.next()) or selector
-        if not (replica := self._choose_replica(selector)):
+
+        replica = self._choose_replica(selector)
+        if not replica:
             client.writer.transport.abort()
             return False
+
         replica.connections += 1
         mirrors = [
             self._choose_replica(mirror_selector)
             for name in (route.mirrors if route else ())
             if (mirror_selector := self._find_selector(name))
         ]
-        mirror_writers = [writer for mirror in mirrors if mirror and (writer := await self._mirror(forward, mirror))]
+
+        mirror_writers = [
+            writer
+            for mirror in mirrors
+            if mirror and (writer := await self._mirror(forward, mirror))
+        ]
+
         downstream = None
+
         try:
-            upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
+            upstream, downstream = await asyncio.open_connection(
+                replica.pod.ip, _port(replica, forward)
+            )
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
             await _copy_answers(upstream, client)
             await asyncio.sleep(0)  # lets `request_task` see bytes that have just arrived
+
             if (
                 replica.pod.ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                and (client.has_unread_bytes or client.idle)  # else the server may have closed after its answer
+                # else the server may have closed after its answer
+                and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()
                 await asyncio.wait([request_task])  # only one task may read from the client
                 return True
+
             client.writer.close()
             await request_task
             return False
@@ -230,7 +300,8 @@ class Supervisor:
                 downstream.close()
 
     async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
-        """Open a connection to a pod whose answers are discarded. Return None if that pod cannot be reached."""
+        """Open a connection to a pod whose answers are discarded. Return None if that pod cannot be
+        reached."""
         try:
             answers, copy = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
         except OSError:
@@ -254,20 +325,27 @@ async def _discard(source: asyncio.StreamReader) -> None:
 async def _copy_requests(
     client: Client, server: asyncio.StreamWriter, mirror_writers: Sequence[asyncio.StreamWriter]
 ) -> None:
-    """Copy bytes from a client to a server until one of them disconnects; slow `mirror_writers` are disconnected."""
+    """Copy bytes from a client to a server until one of them disconnects; slow `mirror_writers` are
+    disconnected."""
     try:
         while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = data
             if not client.awaits_answer and _has_event(server, select.POLLRDHUP):
                 return  # the server no longer reads requests
-            client.unread_bytes, client.awaits_answer, client.last_activity = b"", True, time.monotonic()
+
+            client.unread_bytes = b""
+            client.awaits_answer = True
+            client.last_activity = time.monotonic()
             server.write(data)
+
             for writer in mirror_writers:
                 if writer.transport.get_write_buffer_size() < MAX_MIRROR_BACKLOG_BYTES:
                     writer.write(data)
                 else:
                     writer.transport.abort()
+
             await server.drain()
+
         server.write_eof()  # the client may still wait for an answer
     except OSError:
         server.transport.abort()
@@ -279,13 +357,15 @@ async def _copy_requests(
 async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
     """Copy bytes from a server to a client until the server disconnects."""
     while data := await server.read(CHUNK_BYTES):
-        client.awaits_answer, client.last_activity = False, time.monotonic()
+        client.awaits_answer = False
+        client.last_activity = time.monotonic()
         client.writer.write(data)
         await client.writer.drain()
 
 
 def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
-    """Return True if a connection has the poll `event` or is closed, which asyncio would report later."""
+    """Return True if a connection has the poll `event` or is closed, which asyncio would report
+    later."""
     if writer.is_closing():
         return True
     poll = select.poll()

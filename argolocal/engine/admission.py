@@ -1,7 +1,8 @@
 """Admission of nodes: parallelism limits, locks and memoized outputs.
 
-A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit succeeds without
-running. Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
+A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit
+succeeds without running. Source: Argo's operator.go (operate, executeTemplate,
+markNodeWaitingForLock, initializeCacheHitNode).
 """
 
 import contextlib
@@ -22,29 +23,44 @@ def admit(context: Context) -> bool:
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
+
     if context.shutdown and not context.nodes:
         context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
         return True
+
     try:
         with as_node_error():
-            _, message = context.locks.acquire(context.name + "/", _resolve_locks(context, synchronization))
+            _, message = context.locks.acquire(
+                context.name + "/", _resolve_locks(context, synchronization)
+            )
     except NodeError as error:
         context.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
         return True
-    context.status |= {"phase": "Pending" if message else "Running", "message": message}
+
+    context.status["phase"] = "Pending" if message else "Running"
+    context.status["message"] = message
     if message:
         context.wake_at(context.table.now + LOCK_POLL_S)
+
     return not message
 
 
 def synchronize_and_memoize(
     context: Context, name: str, caller: Task, template: Template, options: Options
 ) -> Node | None:
-    """Return the node if it exists, waits for a lock or has memoized outputs; otherwise None. Raises NodeError."""
+    """Return the node if it exists, waits for a lock or has memoized outputs; otherwise None.
+    Raises NodeError."""
     node = context.table.get(name)
+
     has_retries = context.strategy(template) is not None
-    type = "Retry" if has_retries else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
-    synchronization, memoize = template.get("synchronization"), template.get("memoize")
+    if has_retries:
+        type = "Retry"
+    else:
+        type = next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
+
+    synchronization = template.get("synchronization")
+    memoize = template.get("memoize")
+
     if synchronization:
         locks = _resolve_locks(context, synchronization)
         unavailable_lock, message = context.locks.acquire(context.table.id(name), locks)
@@ -52,17 +68,25 @@ def synchronize_and_memoize(
             node = context.table.get_or_create(name, type, "Pending", caller, template, options)
             node["synchronizationStatus"] = {"waiting": unavailable_lock}
             context.table.active_pods.discard(node["id"])
+
             if not context.locks.holds_all_slots(unavailable_lock, dict(locks)[unavailable_lock]):
                 context.wake_at(context.table.now + LOCK_POLL_S)
             elif template.get("timeout"):
                 context.wake_at(timeout_at(node, template))
             else:
-                context.blocked_reason = message  # only another node of this run can release the lock
+                # only another node of this run can release the lock
+                context.blocked_reason = message
+
             return context.table.mark(name, node["phase"], message)
+
         context.lock_holders.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
             context.table.mark(name, node["phase"], "")
-    if memoize and (not node or (synchronization and node["phase"] == "Pending" and node["id"] not in context.started)):
+
+    if memoize and (
+        not node
+        or (synchronization and node["phase"] == "Pending" and node["id"] not in context.started)
+    ):
         status = memoization_status(memoize, hit=False)
         try:
             status["hit"], outputs = context.locks.load(
@@ -71,23 +95,27 @@ def synchronize_and_memoize(
         except Exception:
             context.deferred_releases.add(context.table.id(name))
             raise
+
         node = context.table.get_or_create(name, type, "Pending", caller, template, options)
         node["memoizationStatus"] = status
         if status["hit"]:
-            node |= {"outputs": outputs} if outputs is not None else {}
+            node.update({"outputs": outputs} if outputs is not None else {})
             return context.table.mark(name, "Succeeded")
+
     return node
 
 
 def timeout_at(node: Node, template: Template) -> float:
-    """Return the time (unix seconds) when the `timeout` of a node's template is reached. Raises ValueError."""
+    """Return the time (unix seconds) when the `timeout` of a node's template is reached. Raises
+    ValueError."""
     return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
 
 
 def release_locks(context: Context) -> None:
     """Release the locks of completed nodes."""
     for id in context.lock_holders - context.deferred_releases:
-        if not (node := context.nodes.get(id)) or node["phase"] not in FULFILLED:
+        node = context.nodes.get(id)
+        if not node or node["phase"] not in FULFILLED:
             continue
         context.lock_holders.discard(id)
         context.locks.release(id)
@@ -102,55 +130,78 @@ def save_outputs(context: Context, node: Node) -> None:
     """Cache the outputs of a memoized node. Raises NodeError."""
     memoize = node["memoizationStatus"]
     with as_node_error():
-        context.locks.save(memoize["cacheName"], memoize["key"], node["id"], node.get("outputs"), context.table.now)
+        context.locks.save(
+            memoize["cacheName"], memoize["key"], node["id"], node.get("outputs"), context.table.now
+        )
 
 
 def try_save_outputs(context: Context, node: Node) -> None:
-    """Cache the outputs of a DAG or steps template; as in Argo, the template succeeds even if caching fails."""
+    """Cache the outputs of a DAG or steps template; as in Argo, the template succeeds even if
+    caching fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
             save_outputs(context, node)
 
 
-def check_parallelism(context: Context, template: Template, node: Node | None, boundary: str) -> None:
+def check_parallelism(
+    context: Context, template: Template, node: Node | None, boundary: str
+) -> None:
     """Raise LimitReached if `parallelism` or `failFast` forbids running the node."""
     if node and context.table.orphaned_pods:
         return
+
     limit = context.spec.get("parallelism")
     if limit is not None and len(context.table.active_pods) >= int(limit):
         raise LimitReached
     if node and ("dag" in template or "steps" in template):
         _enforce_limits(context, node, template, lambda id: _active_pods(context, id))
+
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
         parent = context.nodes[boundary]
         parent_template = context.template_of(parent["name"]) or {}
-        _enforce_limits(context, parent, parent_template, lambda id: context.table.child_counts[id, "active"])
+        _enforce_limits(
+            context, parent, parent_template, lambda id: context.table.child_counts[id, "active"]
+        )
 
 
 def _active_pods(context: Context, boundary: str) -> int:
     return sum(context.nodes[id].get("boundaryID") == boundary for id in context.table.active_pods)
 
 
-def _enforce_limits(context: Context, parent: Node, template: Template, count_active: Callable[[str], int]) -> None:
+def _enforce_limits(
+    context: Context, parent: Node, template: Template, count_active: Callable[[str], int]
+) -> None:
     """Raise LimitReached if `parallelism` or `failFast` of the node `parent` forbids another child.
 
-    As in Argo, `count_active` counts pods if `parent` itself is to run, and all active children if a child is to run.
+    As in Argo, `count_active` counts pods if `parent` itself is to run, and all active children if
+    a child is to run.
     """
-    boundary, limit = parent["id"], template.get("parallelism")
+    boundary = parent["id"]
+    limit = template.get("parallelism")
+
     if template.get("failFast") is True and context.table.child_counts[boundary, "failed"]:
         if not _active_pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
-            groups = [n for n in context.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"]
+            groups = [
+                n
+                for n in context.nodes.values()
+                if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
+            ]
             if groups:
                 context.table.mark(groups[-1]["name"], "Failed", message)
+
             context.table.mark(parent["name"], "Failed", message)
+
         raise LimitReached
+
     if limit is not None and count_active(boundary) >= int(limit):
         raise LimitReached
 
 
 def _resolve_locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
-    return resolve_locks(synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap)
+    return resolve_locks(
+        synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap
+    )
 
 
 def resolve_locks(
@@ -158,21 +209,32 @@ def resolve_locks(
 ) -> list[tuple[str, int]]:
     """Return the name and limit of each lock, semaphores first. Raises NodeError."""
     locks: list[tuple[str, int]] = []
+
     for semaphore in synchronization.get("semaphores") or []:
         reference = semaphore.get("configMapKeyRef") or {}
-        config_map, key = reference.get("name", ""), reference.get("key", "")
+        config_map = reference.get("name", "")
+        key = reference.get("key", "")
         name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{config_map}/{key}"
+
         try:
-            limit, reason = int(configmap(config_map)[key]), "it is 0"
+            limit = int(configmap(config_map)[key])
+            reason = "it is 0"
         except KeyError:
-            limit, reason = 0, f"the ConfigMap {config_map} does not contain {key}"
+            limit = 0
+            reason = f"the ConfigMap {config_map} does not contain {key}"
         except ValueError as error:
-            limit, reason = 0, str(error)
+            limit = 0
+            reason = str(error)
+
         if not limit:
             raise NodeError(f"failed to initialize semaphore {name} with limit: {reason}")
+
         locks.append((name, limit))
+
     for mutex in synchronization.get("mutexes") or []:
         locks.append((f"{mutex.get('namespace') or namespace}/Mutex/{mutex.get('name', '')}", 1))
+
     if len(set(locks)) < len(locks):
         raise NodeError("requested configuration is invalid: duplicate synchronization item found")
+
     return locks

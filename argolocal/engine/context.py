@@ -1,4 +1,5 @@
-"""The state of one workflow that the engine's modules share: nodes, inputs, locks and pending actions.
+"""The state of one workflow that the engine's modules share: nodes, inputs, locks and pending
+actions.
 
 The functions of each module take a Context. The scheduler is a Context and implements `execute`, so
 no module imports the scheduler.
@@ -25,13 +26,18 @@ class Locks(Protocol):
     def release(self, caller: str) -> None: ...
     def close(self) -> None: ...
     def configmap(self, name: str) -> Mapping[str, str]: ...
-    def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]: ...
-    def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None: ...
+    def load(
+        self, cache: str, key: str, max_age: str | None, now: float
+    ) -> tuple[bool, dict[str, Any] | None]: ...
+    def save(
+        self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float
+    ) -> None: ...
 
 
 @dataclass(slots=True)
 class Expansion:
-    """Values that the engine derives for one node; they are not stored, but computed again after a restart."""
+    """Values that the engine derives for one node; they are not stored, but computed again after a
+    restart."""
 
     template: Template | None = None  # the node's template with all inputs and tags substituted
     members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
@@ -52,9 +58,13 @@ class Context:
         shutdown: str = "",
         locks: Locks | None = None,
     ) -> None:
-        self.workflow, self.spec, self.shutdown, self._locks = workflow, workflow["spec"], shutdown, locks
+        self.workflow = workflow
+        self.spec = workflow["spec"]
+        self.shutdown = shutdown
+        self._locks = locks
         self.name: str = workflow["metadata"]["name"]
-        self.status: dict[str, Any] = status or {"phase": "", "nodes": {}}  # Argo's WorkflowStatus as plain data
+        # Argo's WorkflowStatus as plain data
+        self.status: dict[str, Any] = status or {"phase": "", "nodes": {}}
         self.table = NodeTable(self.name, self.status)
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)
@@ -66,13 +76,20 @@ class Context:
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
-        self.wake: float | None = None  # unix seconds: call `advance` at this time or earlier (None: on the next event)
+        # unix seconds: call `advance` at this time or earlier (None: on the next event)
+        self.wake: float | None = None
         self.blocked_reason = ""  # reason why no node can run
 
     def execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool = False
+        self,
+        name: str,
+        caller: Task,
+        arguments: dict[str, Any],
+        options: Options,
+        is_attempt: bool = False,
     ) -> Node:
-        """Advance node `name` as far as possible now. Raises LimitReached, or NodeError after marking the node."""
+        """Advance node `name` as far as possible now. Raises LimitReached, or NodeError after
+        marking the node."""
         raise NotImplementedError
 
     @property
@@ -88,7 +105,9 @@ class Context:
     def deadline(self) -> float | None:
         """The workflow's deadline in unix seconds."""
         seconds = self.spec.get("activeDeadlineSeconds")
-        return parse_time(self.status["startedAt"]) + int(seconds) if seconds is not None else None
+        if seconds is not None:
+            return parse_time(self.status["startedAt"]) + int(seconds)
+        return None
 
     def wake_at(self, unix_time: float) -> None:
         self.wake = unix_time if self.wake is None else min(self.wake, unix_time)
@@ -105,13 +124,18 @@ class Context:
         return self.expansions.setdefault(name, Expansion())
 
     def template_of(self, name: str) -> Template | None:
-        """Return the template of node `name` with its inputs bound, if the node was executed before."""
+        """Return the template of node `name` with its inputs bound, if the node was executed
+        before."""
         expansion = self.expansions.get(name)
-        return expansion.template if expansion else None
+        if expansion:
+            return expansion.template
+        return None
 
     def caller(self, node: Node) -> Task:
-        """Return the step, task or hook that called a node's template. Does not work for an inline template."""
-        scope, name = node.get("templateScope", ""), node.get("templateName", "")
+        """Return the step, task or hook that called a node's template. Does not work for an inline
+        template."""
+        scope = node.get("templateScope", "")
+        name = node.get("templateName", "")
         full_name = name if scope.startswith("local/") else f"{scope}/{name}"
         return {
             "name": node["displayName"],
@@ -119,28 +143,39 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the retry strategy of the template, or else of the workflow. An empty strategy retries forever."""
+        """Return the retry strategy of the template, or else of the workflow. An empty strategy
+        retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
         """Complete the workflow, unless Argo would still wait for the outputs of running pods."""
         table = self.table
+
         running_pods = {
             id
             for id in {*table.active_pods, *self.daemons}
             if table.nodes[id]["phase"] == "Running" or id in table.restored_pods
         }
-        if running_pods and not is_deadlocked:  # Argo waits for the outputs of these pods before it sets the phase
+        # Argo waits for the outputs of these pods before it sets the phase
+        if running_pods and not is_deadlocked:
             if table.needs_requeue or running_pods - self.daemons.keys():
                 return
-            # a daemon is killed only when the template that started it completes, which cannot happen now
-            phase, is_deadlocked = "Error", True
+
+            # a daemon is killed only when the template that started it completes, which cannot
+            # happen now
+            phase = "Error"
+            is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"
+
         root_node = table.get(self.name)
         root_runs = root_node is not None and root_node["phase"] == "Running"
         if phase == "Error" and root_runs and not is_deadlocked:  # a step's exit hook failed
             table.mark(self.name, "Error", "Workflow operation error")
-        self.status |= {"phase": phase, "message": message, "finishedAt": format_time(table.now)}
+
+        self.status["phase"] = phase
+        self.status["message"] = message
+
+        self.status["finishedAt"] = format_time(table.now)
         if not volumes.keeps_claims(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 

@@ -1,8 +1,8 @@
 """DAG templates: which tasks may run, their scopes, and the DAG's phase (Argo's assessDAGPhase).
 
-A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not satisfy it. The phase
-of a DAG follows from the phases of its targets (by default its leaves); an omitted task has the phase of its parents.
-Source: Argo's dag.go and common/ancestry.go.
+A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not
+satisfy it. The phase of a DAG follows from the phases of its targets (by default its leaves); an
+omitted task has the phase of its parents. Source: Argo's dag.go and common/ancestry.go.
 """
 
 import re
@@ -13,7 +13,13 @@ from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import LimitReached, NodeError, Options, TimedOut, fulfilled
-from argolocal.engine.order import BLOCKED_BY_LIMIT, Order, VisitResult, dependencies, with_ancestors
+from argolocal.engine.order import (
+    BLOCKED_BY_LIMIT,
+    Order,
+    VisitResult,
+    dependencies,
+    with_ancestors,
+)
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
@@ -23,29 +29,47 @@ from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 WORD = re.compile(r"[-a-zA-Z0-9_]+")
-RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
+RESULTS = {
+    "Succeeded": "Succeeded",
+    "Failed": "Failed",
+    "Errored": "Error",
+    "Skipped": "Skipped",
+    "Omitted": "Omitted",
+}
 
 
 class Dag:
     """The execution of one DAG template, as one node."""
 
     def __init__(self, context: Context, name: str, template: Template, options: Options) -> None:
-        self.context, self.name, self.template, self.on_exit = context, name, template, options.on_exit
-        self.table, self.inputs = context.table, context.inputs
+        self.context = context
+        self.name = name
+        self.template = template
+        self.on_exit = options.on_exit
+        self.table = context.table
+        self.inputs = context.inputs
         self.boundary = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
-        self.needs, self.conditions = {}, {}
+        self.needs = {}
+
+        self.conditions = {}
         for task in self.tasks.values():
             self.needs[task["name"]], self.conditions[task["name"]] = dependencies(task, self.tasks)
+
         needed_tasks = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed_tasks)
-        if unknown_targets := [target for target in self.targets if target not in self.tasks]:
+
+        unknown_targets = [target for target in self.targets if target not in self.tasks]
+        if unknown_targets:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
+
         self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
         # name of a task → ancestors that the task's fields may reference
         self.visible_ancestors: dict[str, list[str]] = {}
-        eager_tasks = self.looping_tasks | {name for name, task in self.tasks.items() if task.get("when")}
+        eager_tasks = self.looping_tasks | {
+            name for name, task in self.tasks.items() if task.get("when")
+        }
         self.order = Order(self.targets, self.needs, eager_tasks)
 
     def node(self, task: str) -> Node | None:
@@ -55,17 +79,21 @@ class Dag:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
-        """Return the scope of `task`, with tags of its ancestors. Raises ValueError if a loop's result is not JSON."""
+        """Return the scope of `task`, with tags of its ancestors. Raises ValueError if a loop's
+        result is not JSON."""
         scope = scopes.template_scope(self.context.status, self.template)
         if task not in self.visible_ancestors:
             self.visible_ancestors[task] = self._visible_ancestors(task)
+
         for name in self.visible_ancestors[task]:
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
             if node["type"] == "TaskGroup":
                 scopes.reject_inline(self.tasks[name])
+
             self.add_to_scope(scope, name, node)
+
         return scope
 
     def _visible_ancestors(self, task: str) -> list[str]:
@@ -81,57 +109,91 @@ class Dag:
     def add_to_scope(self, scope: scopes.Scope, name: str, node: Node) -> None:
         """Add the node and the outputs of the task `name` to a scope."""
         if node["type"] == "TaskGroup":
-            children = (self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes)
-            scopes.add_loop_outputs(
-                scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")]
+            children = (
+                self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes
             )
+            scopes.add_loop_outputs(
+                scope,
+                "tasks",
+                name,
+                [n for n in children if n["name"].startswith(node["name"] + "(")],
+            )
+
         scopes.add_node(self.table, scope, "tasks", name, node)
-        scopes.add_skipped_outputs(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
+        scopes.add_skipped_outputs(
+            scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False
+        )
 
     def visit(self, name: str) -> VisitResult:
         """Advance a task, and return its VisitResult.
 
-        Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a target's hook fails.
+        Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a
+        target's hook fails.
         """
-        state, task = self._visit(name), self.tasks[name]
-        if name in self.targets and (self.looping_tasks or task.get("hooks")) and (node := self.node(name)):
+        state = self._visit(name)
+
+        task = self.tasks[name]
+        if (
+            name in self.targets
+            and (self.looping_tasks or task.get("hooks"))
+            and (node := self.node(name))
+        ):
             try:  # run the hooks a second time, because the task may have completed in `_visit`
-                hooks.run_conditional_hooks(self.context, task, node, self.scope(name), self.options())
+                hooks.run_conditional_hooks(
+                    self.context, task, node, self.scope(name), self.options()
+                )
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
+
         return state
 
     def _visit(self, name: str) -> VisitResult:
-        node, task = self.node(name), self.tasks[name]
+        node = self.node(name)
+        task = self.tasks[name]
+
         has_hooks = bool(task.get("hooks") or task.get("onExit"))
         if node and has_hooks and node["phase"] in FULFILLED and self._no_longer_visited(name):
             return True, True
+
         if node and has_hooks and node["phase"] != "Pending":
             try:
-                if not hooks.run_conditional_hooks(self.context, task, node, self.scope(name), self.options()):
+                if not hooks.run_conditional_hooks(
+                    self.context, task, node, self.scope(name), self.options()
+                ):
                     return False, False
             except (NodeError, ValueError) as error:
                 self.table.mark(node["name"], "Error", str(error))
+
         if node and node["phase"] in FULFILLED:
             self.context.deferred_releases.discard(node["id"])
-            # the exit hook runs before `hooks_completed`, because its end may complete the hooks of the node
+            # the exit hook runs before `hooks_completed`, because its end may complete the hooks of
+            # the node
             completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.hooks_completed(node), completed
+
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
             if not node and self.conditions[name] and not self._may_start(name, task):
                 node = self.node(name)
                 return node is not None, node is not None
+
             if self._run(name, task):
-                return (False, False) if self.table.orphaned_pods else BLOCKED_BY_LIMIT
+                if self.table.orphaned_pods:
+                    return (False, False)
+                return BLOCKED_BY_LIMIT
+
             node = self.node(name)
+
         dependents_may_start = bool(node and fulfilled(node) and self.table.hooks_completed(node))
         return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
 
     def _no_longer_visited(self, name: str) -> bool:
-        """Return True if Argo no longer visits a task, because it visits only ancestors of unfinished tasks."""
+        """Return True if Argo no longer visits a task, because it visits only ancestors of
+        unfinished tasks."""
         dependents = (self.node(dependent) for dependent in self.order.dependents[name])
-        return name not in self.targets and all(node and node["phase"] in FULFILLED for node in dependents)
+        return name not in self.targets and all(
+            node and node["phase"] in FULFILLED for node in dependents
+        )
 
     def _may_start(self, name: str, task: Task) -> bool:
         full_name = f"{self.name}.{name}"
@@ -139,30 +201,56 @@ class Dag:
             is_satisfied = self.evaluate_depends(name)
         except ExprError as error:
             self.table.create(
-                full_name, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}"
+                full_name,
+                "Skipped",
+                "Error",
+                task,
+                self.options(),
+                f"unable to evaluate expression: {error}",
             )
+
             self.connect(name, full_name)
             return False
+
         if is_satisfied is False:
             self.table.create(
-                full_name, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met"
+                full_name,
+                "Skipped",
+                "Omitted",
+                task,
+                self.options(),
+                "omitted: depends condition not met",
             )
             self.connect(name, full_name)
+
         return bool(is_satisfied)
 
     def evaluate_depends(self, name: str) -> bool | None:
-        """Return True if task `name` should run, None while one of its dependencies is unfinished. Raises ExprError."""
+        """Return True if task `name` should run, None while one of its dependencies is unfinished.
+        Raises ExprError."""
         scope: dict[str, Any] = {}
+
         for dependency in self.needs[name]:
             node = self.node(dependency)
             if not node or not fulfilled(node) or not self.table.hooks_completed(node):
                 return None
-            results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
-            items = node.get("children", []) if node["type"] == "TaskGroup" else []
-            phases = [self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in items]
-            results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
-            results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
+
+            results: dict[str, bool] = {
+                result: node["phase"] == phase for result, phase in RESULTS.items()
+            }
+            if node["type"] == "TaskGroup":
+                items = node.get("children", [])
+            else:
+                items = []
+
+            phases = [
+                self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in items
+            ]
+            results["Daemoned"] = bool(node.get("daemoned"))
+            results["AnySucceeded"] = "Succeeded" in phases
+            results["AllFailed"] = bool(phases) and all(phase == "Failed" for phase in phases)
             scope[f"t{len(scope)}"] = results
+
         return evaluate_bool(self.conditions[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
@@ -182,6 +270,7 @@ class Dag:
         """Run a task. Return True if a limit blocks all new tasks."""
         full_name = f"{self.name}.{name}"
         expansion = self.context.expansion(full_name)
+
         members = expansion.members
         if members is None:
             try:
@@ -191,71 +280,114 @@ class Dag:
                 except Missing as error:
                     self.context.blocked_reason = str(error)
                     return False
+
                 members = expand(resolved_task, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
                 self.table.error(full_name, task, self.options(), str(error))
                 self.connect(name, full_name)
                 return False
+
             expansion.members = members
+
         group = self.node(name) if has_loop(task) else None
         group = group if group and group["type"] == "TaskGroup" else None
         if has_loop(task) and not members:
-            self.table.create(full_name, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
+            self.table.create(
+                full_name, "Skipped", "Skipped", task, self.options(), "Skipped, empty params"
+            )
             self.connect(name, full_name)
             return False
+
         if has_loop(task) and not group:
             group = self.table.create(full_name, "TaskGroup", "Running", task, self.options())
             self.connect(name, full_name)
-        pending_members = members if expansion.pending_members is None else expansion.pending_members
-        unfinished_members, is_complete = [], None
+
+        if expansion.pending_members is None:
+            pending_members = members
+        else:
+            pending_members = expansion.pending_members
+
+        unfinished_members = []
+        is_complete = None
+
         for index, member in enumerate(pending_members):
             is_complete = self._run_member(name, task, member, full_name if group else None)
-            if is_complete is None and not self.table.orphaned_pods:  # the remaining members wait for a later pass
+            # the remaining members wait for a later pass
+            if is_complete is None and not self.table.orphaned_pods:
                 unfinished_members += pending_members[index:]
                 break
+
             unfinished_members += [] if is_complete else [member]
+
         expansion.pending_members = unfinished_members
         if group and not unfinished_members:
-            self.table.mark(full_name, _loop_phase([node for member in members if (node := self.node(member["name"]))]))
+            self.table.mark(
+                full_name,
+                _loop_phase([node for member in members if (node := self.node(member["name"]))]),
+            )
+
         return is_complete is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
-        """Run a task, or one item of a loop. Return True if it and its exit hook completed, None if Argo ends the pass.
+        """Run a task, or one item of a loop. Return True if it and its exit hook completed, None if
+        Argo ends the pass.
 
-        The node is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
+        The node is connected before it starts, as in Argo: a task that cannot start leaves a child
+        id without a node.
         """
-        full_name, options = f"{self.name}.{member['name']}", self.options()
+        full_name = f"{self.name}.{member['name']}"
+        options = self.options()
+
         node = self.node(member["name"])
-        if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.context.started:
+        if (
+            node
+            and node["type"] == "Pod"
+            and node["phase"] not in FULFILLED
+            and node["id"] in self.context.started
+        ):
             return fulfilled(node)
+
         if not node:
             self.connect(name, full_name, group)
             try:
-                may_run, reason = should_execute(member.get("when", "")), f"when '{member.get('when')}' evaluated false"
+                may_run = should_execute(member.get("when", ""))
+                reason = f"when '{member.get('when')}' evaluated false"
             except WhenError as error:
                 self.table.create(full_name, "Skipped", "Error", task, options, str(error))
                 return True
+
             if not may_run:
                 self.table.create(full_name, "Skipped", "Skipped", task, options, reason)
                 return True
+
         try:
             result = self.context.execute(full_name, member, member.get("arguments") or {}, options)
         except LimitReached:
-            return False if node else None
+            if node:
+                return False
+            return None
         except TimedOut:
             return None
         except NodeError as error:
             self.table.mark(full_name, "Error", f"task '{full_name}' errored: {error}")
             return None
+
         if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
             return self._exit_hook_completed(name, result) or None
+
         result = self.node(member["name"]) or result
-        return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
+        if result["type"] == "Retry" and not group:
+            return result["phase"] in FULFILLED
+
+        return fulfilled(result)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
-        """Run the exit hook of a completed task. Return True if the hook completed, False if it cannot run."""
+        """Run the exit hook of a completed task. Return True if the hook completed, False if it
+        cannot run."""
         try:
-            return hooks.run_exit_hook(self.context, self.tasks[name], node, self.scope(name), self.options())
+            return hooks.run_exit_hook(
+                self.context, self.tasks[name], node, self.scope(name), self.options()
+            )
         except (NodeError, ValueError):
             return False
 
@@ -264,26 +396,36 @@ class Dag:
         live_nodes = (self.node(self.order.names[index]) for index in self.order.live_indexes)
         if any(node and not fulfilled(node) and not self._group_phase(node) for node in live_nodes):
             return "Running"
+
         targets = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
         queue = [(id, "Succeeded") for id in self.table.nodes[self.boundary].get("children", [])]
         seen_branches = set(queue)
+
         for id, branch_phase in queue:
             node = self.table.nodes.get(id)
             if node is None:
                 return "Running"
+
             if not fulfilled(node):
-                if not (phase := self._group_phase(node)):
+                phase = self._group_phase(node)
+                if not phase:
                     return "Running"
+
                 self.table.mark(node["name"], phase)
+
             if node["phase"] in COMPLETED:
                 branch_phase = node["phase"]
             if id in targets and targets[id] not in FAILED:
                 targets[id] = branch_phase
+
             for child in self._next_nodes(node):
                 if (child, branch_phase) not in seen_branches:
                     seen_branches.add((child, branch_phase))
                     queue.append((child, branch_phase))
-        result, fail_fast = "Succeeded", self.template["dag"].get("failFast") is not False
+
+        result = "Succeeded"
+        fail_fast = self.template["dag"].get("failFast") is not False
+
         for name in self.targets:
             branch_phase = targets[self.table.id(f"{self.name}.{name}")]
             if not branch_phase:
@@ -294,13 +436,16 @@ class Dag:
                 continue_on = self.tasks[name].get("continueOn") or {}
                 if continue_on.get("failed" if branch_phase == "Failed" else "error"):
                     continue
+
                 result = branch_phase
                 if fail_fast:
                     break
+
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """Return the phase of a loop if all started items are fulfilled, else "". The remaining items never start."""
+        """Return the phase of a loop if all started items are fulfilled, else "". The remaining
+        items never start."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not item or not fulfilled(item) for item in nodes):
@@ -310,26 +455,42 @@ class Dag:
     def _next_nodes(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
             return node.get("children", [])
+
         next_nodes: list[str] = []
-        for child in (self.table.nodes[id] for id in reversed(node.get("children", [])) if id in self.table.nodes):
-            next_nodes += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
+        for child in (
+            self.table.nodes[id]
+            for id in reversed(node.get("children", []))
+            if id in self.table.nodes
+        ):
+            next_nodes += (
+                [child["id"]]
+                if child.get("nodeFlag", {}).get("hooked")
+                else child.get("children", [])
+            )
+
         return next_nodes
 
 
 def _loop_phase(nodes: list[Node]) -> str:
     """Return the phase of a loop whose items have these nodes."""
     failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED]
-    return failed_phases[-1] if failed_phases else "Succeeded"
+    if failed_phases:
+        return failed_phases[-1]
+    return "Succeeded"
 
 
-def resolve_references(context: Context, task: Task, scope: scopes.Scope, message_prefix: str = "") -> Task:
+def resolve_references(
+    context: Context, task: Task, scope: scopes.Scope, message_prefix: str = ""
+) -> Task:
     """Return a task or step in which all tags are replaced, except the tags of loop items.
 
-    Raises WhenError, and TemplateError; the message of one about an artifact starts with `message_prefix`.
+    Raises WhenError, and TemplateError; the message of one about an artifact starts with
+    `message_prefix`.
     """
     values = scope.parameters(context.inputs.globals)
     body = {key: value for key, value in task.items() if key != "hooks"}
     hook_fields = {"hooks": task["hooks"]} if "hooks" in task else {}
+
     if task.get("when"):
         when = substitute(task["when"], values, STEPS)
         try:
@@ -338,50 +499,71 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, messag
         except WhenError:
             if not has_loop(task):
                 raise
+
     body["arguments"] = scopes.mark_absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)
+
     artifacts = [
         scopes.resolve_artifact(scope, artifact, message_prefix)
         for artifact in body["arguments"].get("artifacts") or []
     ]
     if artifacts:
-        body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in artifacts if artifact]}
+        body["arguments"] = {
+            **body["arguments"],
+            "artifacts": [artifact for artifact in artifacts if artifact],
+        }
+
     return body | hook_fields
 
 
-def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
+def execute(
+    context: Context, name: str, caller: Task, template: Template, options: Options
+) -> Node:
     """Advance a DAG node."""
     node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
     expansion = context.expansion(name)
     dag: Dag = expansion.dag or Dag(context, name, template, options)
     expansion.dag = dag
     dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
+
     if node["phase"] in FULFILLED:
         return node
+
     is_stopped = context.shutdown and not options.on_exit
     if is_stopped and all(
-        context.table.hooks_completed(target_node) for target in dag.targets if (target_node := dag.node(target))
+        context.table.hooks_completed(target_node)
+        for target in dag.targets
+        if (target_node := dag.node(target))
     ):
         phase = "Failed"
     else:
         phase = dag.assess_phase()
+
     if phase == "Running":
         return node
+
     if phase == "Succeeded":
         try:
             scope = scopes.template_scope(context.status, template)
             for task in dag.tasks:
-                if task_node := dag.node(task):
+                task_node = dag.node(task)
+                if task_node:
                     dag.add_to_scope(scope, task, task_node)
                     context.inputs.export(task_node.get("outputs") or {})
+
             outputs = scopes.resolve_outputs(template, scope)
         except ValueError as error:
             raise NodeError(str(error)) from None
+
         if outputs:
-            # these outputs are not exported here, because an enclosing DAG exports the outputs of its tasks
+            # these outputs are not exported here, because an enclosing DAG exports the outputs of
+            # its tasks
             node["outputs"] = outputs
+
         admission.try_save_outputs(context, node)
-    node["outboundNodes"] = [  # this field is not set if the DAG's outputs cannot be resolved
+
+    # this field is not set if the DAG's outputs cannot be resolved
+    node["outboundNodes"] = [
         out
         for target in dag.targets
         if (target_node := dag.node(target))

@@ -1,8 +1,8 @@
 """Lifecycle hooks: templates that run during or after the workflow, a task or a step.
 
-The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, when its expression is first
-true, which may be during or after its node. Dependents of the node wait for the node's hooks.
-Source: Argo's exit_handler.go and hooks.go.
+The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, when its
+expression is first true, which may be during or after its node. Dependents of the node wait for the
+node's hooks. Source: Argo's exit_handler.go and hooks.go.
 """
 
 import re
@@ -12,33 +12,46 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, fulfilled
-from argolocal.engine.scope import UNRESOLVED_PREFIX, Scope, add_outputs, mark_absent_arguments, resolve_artifact
+from argolocal.engine.scope import (
+    UNRESOLVED_PREFIX,
+    Scope,
+    add_outputs,
+    mark_absent_arguments,
+    resolve_artifact,
+)
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.gofmt import dump_structs
 from argolocal.language.substitute import nest_scope, substitute
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.types import Node, Task
 
-EXIT_HOOK, HOOK_FLAG = "exit", {"hooked": True}
+EXIT_HOOK = "exit"
+HOOK_FLAG = {"hooked": True}
 
 
 def run_workflow_hooks(context: Context) -> bool:
-    """Run the workflow's hooks except the exit hook. Return True when all started hooks completed."""
+    """Run the workflow's hooks except the exit hook. Return True when all started hooks
+    completed."""
     all_completed = True
+
     try:
         with as_node_error():
             for name, hook in _conditional_hooks(context.spec, context.name):
                 if _is_true(context, hook, Scope()) or context.table.get(name):
-                    all_completed &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG))
+                    all_completed &= _run(
+                        context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG)
+                    )
                     context.table.child(context.name, name)
     except NodeError as error:
         context.table.mark(context.name, "Error", str(error))
         return True
+
     return all_completed
 
 
 def exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of a workflow, step or task, or None. The hook's default arguments are the workflow's."""
+    """Return the exit hook of a workflow, step or task, or None. The hook's default arguments are
+    the workflow's."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
@@ -48,55 +61,86 @@ def exit_hook(context: Context, caller: Task) -> Task | None:
 
 
 def failures(context: Context) -> str:
-    """Return the value of `workflow.failures` for the exit handler: a JSON list in a JSON string."""
+    """Return the value of `workflow.failures` for the exit handler: a JSON list in a JSON
+    string."""
     failed_nodes = [
         {
             "displayName": node["displayName"],
             "message": node.get("message", ""),
-            "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
+            "templateName": (
+                template := (node.get("templateRef") or {}).get("template") or node["templateName"]
+            ),
             "phase": node["phase"],
             "podName": context.table.pod_name(node["name"], template),
-            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo stores whole seconds
+            # Argo stores whole seconds
+            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,
         }
         for node in context.nodes.values()
         if node["phase"] in FAILED
     ]
-    text = dump_structs(failed_nodes, failed_nodes[0]) if failed_nodes else "null"
+    if failed_nodes:
+        text = dump_structs(failed_nodes, failed_nodes[0])
+    else:
+        text = "null"
+
     return to_json(text, ensure_ascii=False)  # Argo passes the list as a quoted JSON string
 
 
-def run_conditional_hooks(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
-    """Run the hooks of a step or task except the exit hook. Return True when all started hooks completed.
+def run_conditional_hooks(
+    context: Context, caller: Task, node: Node, scope: Scope, options: Options
+) -> bool:
+    """Run the hooks of a step or task except the exit hook. Return True when all started hooks
+    completed.
 
     Raises NodeError.
     """
-    all_completed, values = True, Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    all_completed = True
+    values = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+
     for name, hook in _conditional_hooks(caller, node["name"]):
         if context.table.get(name) or _is_true(context, hook, values):
-            outputs, arguments = context.table.last_attempt(node).get("outputs"), hook.get("arguments") or {}
+            outputs = context.table.last_attempt(node).get("outputs")
+            arguments = hook.get("arguments") or {}
             if outputs is not None:
-                arguments = _resolve_arguments(context, arguments, values, options.kind, caller["name"], outputs)
-            all_completed &= _run(context, name, hook, arguments, Options(options.boundary, flag=HOOK_FLAG))
+                arguments = _resolve_arguments(
+                    context, arguments, values, options.kind, caller["name"], outputs
+                )
+
+            all_completed &= _run(
+                context, name, hook, arguments, Options(options.boundary, flag=HOOK_FLAG)
+            )
             context.table.child(node["name"], name)
+
     return all_completed
 
 
-def run_exit_hook(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
-    """Run the exit hook of a completed step or task. Return True if the hook completed or does not exist.
+def run_exit_hook(
+    context: Context, caller: Task, node: Node, scope: Scope, options: Options
+) -> bool:
+    """Run the exit hook of a completed step or task. Return True if the hook completed or does not
+    exist.
 
-    Raises NodeError if the hook cannot run now; then a step group fails, but a DAG ignores the error.
+    Raises NodeError if the hook cannot run now; then a step group fails, but a DAG ignores the
+    error.
     """
     hook = exit_hook(context, caller)
     if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
         return True
+
     values = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
     if hook.get("expression") and not _is_true(context, hook, values):
         return True
+
     outputs = context.table.last_attempt(node).get("outputs") or {}
-    arguments = _resolve_arguments(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
+    arguments = _resolve_arguments(
+        context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs
+    )
     name = f"{node['name']}.onExit"
+
     try:
-        return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG))
+        return _run(
+            context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG)
+        )
     finally:
         context.table.child(node["name"], name)  # connects the node even if the hook cannot start
 
@@ -105,7 +149,9 @@ def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
     return evaluate_bool(hook["expression"], nest_scope(scope.parameters(context.inputs.globals)))
 
 
-def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options) -> bool:
+def _run(
+    context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options
+) -> bool:
     """Run a hook. Return True if the hook has completed. Raises NodeError."""
     try:
         node = context.execute(name, hook, arguments, options)
@@ -115,7 +161,8 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
 
 
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """Yield node name and fields of a workflow's, step's or task's hooks, except the exit hook. Raises NodeError."""
+    """Yield node name and fields of a workflow's, step's or task's hooks, except the exit hook.
+    Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT_HOOK:
             continue
@@ -126,13 +173,22 @@ def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
 
 
 def _resolve_arguments(
-    context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
+    context: Context,
+    arguments: dict[str, Any],
+    scope: Scope,
+    kind: str,
+    name: str,
+    outputs: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the arguments of a hook, which can reference outputs of the hook's step or task. Raises NodeError."""
+    """Return the arguments of a hook, which can reference outputs of the hook's step or task.
+    Raises NodeError."""
     if not arguments:
         return arguments
     add_outputs(scope, f"{kind}.{name}", outputs, default="")
     arguments = mark_absent_arguments(scope, arguments)
     arguments = substitute(arguments, scope.parameters(context.inputs.globals))
-    artifacts = [resolve_artifact(scope, artifact, UNRESOLVED_PREFIX) for artifact in arguments.get("artifacts") or []]
+    artifacts = [
+        resolve_artifact(scope, artifact, UNRESOLVED_PREFIX)
+        for artifact in arguments.get("artifacts") or []
+    ]
     return {**arguments, "artifacts": [artifact for artifact in artifacts if artifact]}

@@ -40,11 +40,16 @@ PARAMETER_FIELDS = (
 
 
 class Inputs:
-    """The templates of one workflow and the values of their tags. `globals` maps the tags workflow.* to values."""
+    """The templates of one workflow and the values of their tags. `globals` maps the tags
+    workflow.* to values."""
 
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
-        self.workflow, self.spec, self.status = workflow, workflow["spec"], status
-        self.templates = {template["name"]: template for template in self.spec.get("templates") or []}
+        self.workflow = workflow
+        self.spec = workflow["spec"]
+        self.status = status
+        self.templates = {
+            template["name"]: template for template in self.spec.get("templates") or []
+        }
         self.templates |= workflow.get("storedTemplates") or {}
         self.globals = self._globals()
 
@@ -52,15 +57,20 @@ class Inputs:
         """Return the workflow's arguments, with their resolved values."""
         arguments = self.spec.get("arguments") or {}
         values = [
-            {"name": parameter["name"], "value": self.globals[f"workflow.parameters.{parameter['name']}"]}
+            {
+                "name": parameter["name"],
+                "value": self.globals[f"workflow.parameters.{parameter['name']}"],
+            }
             for parameter in arguments.get("parameters") or []
         ]
         return {**arguments, "parameters": values}
 
     def _globals(self) -> dict[str, str]:
-        metadata, spec = self.workflow["metadata"], self.spec
+        metadata = self.workflow["metadata"]
+        spec = self.spec
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         parameters = (spec.get("arguments") or {}).get("parameters") or []
+
         values = {
             "name": metadata["name"],
             "namespace": metadata.get("namespace", "default"),
@@ -73,21 +83,50 @@ class Inputs:
             "status": self.status["phase"],  # the phase is empty before the first pass
             "duration": "0.000000",
         }
-        values |= {
-            f"creationTimestamp.{letter}": created.strftime(f"%{letter}" if letter != "L" else "000")
-            for letter in STRFTIME_LETTERS
-        }
-        values |= {"scheduledTime": time} if (time := (metadata.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
-        values |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
-        values |= {
-            f"parameters.{parameter['name']}": parameter["value"] for parameter in parameters if "value" in parameter
-        }
-        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.dump_structs(parameters, PARAMETER_FIELDS))
+
+        values.update(
+            {
+                f"creationTimestamp.{letter}": created.strftime(
+                    f"%{letter}" if letter != "L" else "000"
+                )
+                for letter in STRFTIME_LETTERS
+            }
+        )
+
+        values.update(
+            {"scheduledTime": time}
+            if (time := (metadata.get("annotations") or {}).get(SCHEDULED_TIME))
+            else {}
+        )
+
+        values.update(
+            {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
+        )
+
+        values.update(
+            {
+                f"parameters.{parameter['name']}": parameter["value"]
+                for parameter in parameters
+                if "value" in parameter
+            }
+        )
+
+        values.update(
+            dict.fromkeys(
+                ("parameters", "parameters.json"), gofmt.dump_structs(parameters, PARAMETER_FIELDS)
+            )
+        )
+
         for key in ("labels", "annotations"):
-            values |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := metadata.get(key) or {}))
-            values |= {f"{key}.{name}": text for name, text in value.items()}
+            values.update(
+                dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := metadata.get(key) or {}))
+            )
+            values.update({f"{key}.{name}": text for name, text in value.items()})
+
         outputs = (self.status.get("outputs") or {}).get("parameters") or []
-        values |= {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
+        values.update(
+            {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
+        )
         return {f"workflow.{key}": value for key, value in values.items()}
 
     def export(self, outputs: dict[str, Any]) -> None:
@@ -97,12 +136,21 @@ class Inputs:
                 name = output.get("globalName")
                 if not name or (kind == "parameters" and "value" not in output):
                     continue
+
                 global_outputs = self.status.setdefault("outputs", {}).setdefault(kind, [])
                 entry = {
-                    **{k: v for k, v in output.items() if k not in ("globalName", "valueFrom", "path")},
+                    **{
+                        k: v
+                        for k, v in output.items()
+                        if k not in ("globalName", "valueFrom", "path")
+                    },
                     "name": name,
                 }
-                global_outputs[:] = [item for item in global_outputs if item["name"] != name] + [entry]
+
+                global_outputs[:] = [item for item in global_outputs if item["name"] != name] + [
+                    entry
+                ]
+
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
@@ -115,10 +163,15 @@ class Inputs:
             raise NodeError(f"template {caller.get('template')} not template in workflow template")
         return template
 
-    def process_args(self, template: Template, args: dict[str, Any], local_values: dict[str, str]) -> Template:
-        """Return the template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
+    def process_args(
+        self, template: Template, args: dict[str, Any], local_values: dict[str, str]
+    ) -> Template:
+        """Return the template with its inputs bound and its tags substituted (Argo's ProcessArgs).
+        Raises NodeError."""
         arguments = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
-        artifact_arguments = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
+        artifact_arguments = {
+            artifact["name"]: artifact for artifact in args.get("artifacts") or []
+        }
         inputs = template.get("inputs") or {}
         parameters = [
             self._bind_parameter(parameter, arguments.get(parameter["name"]))
@@ -128,46 +181,76 @@ class Inputs:
             _bind_artifact(artifact, artifact_arguments.get(artifact["name"]))
             for artifact in inputs.get("artifacts") or []
         ]
-        bound_template: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        bound_template: Template = {
+            **template,
+            "inputs": {"parameters": parameters, "artifacts": artifacts},
+        }
+
         return self.substitute_params(bound_template, local_values)
 
-    def _bind_parameter(self, parameter: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
+    def _bind_parameter(
+        self, parameter: dict[str, Any], argument: dict[str, Any] | None
+    ) -> dict[str, Any]:
         value = parameter.get("value", parameter.get("default"))
         if argument is not None:
             if argument.get("value") == ABSENT_VALUE:
                 if value is None:
                     raise NodeError(
-                        f"inputs.parameters.{parameter['name']}: argument references an absent optional "
-                        "(skipped/omitted node output with no default)"
+                        f"inputs.parameters.{parameter['name']}: argument references an absent"
+                        " optional (skipped/omitted node output with no default)"
                     )
             else:
                 value = argument.get("value")
+
         if value is None:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
+
         return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
 
     def substitute_params(self, template: Template, local_values: dict[str, str]) -> Template:
-        """Substitute global and local values, then inputs, whose values may contain tags. Raises NodeError."""
+        """Substitute global and local values, then inputs, whose values may contain tags. Raises
+        NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local_values}
-        inputs, outputs = template["inputs"], template.get("outputs") or {}
+        inputs = template["inputs"]
+        outputs = template.get("outputs") or {}
         text = replace(to_json(template), scope)
+
         if "{{" in repr((inputs, outputs)):
             new_template = parse_result(text)
-            inputs, outputs = new_template["inputs"], new_template.get("outputs") or {}
-        scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in inputs["parameters"]}
+            inputs = new_template["inputs"]
+            outputs = new_template.get("outputs") or {}
+
+        scope.update(
+            {
+                f"inputs.parameters.{parameter['name']}": parameter["value"]
+                for parameter in inputs["parameters"]
+            }
+        )
         if ALL_PARAMETERS.search(text):
             scope["inputs.parameters"] = gofmt.dump_structs(inputs["parameters"], PARAMETER_FIELDS)
-        for kind, artifacts in (("inputs", inputs["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
-            scope |= {
-                f"{kind}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
-                for artifact in artifacts
-                if artifact.get("path")
-            }
+
+        for kind, artifacts in (
+            ("inputs", inputs["artifacts"]),
+            ("outputs", outputs.get("artifacts") or []),
+        ):
+            scope.update(
+                {
+                    f"{kind}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
+                    for artifact in artifacts
+                    if artifact.get("path")
+                }
+            )
+
         for parameter in outputs.get("parameters") or []:
-            if path := (parameter.get("valueFrom") or {}).get("path"):
+            path = (parameter.get("valueFrom") or {}).get("path")
+            if path:
                 scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
+
         text = replace(text, scope)
-        return parse_result(text) if "{{" in text else SubstitutedTemplate(parse_result(text))
+        if "{{" in text:
+            return parse_result(text)
+
+        return SubstitutedTemplate(parse_result(text))
 
 
 def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
@@ -175,20 +258,31 @@ def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
 
     Source: Argo's updateWorkflowMetadata.
     """
-    metadata, workflow_metadata = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
+    metadata = workflow["metadata"]
+
+    workflow_metadata = workflow["spec"].get("workflowMetadata") or {}
     if not workflow_metadata.get("labelsFrom"):
         return workflow
-    scope, labels = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+
+    scope = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals)
+    labels = dict(metadata["labels"])
+
     for name, source in workflow_metadata["labelsFrom"].items():
         where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
         try:
             value = evaluate(source["expression"], scope)
         except ExprError as error:
             raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
+
         if not isinstance(value, str) or not LABEL_VALUE.fullmatch(value):
-            rule = "it must be a string of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends"
+            rule = (
+                "it must be a string of at most 63 letters, digits, -, _ and ., with a letter or"
+                " digit at both ends"
+            )
             raise ConfigError(f"{where} evaluates to {value!r}: {rule}.")
+
         labels[name] = value
+
     return {**workflow, "metadata": {**metadata, "labels": labels}}
 
 
@@ -202,7 +296,9 @@ def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) ->
     if argument is None:
         return artifact
     # all other fields, even archive and optional, come from the argument, as in Argo
-    return {**argument} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
+    return {**argument} | {
+        key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact
+    }
 
 
 def has_location(artifact: dict[str, Any]) -> bool:

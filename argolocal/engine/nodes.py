@@ -1,8 +1,8 @@
 """The nodes of a workflow, stored as in `status.nodes`: names, ids, phases, messages and edges.
 
-Node names are Argo's: the entrypoint has the workflow's name, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a
-loop's item NAME(INDEX:ITEM), an attempt NAME(N), an exit hook NAME.onExit. Source: Argo's operator.go (initializeNode,
-markNodePhase, getOutboundNodes) and util/pod_name.go.
+Node names are Argo's: the entrypoint has the workflow's name, a DAG task PARENT.TASK, a step
+PARENT[GROUP].STEP, a loop's item NAME(INDEX:ITEM), an attempt NAME(N), an exit hook NAME.onExit.
+Source: Argo's operator.go (initializeNode, markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
 import os
@@ -19,7 +19,8 @@ from argolocal.errors import NodeError, describe
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-# number of nodes of a run; Argo's status cannot hold as many nodes, and this runner creates them in about 10 s
+# number of nodes of a run; Argo's status cannot hold as many nodes, and this runner creates them in
+# about 10 s
 MAX_NODES = 50_000
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
@@ -46,7 +47,8 @@ class TimedOut(NodeError):
 
 @contextmanager
 def as_node_error() -> Iterator[None]:
-    """Turn an unexpected exception, such as an OSError, into a NodeError: it must fail one node, not end the runner."""
+    """Turn an unexpected exception, such as an OSError, into a NodeError: it must fail one node,
+    not end the runner."""
     try:
         yield
     except (NodeError, LimitReached, ControllerCrash):
@@ -57,14 +59,16 @@ def as_node_error() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """The action to run the pod of a node. `deadline`: time at which to kill the pod (unix seconds)."""
+    """The action to run the pod of a node. `deadline`: time at which to kill the pod (unix
+    seconds)."""
 
     id: str
     pod: str
     template: Any
     capture: bool = False  # True: store stdout as outputs.result
     deadline: float | None = None
-    containers: dict[str, str] = field(default_factory=dict)  # for a containerSet: name of a container → id of its node
+    # for a containerSet: name of a container → id of its node
+    containers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,11 @@ def fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Convert unix seconds to RFC 3339 with milliseconds: local steps are short (Argo stores whole seconds)."""
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Convert unix seconds to RFC 3339 with milliseconds: local steps are short (Argo stores whole
+    seconds)."""
+    return (
+        datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 @lru_cache(4096)
@@ -145,60 +152,93 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed_nodes` and `added_children`: the changes since the last `drain_changes`."""
+    """The nodes of one workflow. `changed_nodes` and `added_children`: the changes since the last
+    `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
         self.status: dict[str, Any] = status
         self.nodes: dict[str, Node] = status["nodes"]
         self.ids = {node["name"]: id for id, node in self.nodes.items()}
+
         self.active_pods = {
             id
             for id, node in self.nodes.items()
-            if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
+            if node["type"] == "Pod"
+            and node["phase"] not in FULFILLED
+            and "synchronizationStatus" not in node
         }
+
         # pods of a dead runner that are not restarted yet; limits do not apply to them
         self.orphaned_pods = set(self.active_pods)
-        self.restored_pods = frozenset(self.active_pods)  # pods that were active when this process loaded the status
+        # pods that were active when this process loaded the status
+        self.restored_pods = frozenset(self.active_pods)
         self.changed_nodes: dict[str, None] = {}
-        self.linked_children = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
+        self.linked_children = {
+            (node["name"], id) for node in self.nodes.values() for id in node.get("children", [])
+        }
         self.added_children: dict[str, list[str]] = {}  # node id → ids of its new children
         # (boundary id, state of the child) → number of children
         self.child_counts: Counter[tuple[str, str]] = Counter()
+
         for node in self.nodes.values():
             self._count(node, 1)
-        self.now, self.needs_requeue = 0.0, False  # needs_requeue: a node was fulfilled, so walk the templates again
+
+        # needs_requeue: a node was fulfilled, so walk the templates again
+        self.now = 0.0
+        self.needs_requeue = False
 
     def drain_changes(self) -> dict[str, Any]:
-        """Return the changes since the last call: changed nodes, and new children of otherwise unchanged nodes."""
-        changed_nodes, self.changed_nodes = self.changed_nodes, {}
-        added_children, self.added_children = self.added_children, {}
+        """Return the changes since the last call: changed nodes, and new children of otherwise
+        unchanged nodes."""
+        changed_nodes = self.changed_nodes
+        self.changed_nodes = {}
+        added_children = self.added_children
+        self.added_children = {}
         nodes = {id: self.nodes[id] for id in changed_nodes}
+
         return {
             "nodes": nodes,
-            "children": {id: children for id, children in added_children.items() if id not in changed_nodes},
+            "children": {
+                id: children for id, children in added_children.items() if id not in changed_nodes
+            },
         }
 
     def id(self, name: str) -> str:
-        return name if name == self.name else f"{self.name}-{fnv32a(name)}"
+        if name == self.name:
+            return name
+        return f"{self.name}-{fnv32a(name)}"
 
     def pod_name(self, name: str, template: str) -> str:
         prefix = f"{self.name}-{template}" if template else self.name
-        return self.name if name == self.name else f"{prefix[:242]}-{fnv32a(name)}"
+        if name == self.name:
+            return self.name
+        return f"{prefix[:242]}-{fnv32a(name)}"
 
     def get(self, name: str) -> Node | None:
         id = self.ids.get(name)
-        return self.nodes[id] if id is not None else None
+        if id is not None:
+            return self.nodes[id]
+        return None
 
-    def create(self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = "") -> Node:
-        """Create a node that starts now, and also ends now if `phase` is fulfilled. Raises ControllerCrash."""
+    def create(
+        self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = ""
+    ) -> Node:
+        """Create a node that starts now, and also ends now if `phase` is fulfilled. Raises
+        ControllerCrash."""
         if len(self.nodes) >= MAX_NODES:
-            hint = "end the recursion of templates that call themselves by a `when`, or split the workflow"
-            raise ControllerCrash(
-                f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} nodes are possible ({hint})"
+            hint = (
+                "end the recursion of templates that call themselves by a `when`, or split the"
+                " workflow"
             )
+            raise ControllerCrash(
+                f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} nodes are"
+                f" possible ({hint})"
+            )
+
         boundary = self.nodes.get(options.boundary)
         relative_name = name[len(boundary["name"]) :] if boundary else name
+
         node: Any = {
             "id": self.id(name),
             "name": name,
@@ -209,16 +249,19 @@ class NodeTable:
             "startedAt": format_time(self.now),
             "finishedAt": format_time(self.now) if phase in FULFILLED else None,
         }
-        node |= {"boundaryID": options.boundary} if options.boundary else {}
-        node |= {"message": message} if message else {}
-        node |= {"nodeFlag": dict(options.flag)} if options.flag else {}
+
+        node.update({"boundaryID": options.boundary} if options.boundary else {})
+        node.update({"message": message} if message else {})
+        node.update({"nodeFlag": dict(options.flag)} if options.flag else {})
         self.nodes[node["id"]] = node
         self._count(node, 1)
         self.ids[name] = node["id"]
         self.changed_nodes[node["id"]] = None
         self.needs_requeue |= phase in FULFILLED
+
         if type == "Pod":
             self.active_pods.add(node["id"])
+
         return node
 
     def get_or_create(
@@ -236,18 +279,22 @@ class NodeTable:
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed_nodes[node["id"]] = None
+
         self.needs_requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
         self._count(node, -1)
         node["phase"] = phase
         self._count(node, 1)
+
         if message is not None:
             node["message"] = message
             if not message:
                 del node["message"]
+
         if phase in FULFILLED:
             node["finishedAt"] = node.get("finishedAt") or format_time(self.now)
             self.active_pods.discard(node["id"])
             self.orphaned_pods.discard(node["id"])
+
         return node
 
     def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
@@ -266,30 +313,51 @@ class NodeTable:
             self.added_children.setdefault(node["id"], []).append(id)
 
     def outbound_nodes(self, id: str) -> list[str]:
-        """Return the outbound nodes of node `id`: the parents of the nodes that follow it. Raises ControllerCrash."""
+        """Return the outbound nodes of node `id`: the parents of the nodes that follow it. Raises
+        ControllerCrash."""
         if id not in self.nodes:
             raise ControllerCrash("was unable to obtain node")
+
         node = self.nodes[id]
         children = node.get("children", [])
         # Argo cannot look up an inline template
         has_named_template = node.get("templateName") or node.get("templateRef")
+
         is_container_set = (
-            children and has_named_template and self.nodes.get(children[0], {}).get("type") == "Container"
+            children
+            and has_named_template
+            and self.nodes.get(children[0], {}).get("type") == "Container"
         )
-        is_group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and is_container_set)
-        is_cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
-        if is_cached or (node["type"] in LEAF_TYPES and not is_group) or (is_group and not children):
+
+        is_group = node["type"] in ("Container", "TaskGroup") or (
+            node["type"] == "Pod" and is_container_set
+        )
+
+        is_cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get(
+            "hit"
+        )
+        if (
+            is_cached
+            or (node["type"] in LEAF_TYPES and not is_group)
+            or (is_group and not children)
+        ):
             return [id]
+
         if is_group:
             return [out for child in children for out in self._outbound_nodes_of(node, child)]
         if node["type"] == "Retry" and children:
             return children[-1:]
-        return [out for child in node.get("outboundNodes", []) for out in self.outbound_nodes(child)]
+
+        return [
+            out for child in node.get("outboundNodes", []) for out in self.outbound_nodes(child)
+        ]
 
     def _outbound_nodes_of(self, group: Node, child: str) -> list[str]:
         if child not in self.nodes:
             raise ControllerCrash("was unable to obtain child node for child")
-        if group["type"] == "Container" and self.nodes[child].get("boundaryID") != group.get("boundaryID"):
+        if group["type"] == "Container" and self.nodes[child].get("boundaryID") != group.get(
+            "boundaryID"
+        ):
             return [group["id"]]
         return self.outbound_nodes(child)
 
@@ -301,29 +369,45 @@ class NodeTable:
         for index, id in enumerate(node.get("children", [])):
             if id not in self.nodes:
                 raise ControllerCrash(
-                    f'could not find node named "{id}", index {index} in Children of node {node["name"]}'
+                    f'could not find node named "{id}", index {index} in Children of node'
+                    f" {node['name']}"
                 )
         children = (self.nodes[id] for id in node.get("children", []))
         return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
     def last_attempt(self, node: Node) -> Node:
-        """Return the last attempt of a Retry node, or `node` itself if it does not have attempts."""
+        """Return the last attempt of a Retry node, or `node` itself if it does not have
+        attempts."""
         attempts = self.attempts(node) if node["type"] == "Retry" else []
-        return attempts[-1] if attempts else node
+        if attempts:
+            return attempts[-1]
+        return node
 
     def hooks_completed(self, node: Node) -> bool:
         children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
-        return all(child["phase"] in FULFILLED for child in children if child.get("nodeFlag", {}).get("hooked"))
+        return all(
+            child["phase"] in FULFILLED
+            for child in children
+            if child.get("nodeFlag", {}).get("hooked")
+        )
 
     def _count(self, node: Node, change: int) -> None:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
-            state = "failed" if node["phase"] in FAILED else "completed" if node["phase"] in FULFILLED else "active"
+            if node["phase"] in FAILED:
+                state = "failed"
+            else:
+                if node["phase"] in FULFILLED:
+                    state = "completed"
+                else:
+                    state = "active"
             self.child_counts[boundary, state] += change
 
 
 def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
-    """Return the fields of a node that name its template: `templateRef` if the template belongs to another object."""
-    if reference := caller.get("templateRef"):
+    """Return the fields of a node that name its template: `templateRef` if the template belongs to
+    another object."""
+    reference = caller.get("templateRef")
+    if reference:
         return {"templateRef": reference, "templateScope": local_scope}
     scope, _, name = caller.get("template", "").rpartition("/")
     return {"templateName": name, "templateScope": scope or local_scope}

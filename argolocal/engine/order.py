@@ -1,9 +1,11 @@
-"""The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can change.
+"""The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can
+change.
 
-    Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # see VisitResult for the result of `visit`
+    Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # see VisitResult for the result
+    of `visit`
 
-On every pass Argo visits the ancestors of each target, then the target. A completed task, or a task with unfinished
-dependencies, cannot change, so a pass here costs O(running tasks), not O(tasks).
+On every pass Argo visits the ancestors of each target, then the target. A completed task, or a task
+with unfinished dependencies, cannot change, so a pass here costs O(running tasks), not O(tasks).
 """
 
 import re
@@ -16,69 +18,92 @@ from argolocal.manifest.types import Task
 
 NAME_OR_RESULT = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 VisitResult = tuple[bool | None, bool]  # (dependents of the task may start, the task is completed)
-BLOCKED_BY_LIMIT: VisitResult = (None, False)  # a limit blocks this task and all other tasks that have not started
+# a limit blocks this task and all other tasks that have not started
+BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 
 class Order:
-    """The order of one DAG. `eager_tasks` are visited even if a limit blocks new tasks: `when` may skip them."""
+    """The order of one DAG. `eager_tasks` are visited even if a limit blocks new tasks: `when` may
+    skip them."""
 
     def __init__(
-        self, targets: Iterable[str], needs: Mapping[str, Collection[str]], eager_tasks: Collection[str]
+        self,
+        targets: Iterable[str],
+        needs: Mapping[str, Collection[str]],
+        eager_tasks: Collection[str],
     ) -> None:
         self.names = with_ancestors(targets, needs)
         self.index = {name: index for index, name in enumerate(self.names)}
         self.eager_tasks, self.passed_tasks = eager_tasks, set[str]()
         self.unfinished_counts = {name: len(needs[name]) for name in self.names}
         self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
+
         for name in self.names:
             for need in needs[name]:
                 self.dependents[need].append(name)
+
         self.live_indexes: list[int] = []
         self.ready_heap: list[int] = []  # heap of the indexes of ready tasks
         self.new_indexes: list[int] = []
+
         for name in self.names:
             if not self.unfinished_counts[name]:
                 self._push(name, self.live_indexes, 0)
 
-    def walk(self, visit: Callable[[str], VisitResult], on_blocked: Callable[[str], object]) -> None:
-        """Visit all tasks that can change, in order, including tasks that become ready during the pass.
+    def walk(
+        self, visit: Callable[[str], VisitResult], on_blocked: Callable[[str], object]
+    ) -> None:
+        """Visit all tasks that can change, in order, including tasks that become ready during the
+        pass.
 
         Calls `on_blocked` once for each ready task that a limit blocks.
         """
-        live_indexes, self.live_indexes = self.live_indexes, []
-        position, is_blocked = 0, False
+        live_indexes = self.live_indexes
+        self.live_indexes = []
+        position = 0
+        is_blocked = False
+
         while True:
-            if (
-                is_new := bool(self.ready_heap)
+            is_new = (
+                bool(self.ready_heap)
                 and not is_blocked
                 and (position == len(live_indexes) or self.ready_heap[0] < live_indexes[position])
-            ):
+            )
+            if is_new:
                 index = heappop(self.ready_heap)
             elif position < len(live_indexes):
-                index, position = live_indexes[position], position + 1
+                index = live_indexes[position]
+                position = position + 1
             else:
                 break
+
             name = self.names[index]
             try:
                 may_continue, is_complete = visit(name)
             except Exception:  # the next pass visits this task and the following tasks
                 if is_new:
                     heappush(self.ready_heap, index)
+
                 self.live_indexes += live_indexes[position - (not is_new) :]
                 raise
+
             if is_new and may_continue is None:
                 heappush(self.ready_heap, index)
                 is_blocked = True
                 continue
+
             if may_continue and name not in self.passed_tasks:
                 self.passed_tasks.add(name)
                 for dependent in self.dependents[name]:
                     self.unfinished_counts[dependent] -= 1
                     if not self.unfinished_counts[dependent]:
                         self._push(dependent, live_indexes, position)
+
             if not is_complete:
                 self.live_indexes.append(index)
-        new_indexes, self.new_indexes = self.new_indexes, []
+
+        new_indexes = self.new_indexes
+        self.new_indexes = []
         for index in new_indexes if is_blocked else ():
             on_blocked(self.names[index])
 
@@ -93,24 +118,36 @@ class Order:
 def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
     """Return `names` and their ancestors, each task after its dependencies."""
     ordered_names: dict[str, None] = {}
+
     for target in names:
         entered_names = {target}
-        stack = [(target, iter(needs[target]))] if target not in ordered_names else []
+        if target not in ordered_names:
+            stack = [(target, iter(needs[target]))]
+        else:
+            stack = []
+
         while stack:
             unvisited_names = stack[-1][1]
             ancestor = next(
-                (need for need in unvisited_names if need not in ordered_names and need not in entered_names), None
+                (
+                    need
+                    for need in unvisited_names
+                    if need not in ordered_names and need not in entered_names
+                ),
+                None,
             )
             if ancestor is None:
                 ordered_names[stack.pop()[0]] = None
             else:
                 entered_names.add(ancestor)
                 stack.append((ancestor, iter(needs[ancestor])))
+
     return list(ordered_names)
 
 
 def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """Return the dependencies of `task`, and its `depends` as an expression that calls them t0, t1, ...
+    """Return the dependencies of `task`, and its `depends` as an expression that calls them t0, t1,
+    ...
 
     Tasks with dependencies of the same form thus share one expression, which is parsed once.
     """
@@ -119,7 +156,9 @@ def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str
     def to_alias(match: re.Match[str]) -> str:
         name, _, result = match[0].partition(".")
         alias = aliases.setdefault(name, f"t{len(aliases)}")
-        return f"{alias}.{result}" if result else _default_condition(alias, tasks.get(name, {}).get("continueOn") or {})
+        if result:
+            return f"{alias}.{result}"
+        return _default_condition(alias, tasks.get(name, {}).get("continueOn") or {})
 
     depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
     expression = NAME_OR_RESULT.sub(to_alias, depends)

@@ -1,4 +1,5 @@
-"""The fields of a pod that come from the workflow. Their names are checked when the pod starts, as by the API server.
+"""The fields of a pod that come from the workflow. Their names are checked when the pod starts, as
+by the API server.
 
 Source: Argo's createWorkflowPod, addMetadata and addSchedulingConstraints (workflowpod.go).
 """
@@ -9,7 +10,8 @@ from typing import Any
 from argolocal.engine.nodes import NodeError
 from argolocal.language.substitute import Scope, substitute
 
-# field of a template → field of the workflow's spec that is used if the template does not have the field
+# field of a template → field of the workflow's spec that is used if the template does not have the
+# field
 INHERITED = {
     "nodeSelector": "nodeSelector",
     "serviceAccountName": "serviceAccountName",
@@ -19,25 +21,41 @@ INHERITED = {
 METADATA = ("labels", "annotations")
 
 
-def add_workflow_fields(template: dict[str, Any], spec: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    """Return the template with the fields of a pod that the workflow's spec sets for all pods. Raises NodeError."""
+def add_workflow_fields(
+    template: dict[str, Any], spec: Mapping[str, Any], scope: Scope
+) -> dict[str, Any]:
+    """Return the template with the fields of a pod that the workflow's spec sets for all pods.
+    Raises NodeError."""
     names = {*INHERITED.values(), "podMetadata", "hostAliases"} & spec.keys()
     if not names:
         return template
 
     pod_fields = substitute({name: spec[name] for name in names}, scope)
     added = {
-        field: pod_fields[name] for field, name in INHERITED.items() if pod_fields.get(name) and not template.get(field)
+        field: pod_fields[name]
+        for field, name in INHERITED.items()
+        if pod_fields.get(name) and not template.get(field)
     }
-    if aliases := pod_fields.get("hostAliases"):
+
+    aliases = pod_fields.get("hostAliases")
+    if aliases:
         added["hostAliases"] = [*aliases, *(template.get("hostAliases") or [])]
+
     if "podMetadata" in pod_fields:
-        added["metadata"] = _merge_metadata(pod_fields["podMetadata"] or {}, template.get("metadata") or {})
+        added["metadata"] = _merge_metadata(
+            pod_fields["podMetadata"] or {}, template.get("metadata") or {}
+        )
+
     return {**template, **added}
 
 
 def _merge_metadata(shared: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a pod; the values of its template win."""
-    if not isinstance(shared, dict) or not all(isinstance(shared.get(key) or {}, dict) for key in METADATA):
+    if not isinstance(shared, dict) or not all(
+        isinstance(shared.get(key) or {}, dict) for key in METADATA
+    ):
         raise NodeError("spec.podMetadata must be an object with labels and annotations")
-    return {**metadata, **{key: {**(shared.get(key) or {}), **(metadata.get(key) or {})} for key in METADATA}}
+    return {
+        **metadata,
+        **{key: {**(shared.get(key) or {}), **(metadata.get(key) or {})} for key in METADATA},
+    }

@@ -1,8 +1,10 @@
-"""Retry nodes: their attempts, the decision after each failed attempt, and the defaults of templates.
+"""Retry nodes: their attempts, the decision after each failed attempt, and the defaults of
+templates.
 
-The checks are in Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit, expression. Therefore a
-failure that the policy does not retry still waits for one backoff, and a strategy without a limit never waits.
-Source: Argo's operator.go executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
+The checks are in Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit,
+expression. Therefore a failure that the policy does not retry still waits for one backoff, and a
+strategy without a limit never waits. Source: Argo's operator.go executeTemplate,
+processNodeRetries, mergedTemplateDefaultsInto.
 """
 
 import re
@@ -32,7 +34,8 @@ TRANSIENT_MESSAGES = (
 
 @dataclass(frozen=True)
 class Decision:
-    """Either the final `phase` of the node, or another attempt from `start_at` until `deadline` (unix seconds)."""
+    """Either the final `phase` of the node, or another attempt from `start_at` until `deadline`
+    (unix seconds)."""
 
     phase: str = ""
     message: str = ""
@@ -41,16 +44,24 @@ class Decision:
 
 
 def execute(
-    context: Context, name: str, caller: Task, template: Template, strategy: dict[str, Any], options: Options
+    context: Context,
+    name: str,
+    caller: Task,
+    template: Template,
+    strategy: dict[str, Any],
+    options: Options,
 ) -> Node:
     """Advance a Retry node. Raises LimitReached, NodeError."""
     table = context.table
+
     parent = table.get(name)
     if not parent:
         parent = table.create(name, "Retry", "Running", caller, options)
         record_inputs(parent, template)
+
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
+
     for _ in range(2):  # the second round is for an attempt that ends immediately
         attempts = table.attempts(parent)
         if attempt_node:
@@ -59,31 +70,48 @@ def execute(
             except LimitReached:
                 table.mark(attempt_node["name"], "Error", "Max parallelism reached")
                 raise
+
         if attempts and attempts[-1]["phase"] in FULFILLED:
             deadline = _next_attempt(context, parent, attempts, strategy)
             if deadline is None:
                 return parent
+
             options = replace(options, deadline=deadline or options.deadline)
             number = len(attempts)
         else:
             number = max(len(attempts) - 1, 0)
-        attempt = attempts[number]["name"] if number < len(attempts) else f"{name}({number})"
+
+        if number < len(attempts):
+            attempt = attempts[number]["name"]
+        else:
+            attempt = f"{name}({number})"
+
         if not context.template_of(attempt):
-            local_values = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
-            local_values |= last_retry_variables(attempts[number - 1] if number else None)
+            local_values = {
+                "retries": str(number),
+                "pod.name": table.pod_name(attempt, template["name"]),
+            }
+            local_values.update(last_retry_variables(attempts[number - 1] if number else None))
+
             try:
-                context.expansion(attempt).template = context.inputs.substitute_params(template, local_values)
+                context.expansion(attempt).template = context.inputs.substitute_params(
+                    template, local_values
+                )
             except NodeError as error:
                 table.error(attempt, caller, options, str(error))
                 table.child(name, attempt)
                 raise
+
         attempt_node = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
         if not attempt_node or attempt_node["phase"] not in FULFILLED:
             return parent
+
     return parent
 
 
-def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> float | None:
+def _next_attempt(
+    context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]
+) -> float | None:
     """Return the deadline of the next attempt (0: unlimited), or None if no attempt may start now.
 
     Raises NodeError.
@@ -93,15 +121,19 @@ def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy
     except (ExprError, ValueError) as error:
         context.table.mark(parent["name"], "Error", str(error))
         raise NodeError(str(error)) from None
+
     if decision.phase:
         if attempts[-1].get("outputs") is not None:
             parent["outputs"] = attempts[-1]["outputs"]
+
         context.table.mark(parent["name"], decision.phase, decision.message or None)
         return None
+
     context.table.mark(parent["name"], parent["phase"], decision.message)
     if decision.start_at:
         context.wake_at(decision.start_at)
         return None
+
     return decision.deadline or 0.0
 
 
@@ -110,56 +142,83 @@ def _execute_attempt(
 ) -> Node | None:
     """Run one attempt below its Retry node. Raises LimitReached, NodeError."""
     table = context.table
+
     try:
         child = context.execute(attempt, caller, {}, options, is_attempt=True)
     except NodeError:
         if retry_policy == "OnFailure":  # the caller handles this error
             table.child(parent["name"], attempt)
             raise
+
         child = table.get(attempt)
+
     if child:
         table.child(parent["name"], attempt)
+
     if child and child.get("daemoned") and not parent.get("daemoned"):
         parent["daemoned"] = table.needs_requeue = True
         context.daemons[parent["id"]] = None
         table.changed_nodes[parent["id"]] = None
+
     return child
 
 
-def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Decision:
-    """Decide how to continue after an attempt. Raises ExprError, ValueError: the caller marks the node as Error."""
-    last_attempt, now = attempts[-1], context.table.now
+def decide(
+    context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]
+) -> Decision:
+    """Decide how to continue after an attempt. Raises ExprError, ValueError: the caller marks the
+    node as Error."""
+    last_attempt = attempts[-1]
+    now = context.table.now
+
     if last_attempt["phase"] not in FAILED:
         return Decision("Succeeded")
     if context.shutdown:
         return Decision(last_attempt["phase"], f"Stopped with strategy '{context.shutdown}'")
     if context.deadline and now >= context.deadline:
         return Decision(last_attempt["phase"], "retry exceeded workflow deadline")
-    limit = parse_int(strategy["limit"]) if strategy.get("limit") is not None else None
-    backoff, deadline = strategy.get("backoff") or {}, None
+
+    if strategy.get("limit") is not None:
+        limit = parse_int(strategy["limit"])
+    else:
+        limit = None
+
+    backoff = strategy.get("backoff") or {}
+    deadline = None
+
     if backoff:
         if backoff.get("maxDuration"):
-            deadline = parse_time(attempts[0]["startedAt"]) + gofmt.parse_seconds(str(backoff["maxDuration"]))
+            deadline = parse_time(attempts[0]["startedAt"]) + gofmt.parse_seconds(
+                str(backoff["maxDuration"])
+            )
             if now > deadline:
                 return Decision(last_attempt["phase"], "Max duration limit exceeded")
+
         wait = backoff_duration(backoff, len(attempts))
         backoff_end = parse_time(last_attempt["finishedAt"]) + wait
         if deadline and backoff_end > deadline:
             return Decision(last_attempt["phase"], "Backoff would exceed max duration limit")
         if now < backoff_end and limit is not None and len(attempts) <= limit:
             return Decision(message=f"Backoff for {gofmt.humanize(wait)}", start_at=backoff_end)
-    if (retry_policy := policy(strategy)) == "OnTransientError":
+
+    retry_policy = policy(strategy)
+    if retry_policy == "OnTransientError":
         is_retryable = any(word in last_attempt.get("message", "") for word in TRANSIENT_MESSAGES)
     else:
         is_retryable = last_attempt["phase"] in RETRIED_PHASES[retry_policy]
+
     if not is_retryable:
         return Decision(last_attempt["phase"], last_attempt.get("message", ""))
     if limit is not None and len(attempts) > limit:
         return Decision(last_attempt["phase"], "No more retries left")
+
     if strategy.get("expression"):
-        scope = last_retry_variables(last_attempt, default_exit_code="-1") | {"retries": str(len(attempts) - 1)}
+        scope = last_retry_variables(last_attempt, default_exit_code="-1") | {
+            "retries": str(len(attempts) - 1)
+        }
         if not evaluate_bool(strategy["expression"], nest_scope(scope)):
             return Decision(last_attempt["phase"], "retryStrategy.expression evaluated to false")
+
     return Decision(deadline=deadline)
 
 
@@ -169,14 +228,17 @@ def policy(strategy: dict[str, Any]) -> str:
 
 
 def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
-    """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), at most cap."""
+    """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), at most
+    cap."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = gofmt.parse_seconds(str(backoff["duration"]))
     factor = parse_int(backoff.get("factor") or 0)
     if factor > 0:
         wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
-    return min(wait, gofmt.parse_seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
+    if backoff.get("cap"):
+        return min(wait, gofmt.parse_seconds(str(backoff["cap"])))
+    return wait
 
 
 def parse_int(value: Any) -> int:
@@ -187,13 +249,27 @@ def parse_int(value: Any) -> int:
 
 
 def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0") -> dict[str, str]:
-    """Return the variables lastRetry.* of the next attempt as strings: "0" or "" before the first attempt."""
+    """Return the variables lastRetry.* of the next attempt as strings: "0" or "" before the first
+    attempt."""
     if last_attempt is None:
-        return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
+        return {
+            "lastRetry.exitCode": "0",
+            "lastRetry.duration": "0",
+            "lastRetry.status": "",
+            "lastRetry.message": "",
+        }
+
     # Argo computes the duration from whole seconds
-    times = [parse_time(last_attempt[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last_attempt.get(key)]
+    times = [
+        parse_time(last_attempt[key][:19] + "Z")
+        for key in ("startedAt", "finishedAt")
+        if last_attempt.get(key)
+    ]
+
     return {
-        "lastRetry.exitCode": (last_attempt.get("outputs") or {}).get("exitCode", default_exit_code),
+        "lastRetry.exitCode": (
+            (last_attempt.get("outputs") or {}).get("exitCode", default_exit_code)
+        ),
         "lastRetry.duration": gofmt.format_g(times[-1] - times[0]),
         "lastRetry.status": last_attempt["phase"],
         "lastRetry.message": last_attempt.get("message", ""),
@@ -201,9 +277,12 @@ def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0"
 
 
 def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
-    """Return the template merged over `templateDefaults`, except defaults for other template types."""
+    """Return the template merged over `templateDefaults`, except defaults for other template
+    types."""
     if not defaults:
         return template
     types = {kind for kind in TEMPLATE_TYPES if kind in template}
-    applicable_defaults = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in types}
+    applicable_defaults = {
+        key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in types
+    }
     return merge_over(applicable_defaults, template)

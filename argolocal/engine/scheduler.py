@@ -1,10 +1,11 @@
-"""The state machine of a workflow: (nodes, events, now) → (nodes, actions), without a clock and without I/O.
+"""The state machine of a workflow: (nodes, events, now) → (nodes, actions), without a clock and
+without I/O.
 
     scheduler = Scheduler(workflow, status={})
     actions = scheduler.advance(now, events)      # `status` is Argo's WorkflowStatus as plain data
 
-Each call walks the templates from the entrypoint and compares them with the nodes in `status`, as Argo's controller
-does, so a run can resume from a status on disk.
+Each call walks the templates from the entrypoint and compares them with the nodes in `status`, as
+Argo's controller does, so a run can resume from a status on disk.
 Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
 """
 
@@ -49,43 +50,59 @@ class Scheduler(Context):
     """One workflow; `advance` executes all that can be executed now."""
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
-        """Apply the events and return the actions to take; `wake` is then the time of the next call.
+        """Apply the events and return the actions to take; `wake` is then the time of the next
+        call.
 
-        An unexpected exception fails the node that is being executed or else the workflow, as in Argo's `operate`.
+        An unexpected exception fails the node that is being executed or else the workflow, as in
+        Argo's `operate`.
         """
-        self.table.now, self.wake, self.actions = now, None, []
+        self.table.now = now
+        self.wake = None
+        self.actions = []
+
         try:
             self._advance(now, events)
         except Exception as error:
             self.finish("Error", describe(error), is_deadlocked=True)
+
         return self.actions
 
     def _advance(self, now: float, events: Iterable[Event]) -> None:
         if self.status["phase"]:
             duration = f"{now - parse_time(self.status['startedAt']):.6f}"
-            self.inputs.globals |= {"workflow.status": self.status["phase"], "workflow.duration": duration}
+            self.inputs.globals["workflow.status"] = self.status["phase"]
+            self.inputs.globals["workflow.duration"] = duration
         else:
-            self.status |= {"phase": "Running", "startedAt": format_time(now)}
+            self.status["phase"] = "Running"
+            self.status["startedAt"] = format_time(now)
+
         if "volumeClaimTemplates" in self.spec and not self.done:
             self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
+
         for event in events:
             try:
                 self._apply_event(event)
             except Exception as error:
                 self.table.mark(self.nodes[event.id]["name"], "Error", describe(error))
+
         if not admission.admit(self):
             return
+
         self._apply_limits()
         if self.spec.get("suspend") and not self.shutdown:
             return
+
         self.table.needs_requeue = True
         while self.table.needs_requeue and self.status["phase"] == "Running":
-            self.table.needs_requeue, self.blocked_reason = False, ""
+            self.table.needs_requeue = False
+            self.blocked_reason = ""
             admission.release_locks(self)
+
             try:
                 self._reconcile()
             except ControllerCrash as error:
                 self.finish("Error", str(error))
+
             if (
                 self.table.orphaned_pods
                 and not self.table.needs_requeue
@@ -93,23 +110,39 @@ class Scheduler(Context):
             ):
                 for node in [self.nodes[id] for id in self.table.orphaned_pods]:
                     self._restart_orphan(node)
+
         if self.status["phase"] == "Running" and not self._can_progress():
             duration = "until the deadline" if self.deadline else "for ever"
-            message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait {duration}"
+            message = (
+                f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait {duration}"
+            )
             self.finish("Error", message, is_deadlocked=True)
+
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restart a dead runner's pod that its parent does not restart, because the parent has completed."""
-        retries = (retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry")
-        top_node = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
-        options = Options(
-            top_node.get("boundaryID", ""), self.in_exit_handler(top_node), flag=dict(top_node.get("nodeFlag", {}))
+        """Restart a dead runner's pod that its parent does not restart, because the parent has
+        completed."""
+        retries = (
+            retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry"
         )
-        if (caller := self.caller(top_node))["template"] in self.inputs.templates:
+        top_node = next(
+            (retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])),
+            node,
+        )
+
+        options = Options(
+            top_node.get("boundaryID", ""),
+            self.in_exit_handler(top_node),
+            flag=dict(top_node.get("nodeFlag", {})),
+        )
+
+        caller = self.caller(top_node)
+        if caller["template"] in self.inputs.templates:
             with contextlib.suppress(NodeError, LimitReached, ControllerCrash):
                 self.execute(top_node["name"], caller, top_node.get("inputs", {}), options)
+
         if node["id"] in self.table.orphaned_pods:
             self.table.mark(node["name"], "Failed", "the runner of the pod died")
 
@@ -119,38 +152,54 @@ class Scheduler(Context):
             # a daemon is not progress: it ends only when the template that started it completes
             bool(self.table.active_pods - self.daemons.keys() - excluding)
             or self.wake is not None
-            or any(node["type"] in waiting_types and node["phase"] not in FULFILLED for node in self.nodes.values())
+            or any(
+                node["type"] in waiting_types and node["phase"] not in FULFILLED
+                for node in self.nodes.values()
+            )
         )
 
     def _apply_event(self, event: Event) -> None:
         if isinstance(event, Resumed):
             suspend.resume(self, event)
             return
+
         node = self.nodes[event.id]
         if node["phase"] in FULFILLED:
             return
+
         if isinstance(event, PodStarted):
             if (self.template_of(node["name"]) or {}).get("daemon"):
-                node |= {"daemoned": True, "podIP": event.ip}
+                node["daemoned"] = True
+                node["podIP"] = event.ip
                 self.daemons[node["id"]] = None
+
             if node["type"] == "Pod":
                 node["hostNodeName"] = event.host
+
             self.table.mark(node["name"], "Running", "")
             return
+
         for id in node.get("children", []) if node["type"] == "Pod" else ():
             self._end_containers(id)
+
         if event.outputs is not None:
             node["outputs"] = event.outputs
             self.inputs.export(event.outputs)
-        phase, message = event.phase, event.message
+
+        phase = event.phase
+        message = event.message
         self.daemons.pop(node["id"], None)
+
         if node.pop("daemoned", None) and phase == "Succeeded":
             phase = "Failed"  # a daemon must run until the template that started it completes
+
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
                 admission.save_outputs(self, node)
             except NodeError as error:
-                phase, message = "Error", str(error)
+                phase = "Error"
+                message = str(error)
+
         self.table.mark(node["name"], phase, message)
         self.expansions.pop(node["name"], None)
 
@@ -168,36 +217,49 @@ class Scheduler(Context):
         is_overdue = bool(self.deadline and self.table.now >= self.deadline)
         if not (is_overdue or self.shutdown):
             return
+
         for id, node in list(self.nodes.items()):
             if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
+
             is_exit_handler = self.in_exit_handler(node)
             if self.shutdown and not self.may_run(is_exit_handler):
-                text = "Stopped with strategy '{}'" if node["type"] != "Pod" else "workflow shutdown with strategy:  {}"
+                if node["type"] != "Pod":
+                    text = "Stopped with strategy '{}'"
+                else:
+                    text = "workflow shutdown with strategy:  {}"
+
                 self.table.mark(node["name"], "Failed", text.format(self.shutdown))
             elif is_overdue and not is_exit_handler:
                 self.table.mark(node["name"], "Failed", "Step exceeded its deadline")
             else:
                 continue
+
             self.actions.append(Kill(id))
 
     def _reconcile(self) -> None:
         try:
-            node = self.execute(self.name, {"template": self.spec["entrypoint"]}, self.inputs.arguments(), Options())
+            node = self.execute(
+                self.name, {"template": self.spec["entrypoint"]}, self.inputs.arguments(), Options()
+            )
         except LimitReached:
             return
         except NodeError as error:
             self.finish("Error", f"error in entry template execution: {error}")
             return
+
         phase: str = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
             self.inputs.globals["workflow.failures"] = hooks.failures(self)
         if not hooks.run_workflow_hooks(self) or node["phase"] not in FULFILLED:
             return
+
         phase = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         exit_node = None
-        if hook := hooks.exit_hook(self, self.spec):
+
+        hook = hooks.exit_hook(self, self.spec)
+        if hook:
             name = f"{self.name}.onExit"
             if self.table.get(name) or self.may_run(True):
                 try:
@@ -208,17 +270,27 @@ class Scheduler(Context):
                 except NodeError as error:
                     self.finish("Error", f"error in exit template execution : {error}")
                     return
+
                 if exit_node["phase"] not in FULFILLED:
                     return
+
         message = node.get("message", "")
         if phase in FAILED and self.shutdown:
             message = f"Stopped with strategy '{self.shutdown}'"
+
         if phase == "Succeeded" and exit_node and exit_node["phase"] in FAILED:
-            phase, message = exit_node["phase"], exit_node.get("message", "")
+            phase = exit_node["phase"]
+            message = exit_node.get("message", "")
+
         self.finish(phase, message if phase in FAILED else "")
 
     def execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool = False
+        self,
+        name: str,
+        caller: Task,
+        arguments: dict[str, Any],
+        options: Options,
+        is_attempt: bool = False,
     ) -> Node:
         self.depth += not is_attempt
         try:
@@ -227,23 +299,34 @@ class Scheduler(Context):
             return self._execute(name, caller, arguments, options, is_attempt)
         except (NodeError, LimitReached, ControllerCrash):
             raise
-        except Exception as error:  # the node ends as after an error of its pod, so exit handlers and retries run
+        except Exception as error:
+            # the node ends as after an error of its pod, so exit handlers and retries run
             return self.table.error(name, caller, options, describe(error))
         finally:
             self.depth -= not is_attempt
 
-    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool) -> Node:
+    def _execute(
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool
+    ) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
             self.deferred_releases.discard(node["id"])
             return node
+
         try:
-            template = self.template_of(name) or self._bind_template(name, caller, arguments, options)
+            template = self.template_of(name) or self._bind_template(
+                name, caller, arguments, options
+            )
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
+
         if not is_attempt:
-            pending_node = node if node and node["phase"] == "Pending" and node["id"] not in self.started else None
+            if node and node["phase"] == "Pending" and node["id"] not in self.started:
+                pending_node = node
+            else:
+                pending_node = None
+
             if (
                 pending_node
                 and template.get("timeout")
@@ -251,7 +334,9 @@ class Scheduler(Context):
             ):
                 self.table.mark(name, "Failed", "timeout")
                 raise TimedOut("timeout")
+
             admission.check_parallelism(self, template, node, options.boundary)
+
         self.expansion(name).template = template
         if not is_attempt and ("synchronization" in template or "memoize" in template):
             try:
@@ -259,26 +344,43 @@ class Scheduler(Context):
             except NodeError as error:
                 self.table.error(name, caller, options, str(error))
                 raise
+
             if node and (node["phase"] in FULFILLED or "synchronizationStatus" in node):
                 return node
+
         strategy = self.strategy(template)
         if strategy is not None and not is_attempt:
             return retry.execute(self, name, caller, template, strategy, options)
+
         try:
             return self._run(name, caller, template, options)
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
 
-    def _bind_template(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
-        template = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
-        if mounted_volumes := volumes.mounted_volumes(self.spec, self.status, template):
+    def _bind_template(
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options
+    ) -> Template:
+        template = retry.with_defaults(
+            self.inputs.template(caller), self.spec.get("templateDefaults")
+        )
+        mounted_volumes = volumes.mounted_volumes(self.spec, self.status, template)
+        if mounted_volumes:
             template = {**template, "volumes": mounted_volumes}
+
         if self.spec.get("archiveLogs"):
-            template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}
+            template = {
+                **template,
+                "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})},
+            }
+
         local_values = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
-        if any(kind in template for kind in leaf_templates.KINDS) and self.strategy(template) is None:
+        if (
+            any(kind in template for kind in leaf_templates.KINDS)
+            and self.strategy(template) is None
+        ):
             local_values["pod.name"] = self.table.pod_name(name, template["name"])
+
         return self.inputs.process_args(template, arguments, local_values)
 
     def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
@@ -287,10 +389,13 @@ class Scheduler(Context):
                 try:
                     return module.execute(self, name, caller, template, options)
                 finally:  # daemons of the template end even after an error
-                    if (node := self.table.get(name)) and node["phase"] in FULFILLED:
+                    node = self.table.get(name)
+                    if node and node["phase"] in FULFILLED:
                         self.end_daemons(node["id"])
+
         if "suspend" in template:
             return suspend.execute(self, name, caller, template, options)
         if not any(kind in template for kind in leaf_templates.KINDS):
             raise NodeError(f"Template '{template['name']}' missing specification")
+
         return leaf_templates.execute(self, name, caller, template, options)

@@ -1,4 +1,5 @@
-"""The tags available to a step or task: inputs of its template, workflow outputs, preceding steps or ancestor tasks.
+"""The tags available to a step or task: inputs of its template, workflow outputs, preceding steps
+or ancestor tasks.
 
 A value is a string, None (the output of a skipped step without a default), or an artifact (a dict).
 Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
@@ -17,7 +18,8 @@ from argolocal.manifest.types import Node, Template
 # start of Argo's error messages about arguments of steps and hooks
 UNRESOLVED_PREFIX = "unable to resolve references: "
 ABSENT_VALUE = "__argo__internal__absent-optional"
-MARK = "\ue000"  # start of a path that replaces a tag: the executor moves such paths below the pod's root
+# start of a path that replaces a tag: the executor moves such paths below the pod's root
+MARK = "\ue000"
 
 
 class Scope(dict[str, Any]):
@@ -29,17 +31,23 @@ class Scope(dict[str, Any]):
 
 
 class Texts(Mapping[str, str | None]):
-    """The string values of a scope, which are not copied: a step may use only one or two of a thousand tags."""
+    """The string values of a scope, which are not copied: a step may use only one or two of a
+    thousand tags."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
-        self.scope, self.globals = scope, globals
+        self.scope = scope
+        self.globals = globals
 
     def __getitem__(self, name: str) -> str | None:
         value = self.scope.get(name, self)
-        return value if value is None or isinstance(value, str) else self.globals[name]
+        if value is None or isinstance(value, str):
+            return value
+        return self.globals[name]
 
     def __iter__(self) -> Iterator[str]:
-        texts = (name for name, value in self.scope.items() if value is None or isinstance(value, str))
+        texts = (
+            name for name, value in self.scope.items() if value is None or isinstance(value, str)
+        )
         return iter(dict.fromkeys((*self.globals, *texts)))
 
     def __len__(self) -> int:
@@ -49,54 +57,87 @@ class Texts(Mapping[str, str | None]):
 def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
     """Return a scope with the inputs of a template and the workflow outputs exported so far."""
     scope = Scope(
-        {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
+        {
+            f"inputs.parameters.{parameter['name']}": parameter["value"]
+            for parameter in template["inputs"]["parameters"]
+        }
     )
-    scope |= {f"inputs.artifacts.{artifact['name']}": artifact for artifact in template["inputs"]["artifacts"]}
+
+    scope.update(
+        {
+            f"inputs.artifacts.{artifact['name']}": artifact
+            for artifact in template["inputs"]["artifacts"]
+        }
+    )
+
     outputs = status.get("outputs") or {}
-    scope |= {
-        f"workflow.outputs.parameters.{parameter['name']}": parameter["value"]
-        for parameter in outputs.get("parameters") or []
-    }
-    scope |= {f"workflow.outputs.artifacts.{artifact['name']}": artifact for artifact in outputs.get("artifacts") or []}
+
+    scope.update(
+        {
+            f"workflow.outputs.parameters.{parameter['name']}": parameter["value"]
+            for parameter in outputs.get("parameters") or []
+        }
+    )
+
+    scope.update(
+        {
+            f"workflow.outputs.artifacts.{artifact['name']}": artifact
+            for artifact in outputs.get("artifacts") or []
+        }
+    )
+
     return scope
 
 
 def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """Add the tags `KIND.NAME.*` (kind: tasks or steps) of a node, or of the last attempt of a Retry node."""
+    """Add the tags `KIND.NAME.*` (kind: tasks or steps) of a node, or of the last attempt of a
+    Retry node."""
     node = table.last_attempt(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
     scope[f"{prefix}.status"] = node["phase"]
+
     for key in ("startedAt", "finishedAt"):
         if node.get(key):
             scope[f"{prefix}.{key}"] = node[key][:19] + "Z"
+
     for key, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
         if node.get(key):
             scope[f"{prefix}.{tag}"] = node[key]
+
     outputs = node.get("outputs") or {}
     for key, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
         if outputs.get(key) is not None:
             scope[f"{prefix}.{tag}"] = outputs[key]
+
     add_outputs(scope, prefix, outputs)
 
 
 def reject_inline(caller: Mapping[str, Any]) -> None:
-    """Raise ValueError for an inline template: Argo looks up the template of a completed loop by name."""
+    """Raise ValueError for an inline template: Argo looks up the template of a completed loop by
+    name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
 
-def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], default: str | None = None) -> None:
-    """Add the tags PREFIX.outputs.parameters.* and .artifacts.*; a hook can read no other outputs of its node."""
+def add_outputs(
+    scope: Scope, prefix: str, outputs: Mapping[str, Any], default: str | None = None
+) -> None:
+    """Add the tags PREFIX.outputs.parameters.* and .artifacts.*; a hook can read no other outputs
+    of its node."""
     for parameter in outputs.get("parameters") or []:
-        if (value := parameter.get("value", default)) is not None:
+        value = parameter.get("value", default)
+        if value is not None:
             scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
     for artifact in outputs.get("artifacts") or []:
         scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
 
 
-def add_skipped_outputs(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
-    """Add the declared outputs of a node that was skipped or omitted: their default values, or None."""
+def add_skipped_outputs(
+    scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool
+) -> None:
+    """Add the declared outputs of a node that was skipped or omitted: their default values, or
+    None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
     outputs = template.get("outputs") or {}
@@ -108,26 +149,42 @@ def add_skipped_outputs(scope: Scope, kind: str, name: str, node: Node, template
 
 
 def add_loop_outputs(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
-    """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a result is not JSON."""
+    """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a
+    result is not JSON."""
     items = (node for node in nodes if not node.get("nodeFlag"))
-    ordered_nodes = sorted(items, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
+
+    ordered_nodes = sorted(
+        items, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0])
+    )
     if not ordered_nodes:
         return
-    rows, columns, results = [], {}, []
+
+    rows = []
+    columns = {}
+    results = []
+
     for node in ordered_nodes:
         outputs = node.get("outputs")
         if not outputs or node["phase"] != "Succeeded":
             continue
-        row = {parameter["name"]: parameter.get("value", "") for parameter in outputs.get("parameters") or []}
+
+        row = {
+            parameter["name"]: parameter.get("value", "")
+            for parameter in outputs.get("parameters") or []
+        }
         if row:
             rows.append(row)
+
         for key, value in row.items():
             columns.setdefault(key, []).append(value)
+
         if outputs.get("result") is not None:
             results.append(gofmt.compact(outputs["result"]))
+
     prefix = f"{kind}.{name}.outputs"
     scope[f"{prefix}.result"] = f"[{','.join(results)}]"
     scope[f"{prefix}.parameters"] = gofmt.dumps(rows)
+
     for key, values in columns.items():
         scope[f"{prefix}.parameters.{key}"] = gofmt.dumps(_parse_if_structured(values))
 
@@ -138,11 +195,14 @@ def _parse_if_structured(values: list[str]) -> list[Any]:
         parsed_values = [gofmt.parse_json(value, convert_int=float) for value in values]
     except ValueError:
         return values
-    return parsed_values if all(isinstance(value, (list, dict)) for value in parsed_values) else values
+    if all(isinstance(value, (list, dict)) for value in parsed_values):
+        return parsed_values
+    return values
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Mark arguments that consist of one tag without a value as absent, so that the input's default applies."""
+    """Mark arguments that consist of one tag without a value as absent, so that the input's default
+    applies."""
 
     def mark(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")
@@ -154,25 +214,38 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
 
     if not arguments.get("parameters"):
         return arguments
+
     return {**arguments, "parameters": [mark(parameter) for parameter in arguments["parameters"]]}
 
 
-def resolve_artifact(scope: Scope, artifact: dict[str, Any], message_prefix: str = "") -> dict[str, Any] | None:
-    """Return the artifact that `from` or `fromExpression` refers to, or None if that is missing and optional.
+def resolve_artifact(
+    scope: Scope, artifact: dict[str, Any], message_prefix: str = ""
+) -> dict[str, Any] | None:
+    """Return the artifact that `from` or `fromExpression` refers to, or None if that is missing and
+    optional.
 
     Raises TemplateError, whose message starts with `message_prefix`.
     """
-    source, expression = artifact.get("from") or "", artifact.get("fromExpression")
+    source = artifact.get("from") or ""
+
+    expression = artifact.get("fromExpression")
     if not source and not expression:
         return artifact
+
     try:
-        resolved_artifact = evaluate(expression, nest_scope(scope)) if expression else _read_tag(scope, source)
+        if expression:
+            resolved_artifact = evaluate(expression, nest_scope(scope))
+        else:
+            resolved_artifact = _read_tag(scope, source)
     except NodeError as error:
         if artifact.get("optional"):
             return None
+
         raise TemplateError(f"{message_prefix}{error}") from None
+
     if not isinstance(resolved_artifact, dict):
         raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
+
     resolved_artifact = {**resolved_artifact, "name": artifact["name"]}
     if artifact.get("subPath") and resolved_artifact.get("s3"):
         sub_path = substitute(artifact["subPath"], scope.parameters())
@@ -180,6 +253,7 @@ def resolve_artifact(scope: Scope, artifact: dict[str, Any], message_prefix: str
             **resolved_artifact["s3"],
             "key": f"{resolved_artifact['s3']['key'].rstrip('/')}/{sub_path}",
         }
+
     return resolved_artifact
 
 
@@ -197,41 +271,60 @@ def resolve_outputs(template: Template, scope: Scope) -> dict[str, Any] | None:
     """Return the outputs of a DAG or steps template. Raises TemplateError."""
     declared_outputs = template.get("outputs") or {}
     outputs: dict[str, Any] = {}
+
     for parameter in declared_outputs.get("parameters") or []:
         value = _output_value(parameter, scope)
         outputs.setdefault("parameters", []).append(
             {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
         )
+
     for artifact in declared_outputs.get("artifacts") or []:
-        resolved_artifact = resolve_artifact(scope, artifact, "unable to resolve outputs from scope: ")
+        resolved_artifact = resolve_artifact(
+            scope, artifact, "unable to resolve outputs from scope: "
+        )
         if resolved_artifact and (artifact.get("from") or artifact.get("fromExpression")):
-            global_name = {"globalName": artifact["globalName"]} if artifact.get("globalName") else {}
-            resolved_artifact = {key: value for key, value in resolved_artifact.items() if key != "globalName"}
+            if artifact.get("globalName"):
+                global_name = {"globalName": artifact["globalName"]}
+            else:
+                global_name = {}
+
+            resolved_artifact = {
+                key: value for key, value in resolved_artifact.items() if key != "globalName"
+            }
             outputs.setdefault("artifacts", []).append(resolved_artifact | global_name)
+
     return outputs or None
 
 
 def _output_value(parameter: dict[str, Any], scope: Scope) -> str:
     if "valueFrom" not in parameter:
         raise TemplateError("output parameters must have a valueFrom specified")
+
     source = parameter["valueFrom"] or {}
-    default, value = source.get("default"), None
+    default = source.get("default")
+    value = None
+
     try:
         if source.get("expression"):
             value = evaluate(source["expression"], nest_scope(scope))
             if value is None:
-                raise TemplateError(f"failed to evaluate expression {to_json(source['expression'])}")
+                raise TemplateError(
+                    f"failed to evaluate expression {to_json(source['expression'])}"
+                )
         else:
             value = _read_tag(scope, source.get("parameter", ""))
     except NodeError as error:
         if default is None:
             raise TemplateError(str(error)) from None
         return default
+
     if value is not None:
         return gofmt.format_v(value)
+
     if default is None:
         raise TemplateError(
-            f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent optional '
-            "(skipped/omitted node output with no default)"
+            f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent'
+            " optional (skipped/omitted node output with no default)"
         )
+
     return default

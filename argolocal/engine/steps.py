@@ -1,14 +1,22 @@
 """Steps templates: groups of steps run in sequence, the steps of a group in parallel.
 
-A group completes when all its steps have completed. A group in phase Failed or Error fails the template, unless
-`continueOn` allows it; the template's phase is Failed in both cases. Source: Argo's steps.go.
+A group completes when all its steps have completed. A group in phase Failed or Error fails the
+template, unless `continueOn` allows it; the template's phase is Failed in both cases. Source:
+Argo's steps.go.
 """
 
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
 from argolocal.engine.dag import resolve_references
-from argolocal.engine.nodes import ControllerCrash, LimitReached, NodeError, Options, TimedOut, fulfilled
+from argolocal.engine.nodes import (
+    ControllerCrash,
+    LimitReached,
+    NodeError,
+    Options,
+    TimedOut,
+    fulfilled,
+)
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import Missing, TemplateError
 from argolocal.manifest.kinds import FAILED, FULFILLED
@@ -16,20 +24,30 @@ from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 
-def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
+def execute(
+    context: Context, name: str, caller: Task, template: Template, options: Options
+) -> Node:
     """Advance a steps node."""
     node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
-    scope |= scopes.template_scope(context.status, template)
+    scope.update(scopes.template_scope(context.status, template))
     step_options = Options(node["id"], options.on_exit, "steps")
     complete_groups = expansion.complete_groups
-    group, previous_group_name = node, f"{name}[{complete_groups - 1}]" if complete_groups else ""
+    group = node
+
+    if complete_groups:
+        previous_group_name = f"{name}[{complete_groups - 1}]"
+    else:
+        previous_group_name = ""
+
     for index, steps in enumerate(template["steps"][complete_groups:], complete_groups):
         group_name = f"{name}[{index}]"
-        if not (group := context.table.get(group_name)):
+        group = context.table.get(group_name)
+        if not group:
             group = context.table.create(group_name, "StepGroup", "Running", {}, step_options)
             _connect_group(context, name, previous_group_name, group_name)
+
         previous_group_name = group_name
         is_fulfilled = group["phase"] in FULFILLED and _children_fulfilled(context, group)
         if not is_fulfilled and Group(context, group_name, scope, step_options).run(steps):
@@ -38,20 +56,30 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
             return node
         if group["phase"] not in FULFILLED:
             return node
+
         if group["phase"] in FAILED:
             node["outboundNodes"] = _outbound_nodes(context, group)
             return context.table.mark(name, "Failed", group.get("message", ""))
+
         try:
             for step in steps:
                 _add_step_outputs(context, scope, group, step, step_options)
         except ValueError as error:
             raise NodeError(str(error)) from None
+
         expansion.complete_groups = index + 1
-    group = context.nodes[context.table.ids[previous_group_name]] if previous_group_name else node
+
+    if previous_group_name:
+        group = context.nodes[context.table.ids[previous_group_name]]
+    else:
+        group = node
+
     node["outboundNodes"] = _outbound_nodes(context, group)
-    if outputs := scopes.resolve_outputs(template, scope):
+    outputs = scopes.resolve_outputs(template, scope)
+    if outputs:
         node["outputs"] = outputs
         context.inputs.export(outputs)
+
     admission.try_save_outputs(context, node)
     return context.table.mark(name, "Succeeded")
 
@@ -59,9 +87,9 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 def _children_fulfilled(context: Context, node: Node) -> bool:
     """Return True if all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
     children = node.get("children", [])
-    return all(_children_fulfilled(context, context.nodes[id]) for id in children if id in context.nodes) and (
-        bool(children) or fulfilled(node)
-    )
+    return all(
+        _children_fulfilled(context, context.nodes[id]) for id in children if id in context.nodes
+    ) and (bool(children) or fulfilled(node))
 
 
 def _connect_group(context: Context, name: str, previous_group_name: str, group: str) -> None:
@@ -79,21 +107,34 @@ def _connect_group(context: Context, name: str, previous_group_name: str, group:
 
 
 def _outbound_nodes(context: Context, group: Node) -> list[str]:
-    return [out for child in group.get("children", []) for out in context.table.outbound_nodes(child)]
+    return [
+        out for child in group.get("children", []) for out in context.table.outbound_nodes(child)
+    ]
 
 
-def _add_step_outputs(context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options) -> None:
+def _add_step_outputs(
+    context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options
+) -> None:
     """Add the outputs of a completed step to the scope of later groups."""
     name = f"{group['name']}.{step['name']}"
+
     node = context.table.get(name)
     if node:
         scopes.add_node(context.table, scope, "steps", step["name"], node)
-        scopes.add_skipped_outputs(scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True)
+        scopes.add_skipped_outputs(
+            scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True
+        )
         return
+
     children = (context.nodes[id] for id in group.get("children", []))
-    items = [child for child in children if child["name"].startswith(name + "(") and child["type"] != "Skipped"]
+    items = [
+        child
+        for child in children
+        if child["name"].startswith(name + "(") and child["type"] != "Skipped"
+    ]
     if items:
         scopes.reject_inline(step)
+
     scopes.add_loop_outputs(scope, "steps", step["name"], items)
     scopes.add_node(context.table, scope, "steps", step["name"], group)
 
@@ -102,19 +143,27 @@ class Group:
     """One group of parallel steps."""
 
     def __init__(self, context: Context, name: str, scope: scopes.Scope, options: Options) -> None:
-        self.context, self.name, self.scope, self.options = context, name, scope, options
-        self.table, self.inputs = context.table, context.inputs
+        self.context = context
+        self.name = name
+        self.scope = scope
+        self.options = options
+        self.table = context.table
+        self.inputs = context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advance the group, and mark the group when it completes. Return True if an exit hook could not run."""
+        """Advance the group, and mark the group when it completes. Return True if an exit hook
+        could not run."""
         expanded_steps = self._expand_steps(steps)
         if expanded_steps is None:
             return False
+
         expansion = self.context.expansion(self.name)
-        pending_steps, unfinished_steps = (
-            expanded_steps if expansion.pending_members is None else expansion.pending_members,
-            [],
-        )
+        if expansion.pending_members is None:
+            pending_steps = expanded_steps
+        else:
+            pending_steps = expansion.pending_members
+
+        unfinished_steps = []
         for index, step in enumerate(pending_steps):
             name = f"{self.name}.{step['name']}"
             node = self.table.get(name)
@@ -129,7 +178,9 @@ class Group:
                     self.table.create(name, "Skipped", "Error", step, self.options, str(error))
                     self.table.child(self.name, name)
                     self.table.mark(self.name, "Error", str(error))
+
                     return False
+
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
@@ -142,76 +193,110 @@ class Group:
                 return False
             except NodeError as error:
                 self.table.child(self.name, name)
-                self.table.mark(self.name, "Error", f"step group deemed errored due to child {name} error: {error}")
+                self.table.mark(
+                    self.name,
+                    "Error",
+                    f"step group deemed errored due to child {name} error: {error}",
+                )
                 return False
-            if node := self.table.get(name):
+
+            node = self.table.get(name)
+            if node:
                 self.table.child(self.name, name)
+
             unfinished_steps += [] if node and fulfilled(node) else [step]
+
         expansion.pending_members = unfinished_steps
         if not unfinished_steps or any(step.get("hooks") or step.get("onExit") for step in steps):
             return self._assess({f"{self.name}.{step['name']}": step for step in expanded_steps})
+
         return False
 
     def _expand_steps(self, steps: list[Task]) -> list[Task] | None:
         expansion = self.context.expansion(self.name)
         if expansion.members is not None:
             return expansion.members
+
         expanded_steps: list[Task] = []
-        resolved_steps, missing_message = list[Task](), ""
+        resolved_steps = list[Task]()
+        missing_message = ""
+
         try:
             for step in steps:
                 try:
-                    resolved_steps.append(resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX))
+                    resolved_steps.append(
+                        resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX)
+                    )
                 except Missing as error:  # Argo tries this step again until another step fails
                     missing_message = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None
+
             if missing_message:
                 self.context.blocked_reason = missing_message
                 return None
+
             for step in resolved_steps:
                 items = expand(step, self.scope.parameters(self.inputs.globals))
                 if has_loop(step) and not items:
                     name = f"{self.name}.{step['name']}"
-                    self.table.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
+                    self.table.create(
+                        name, "Skipped", "Skipped", step, self.options, "Skipped, empty params"
+                    )
                     self.table.child(self.name, name)
+
                 expanded_steps += items
         except (TemplateError, WhenError, ValueError) as error:
             self.table.mark(self.name, "Error", str(error))
             return None
+
         expansion.members = expanded_steps
         return expanded_steps
 
     def _assess(self, steps: dict[str, Task]) -> bool:
         all_completed = True
         group = self.table.nodes[self.table.ids[self.name]]
+
         children = [self.table.nodes[id] for id in group.get("children", [])]
         for node in children:
             step: Task = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
             has_hooks = step.get("hooks") or step.get("onExit")
+
             try:
-                if has_hooks and not hooks.run_conditional_hooks(self.context, step, node, self.scope, self.options):
+                if has_hooks and not hooks.run_conditional_hooks(
+                    self.context, step, node, self.scope, self.options
+                ):
                     return False
             except NodeError as error:
                 self.table.mark(self.name, "Error", str(error))
                 return False
+
             try:
                 if not fulfilled(node):
                     all_completed = False
                 elif has_hooks:
-                    all_completed &= hooks.run_exit_hook(self.context, step, node, self.scope, self.options)
+                    all_completed &= hooks.run_exit_hook(
+                        self.context, step, node, self.scope, self.options
+                    )
             except NodeError as error:
                 self.table.mark(self.name, "Error", str(error))
                 return True
+
         if not all_completed:
             self.table.mark(self.name, "Running")
             return False
+
         for node in children:
             step = steps.get(node["name"], {})
             continue_on = step.get("continueOn") or {}
-            is_allowed = continue_on.get("failed") if node["phase"] == "Failed" else continue_on.get("error")
+            if node["phase"] == "Failed":
+                is_allowed = continue_on.get("failed")
+            else:
+                is_allowed = continue_on.get("error")
+
             if node["phase"] in FAILED and not is_allowed:
                 self.table.mark(self.name, "Failed", f"child '{node['id']}' failed")
                 return False
+
         self.table.mark(self.name, "Succeeded")
         return False

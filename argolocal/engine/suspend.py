@@ -2,10 +2,10 @@
 
     suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
 
-Values fill the outputs with `valueFrom: {supplied: {}}`; an output without a value gets its default, or the default of
-the input with the same name.
-Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go (ResumeWorkflow,
-updateSuspendedNode); v4.1.
+Values fill the outputs with `valueFrom: {supplied: {}}`; an output without a value gets its
+default, or the default of the input with the same name.
+Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
+(ResumeWorkflow, updateSuspendedNode); v4.1.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,24 @@ from argolocal.manifest.kinds import FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
 
-def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
+def execute(
+    context: Context, name: str, caller: Task, template: Template, options: Options
+) -> Node:
     """Advance a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
     if node["phase"] == "Pending":  # the node has waited for a lock
         context.table.mark(name, "Running")
     if "outputs" not in node and (expected_parameters := _expected_parameters(template)):
         node["outputs"] = {"parameters": expected_parameters}
-    if duration := (template["suspend"] or {}).get("duration"):
+
+    duration = (template["suspend"] or {}).get("duration")
+    if duration:
         resume_time = parse_time(node["startedAt"]) + gofmt.parse_seconds(str(duration))
         if context.table.now >= resume_time:
             return _complete(context, node)
+
         context.wake_at(resume_time)
+
     return node
 
 
@@ -40,11 +46,13 @@ def resume(context: Context, event: Resumed) -> None:
     node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
+
     for parameter in (node.get("outputs") or {}).get("parameters") or []:
         if parameter["name"] in event.values:
             parameter["value"] = event.values[parameter["name"]]
             parameter.pop("valueFrom", None)
             context.inputs.export({"parameters": [parameter]})
+
     try:
         _complete(context, node)
     except NodeError as error:
@@ -53,7 +61,11 @@ def resume(context: Context, event: Resumed) -> None:
 
 def suspended(status: Mapping[str, Any]) -> list[Node]:
     """Return the suspended nodes."""
-    return [n for n in status.get("nodes", {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
+    return [
+        n
+        for n in status.get("nodes", {}).values()
+        if n["type"] == "Suspend" and n["phase"] == "Running"
+    ]
 
 
 def resume_hint(name: str, node: Node) -> str:
@@ -62,32 +74,48 @@ def resume_hint(name: str, node: Node) -> str:
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}"
         for parameter in _missing_parameters(node)
     )
-    return f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal resumes it"
+    return (
+        f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal"
+        " resumes it"
+    )
 
 
-def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return {node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and missing values."""
+def resume_values(
+    status: Mapping[str, Any], values: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Return {node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and
+    missing values."""
     nodes = suspended(status)
+
     expected_sources = {
-        parameter["name"]: parameter["valueFrom"] for node in nodes for parameter in _missing_parameters(node)
+        parameter["name"]: parameter["valueFrom"]
+        for node in nodes
+        for parameter in _missing_parameters(node)
     }
+
     for name in values:
         if name not in expected_sources:
-            hint = (
-                f"The suspended steps wait for {', '.join(expected_sources)}."
-                if expected_sources
-                else "The suspended steps do not wait for values."
-            )
+            if expected_sources:
+                hint = f"The suspended steps wait for {', '.join(expected_sources)}."
+            else:
+                hint = "The suspended steps do not wait for values."
+
             raise ConfigError(
-                f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected_sources))} {hint}"
+                "no step waits for the value of"
+                f" {name!r}.{did_you_mean(name, set(expected_sources))} {hint}"
             )
+
     missing_names = [
-        name for name, source in expected_sources.items() if name not in values and source.get("default") is None
+        name
+        for name, source in expected_sources.items()
+        if name not in values and source.get("default") is None
     ]
     if missing_names:
         raise ConfigError(
-            f"a step waits for the value of {missing_names[0]!r}: pass it with -p {missing_names[0]}=VALUE."
+            f"a step waits for the value of {missing_names[0]!r}: pass it with -p"
+            f" {missing_names[0]}=VALUE."
         )
+
     return {
         node["id"]: {
             parameter["name"]: values[parameter["name"]]
@@ -100,7 +128,9 @@ def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[
 
 def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     inputs = template["inputs"]["parameters"]
-    defaults = {parameter["name"]: parameter["default"] for parameter in inputs if "default" in parameter}
+    defaults = {
+        parameter["name"]: parameter["default"] for parameter in inputs if "default" in parameter
+    }
     expected_parameters: list[dict[str, Any]] = []
     for parameter in (template.get("outputs") or {}).get("parameters") or []:
         source = dict(parameter["valueFrom"])
@@ -111,7 +141,11 @@ def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _missing_parameters(node: Node) -> list[dict[str, Any]]:
-    return [parameter for parameter in (node.get("outputs") or {}).get("parameters") or [] if "valueFrom" in parameter]
+    return [
+        parameter
+        for parameter in (node.get("outputs") or {}).get("parameters") or []
+        if "valueFrom" in parameter
+    ]
 
 
 def _complete(context: Context, node: Node) -> Node:
@@ -120,20 +154,21 @@ def _complete(context: Context, node: Node) -> Node:
         if source.get("default") is None:
             parameter["valueFrom"] = source
             raise NodeError(
-                f"raw output parameter '{parameter['name']}' has not been set and does not have a default value"
+                f"raw output parameter '{parameter['name']}' has not been set and does not have a"
+                " default value"
             )
         parameter["value"] = source["default"]
     return context.table.mark(node["name"], "Succeeded")
 
 
 def check(template: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a suspend template."""
+    """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a
+    suspend template."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):
-            rule = (
-                "is only for suspend templates"
-                if is_supplied
-                else "is missing: each output of a suspend template needs this field"
-            )
+            if is_supplied:
+                rule = "is only for suspend templates"
+            else:
+                rule = "is missing: each output of a suspend template needs this field"
             raise ConfigError(f"{where}.outputs.parameters[{index}].valueFrom.supplied {rule}.")

@@ -32,11 +32,20 @@ __all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "identifiers"
 
 
 def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
-    """Return the value of `source` in `scope` (nested plain data, functions as callables). Raises ExprError."""
+    """Return the value of `source` in `scope` (nested plain data, functions as callables). Raises
+    ExprError."""
     MEMORY.remaining = MEMORY_BUDGET
+
     try:
         return _eval(parse(source), scope, ())
-    except (TypeError, ValueError, AttributeError, LookupError, RecursionError, ArithmeticError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        ArithmeticError,
+    ) as error:
         raise ExprError(f"{error} in {source!r}") from error
 
 
@@ -49,48 +58,76 @@ def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
 
 
 def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
-    """Evaluate a node of the syntax tree. `frame`: (element, index, accumulator) inside a predicate, else empty."""
+    """Evaluate a node of the syntax tree. `frame`: (element, index, accumulator) inside a
+    predicate, else empty."""
     node_type = node[0]
     if node_type == "const":
         return node[1]
+
     if node_type == "name":
         if node[1] not in scope:
             raise ExprError(f"unknown name {node[1]}")
         return scope[node[1]]
+
     if node_type == "member":
         if node[1][0] == "const" and isinstance(node[1][1], str) and node[2][0] == "const":
-            raise ExprError(f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined")
+            raise ExprError(
+                f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined"
+            )
+
         return _member(_eval(node[1], scope, frame), _eval(node[2], scope, frame), node[3])
+
     if node_type == "binary":
         return _binary(node, scope, frame)
     if node_type == "unary":
         return _unary(node[1], _eval(node[2], scope, frame))
+
     if node_type == "if":
-        return _eval(node[2] if require_bool(_eval(node[1], scope, frame)) else node[3], scope, frame)
+        return _eval(
+            node[2] if require_bool(_eval(node[1], scope, frame)) else node[3], scope, frame
+        )
+
     if node_type == "call":
-        function = scope.get(node[1]) if callable(scope.get(node[1])) else BUILTINS.get(node[1])
+        if callable(scope.get(node[1])):
+            function = scope.get(node[1])
+        else:
+            function = BUILTINS.get(node[1])
+
         if function is None:
             raise ExprError(f"unknown name {node[1]}")
         return function(*(_eval(operand, scope, frame) for operand in node[2]))
+
     if node_type == "method":
         function = _eval(node[1], scope, frame)
         if not callable(function):
             raise ExprError("this value is not a function")
+
         inner_scope = {**scope, SKIP_TYPE_CHECK: True}
         return function(*(_eval(operand, inner_scope, frame) for operand in node[2]))
+
     if node_type == "predicate":
         return _predicate(node, scope, frame)
     if node_type == "pointer":
         return frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if node_type == "list":
         return [_eval(operand, scope, frame) for operand in node[1:]]
+
     if node_type == "map":
-        return {str(_eval(key, scope, frame)): _eval(value, scope, frame) for key, value in node[1:]}
+        return {
+            str(_eval(key, scope, frame)): _eval(value, scope, frame) for key, value in node[1:]
+        }
+
     if node_type == "let":
         return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, frame)}, frame)
-    start, end = (None if operand is None else int(_eval(operand, scope, frame)) for operand in node[2:4])
+
+    start, end = (
+        None if operand is None else int(_eval(operand, scope, frame)) for operand in node[2:4]
+    )
     value = _eval(node[1], scope, frame)
-    return slice_bytes(value, start, end) if isinstance(value, str) else value[start:end]
+    if isinstance(value, str):
+        return slice_bytes(value, start, end)
+
+    return value[start:end]
 
 
 def _member(value: Any, key: Any, optional: bool) -> Any:
@@ -101,23 +138,32 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
     if isinstance(value, Mapping):
         return value.get(key)
     if isinstance(value, (list, str)) and is_number(key):
-        if not -len(elements := as_indexable(value)) <= int(key) < len(elements):
+        elements = as_indexable(value)
+        if not -len(elements) <= int(key) < len(elements):
             raise ExprError(f"index out of range: {key} (array length is {len(elements)})")
         return elements[int(key)]
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
-TYPED_NODES = ("name", "const", "list", "map")  # syntax nodes whose type expr-lang knows before evaluation
-# a scope with this key disables type checks: expr-lang does not check types in arguments of a method (sprig.x)
+# syntax nodes whose type expr-lang knows before evaluation
+TYPED_NODES = ("name", "const", "list", "map")
+# a scope with this key disables type checks: expr-lang does not check types in arguments of a
+# method (sprig.x)
 SKIP_TYPE_CHECK = ""
 
 
 def _type_name(value: Any) -> str:
     if value is None or isinstance(value, bool):
-        return "nil" if value is None else "bool"
+        if value is None:
+            return "nil"
+        return "bool"
     if is_number(value):
         return "number"
-    return "string" if isinstance(value, str) else "map" if isinstance(value, Mapping) else "list"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, Mapping):
+        return "map"
+    return "list"
 
 
 def _unary(operator: str, value: Any) -> Any:
@@ -125,38 +171,60 @@ def _unary(operator: str, value: Any) -> Any:
         return not require_bool(value)
     if not is_number(value):
         raise ExprError(f"operator {operator} is not defined on {value!r}")
-    return -value if operator == "-" else value
+    if operator == "-":
+        return -value
+    return value
 
 
 def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     _, operator, left_node, right_node = node
     lhs = _eval(left_node, scope, frame)
     if operator == "??":
-        return _eval(right_node, scope, frame) if is_nil(lhs) else lhs
+        if is_nil(lhs):
+            return _eval(right_node, scope, frame)
+        return lhs
+
     if operator in ("==", "!=") and SKIP_TYPE_CHECK not in scope:
         type_names = [_type_name(lhs)] if left_node[0] in TYPED_NODES else []
-        type_names += [_type_name(_eval(right_node, scope, frame))] if right_node[0] in TYPED_NODES else []
+        type_names += (
+            [_type_name(_eval(right_node, scope, frame))] if right_node[0] in TYPED_NODES else []
+        )
         if len({*type_names} - {"nil"}) > 1:
-            raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(type_names)})")
+            raise ExprError(
+                f"invalid operation: {operator} (mismatched types {' and '.join(type_names)})"
+            )
+
     if operator in ("||", "or", "&&", "and"):
         stop_value = operator in ("||", "or")
-        return stop_value if require_bool(lhs) is stop_value else require_bool(_eval(right_node, scope, frame))
+        if require_bool(lhs) is stop_value:
+            return stop_value
+        return require_bool(_eval(right_node, scope, frame))
+
     return OPERATORS[operator](lhs, _eval(right_node, scope, frame))
 
 
 def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
-    name, arguments = node[1], node[2]
+    name = node[1]
+    arguments = node[2]
     collection = _eval(arguments[0], scope, frame)
+
     node_type, name_or_child = arguments[0][:2]
-    if isinstance(collection, str) and (node_type in ("name", "member") or name_or_child in ("fromJSON", "fromJson")):
-        # expr-lang does not know the type of such a string before evaluation, so Argo iterates over its bytes
+    if isinstance(collection, str) and (
+        node_type in ("name", "member") or name_or_child in ("fromJSON", "fromJson")
+    ):
+        # expr-lang does not know the type of such a string before evaluation, so Argo iterates over
+        # its bytes
         collection = list(as_indexable(collection))
+
     if not isinstance(collection, list):
         raise ExprError(f"{name} needs a list, not {collection!r}")
+
     accumulator = [_eval(argument, scope, frame) for argument in arguments[2:3]]
 
     def test(element: Any, index: int, acc: Any = None) -> Any:
-        return _eval(arguments[1], scope, (element, index, acc)) if len(arguments) > 1 else element
+        if len(arguments) > 1:
+            return _eval(arguments[1], scope, (element, index, acc))
+        return element
 
     result = PREDICATES[name](collection, test, *accumulator)
     reserve_memory(len(result) if name == "map" else 0)
@@ -174,13 +242,17 @@ def _text_operator(operator: str, test: Callable[[str, str], bool]) -> Callable[
     return apply
 
 
-def _math_operator(operator: str, apply: Callable[[Numeric, Numeric], Any]) -> Callable[[Any, Any], Any]:
+def _math_operator(
+    operator: str, apply: Callable[[Numeric, Numeric], Any]
+) -> Callable[[Any, Any], Any]:
     def calculate(lhs: Any, rhs: Any) -> Any:
         if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
             return lhs + rhs
         if is_number(lhs) and is_number(rhs):
             result = apply(lhs, rhs)
-            return int64(result) if isinstance(result, int) else result
+            if isinstance(result, int):
+                return int64(result)
+            return result
         raise ExprError(f"invalid operation: {operator} (mismatched types {lhs!r} and {rhs!r})")
 
     return calculate
@@ -196,7 +268,9 @@ def _in(lhs: Any, rhs: Any) -> bool:
 
 def _modulo(lhs: Numeric, rhs: Numeric) -> int:
     if not (isinstance(lhs, int) and isinstance(rhs, int)):
-        raise ExprError(f"invalid operation: {lhs!r} % {rhs!r}: both operands must be whole numbers")
+        raise ExprError(
+            f"invalid operation: {lhs!r} % {rhs!r}: both operands must be whole numbers"
+        )
     return remainder(lhs, rhs)
 
 

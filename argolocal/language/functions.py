@@ -17,7 +17,8 @@ from argolocal.language import json_path
 from argolocal.language.gofmt import Keyed, Nil, dumps, format_v, int64, parse_json
 
 Numeric = int | float
-MEMORY_BUDGET = 1_000_000  # number of elements and bytes that one evaluation may allocate, as in expr-lang
+# number of elements and bytes that one evaluation may allocate, as in expr-lang
+MEMORY_BUDGET = 1_000_000
 
 
 class ExprError(NodeError):
@@ -32,7 +33,8 @@ MEMORY = _Memory()
 
 
 def reserve_memory(size: int) -> None:
-    """Reserve `size` elements or bytes of this evaluation's memory budget. Raises ExprError if too few are left."""
+    """Reserve `size` elements or bytes of this evaluation's memory budget. Raises ExprError if too
+    few are left."""
     MEMORY.remaining -= size
     if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")
@@ -79,7 +81,9 @@ def require_list(value: Any) -> list[Any]:
 
 def as_indexable(value: Any) -> Any:
     """Return the bytes of a string, because Go indexes bytes; return any other value unchanged."""
-    return value.encode() if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.encode()
+    return value
 
 
 def is_number(value: Any) -> TypeGuard[Numeric]:
@@ -108,7 +112,11 @@ def compare(lhs: Any, rhs: Any) -> int:
 def to_int(value: Any) -> int:
     if is_number(value):
         return int64(value)
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value) and int64(int(value)) == int(value):
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[+-]?\d+", value)
+        and int64(int(value)) == int(value)
+    ):
         return int(value)
     raise ExprError(f"invalid argument for int: {format_v(value)!r}")
 
@@ -133,7 +141,8 @@ def jsonpath(text: str, path: str) -> Any:
 
 
 def _loads(text: str) -> Any:
-    return parse_json(text, convert_int=float)  # Go reads a JSON number without a declared type as a float
+    # Go reads a JSON number without a declared type as a float
+    return parse_json(text, convert_int=float)
 
 
 def slice_bytes(text: str, start: int | None, end: int | None) -> str:
@@ -142,19 +151,22 @@ def slice_bytes(text: str, start: int | None, end: int | None) -> str:
 
 
 def split(text: str, separator: str, max_parts: int = -1) -> list[str]:
-    """Apply Go's SplitN: a negative `max_parts` means no limit; the separator "" splits between all characters."""
+    """Apply Go's SplitN: a negative `max_parts` means no limit; the separator "" splits between all
+    characters."""
     if max_parts == 0:
         return Nil()
     if separator:
         return text.split(separator, max(max_parts - 1, -1))
-    return (
-        list(text) if max_parts < 0 else [piece for piece in (*text[: max_parts - 1], text[max_parts - 1 :]) if piece]
-    )
+    if max_parts < 0:
+        return list(text)
+    return [piece for piece in (*text[: max_parts - 1], text[max_parts - 1 :]) if piece]
 
 
 def _split_after(text: str, separator: str, max_parts: int = -1) -> list[str]:
     parts = split(text, separator, max_parts)
-    return [*(piece + separator for piece in parts[:-1]), parts[-1]] if parts else parts
+    if parts:
+        return [*(piece + separator for piece in parts[:-1]), parts[-1]]
+    return parts
 
 
 def concat(*values: Any) -> list[Any]:
@@ -165,7 +177,9 @@ def _get(values: Any, key: Any) -> Any:
     if isinstance(values, Mapping):
         return values.get(key)
     elements = as_indexable(values)
-    return elements[key] if -len(elements) <= key < len(elements) else None
+    if -len(elements) <= key < len(elements):
+        return elements[key]
+    return None
 
 
 def _take(values: Any, count: int) -> list[Any]:
@@ -182,7 +196,9 @@ def _repeat(text: str, times: int) -> str:
 
 
 def _byte_index(text: str, index: int) -> int:
-    return len(text[:index].encode()) if index > 0 else index
+    if index > 0:
+        return len(text[:index].encode())
+    return index
 
 
 def _unbase64(text: str) -> str:
@@ -192,7 +208,9 @@ def _unbase64(text: str) -> str:
         return base64.b64decode(text).decode(errors="replace")
     end = valid_prefix.end() if valid_prefix else 0
     illegal_byte = re.search(r"[^A-Za-z0-9+/=]", text[end:])
-    raise ExprError(f"illegal base64 data at input byte {end + (illegal_byte.start() if illegal_byte else 0)}")
+    raise ExprError(
+        f"illegal base64 data at input byte {end + (illegal_byte.start() if illegal_byte else 0)}"
+    )
 
 
 def _is_descending(order: str) -> bool:
@@ -202,11 +220,19 @@ def _is_descending(order: str) -> bool:
 
 
 def _flatten(values: list[Any]) -> list[Any]:
-    return [inner for value in values for inner in (_flatten(value) if isinstance(value, list) else [value])]
+    return [
+        inner
+        for value in values
+        for inner in (_flatten(value) if isinstance(value, list) else [value])
+    ]
 
 
 def _unique(values: list[Any]) -> list[Any]:
-    return [value for i, value in enumerate(values) if not any(equal(value, earlier) for earlier in values[:i])]
+    return [
+        value
+        for i, value in enumerate(values)
+        if not any(equal(value, earlier) for earlier in values[:i])
+    ]
 
 
 def _numbers(*values: Any) -> list[Numeric]:
@@ -217,16 +243,13 @@ def _numbers(*values: Any) -> list[Numeric]:
 
 
 def _median(*values: Any) -> float:
-    ordered_numbers, middle = sorted(_numbers(*values)), len(_flatten(list(values))) // 2
-    return (
-        (
-            ordered_numbers[middle]
-            if len(ordered_numbers) % 2
-            else (ordered_numbers[middle - 1] + ordered_numbers[middle]) / 2
-        )
-        if ordered_numbers
-        else 0.0
-    )
+    ordered_numbers = sorted(_numbers(*values))
+    middle = len(_flatten(list(values))) // 2
+    if ordered_numbers:
+        if len(ordered_numbers) % 2:
+            return ordered_numbers[middle]
+        return (ordered_numbers[middle - 1] + ordered_numbers[middle]) / 2
+    return 0.0
 
 
 def _length(value: Any) -> int:
@@ -236,7 +259,7 @@ def _length(value: Any) -> int:
 
 
 TYPES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
-TYPES |= dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, Keyed), "map")
+TYPES.update(dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, Keyed), "map"))
 BUILTINS: dict[str, Callable[..., Any]] = {
     "len": _length,
     "type": lambda v: TYPES.get(type(v), "unknown"),
@@ -281,13 +304,19 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "uniq": _unique,
     "concat": lambda first, *v: concat(first, *v),
     "flatten": _flatten,
-    "sort": lambda v, order="asc": sorted(v, key=cmp_to_key(compare), reverse=_is_descending(order)),
+    "sort": lambda v, order="asc": sorted(
+        v, key=cmp_to_key(compare), reverse=_is_descending(order)
+    ),
 }
 
 
-def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = False) -> tuple[int | None, Any]:
+def _find(
+    elements: list[Any], test: Callable[[Any, int], Any], last: bool = False
+) -> tuple[int | None, Any]:
     order = range(len(elements) - 1, -1, -1) if last else range(len(elements))
-    return next(((i, elements[i]) for i in order if require_bool(test(elements[i], i))), (None, None))
+    return next(
+        ((i, elements[i]) for i in order if require_bool(test(elements[i], i))), (None, None)
+    )
 
 
 def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
@@ -308,7 +337,9 @@ def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
 def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
     keyed_elements = [(test(element, i), element) for i, element in enumerate(elements)]
     ordered_elements = sorted(
-        keyed_elements, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=_is_descending(order)
+        keyed_elements,
+        key=cmp_to_key(lambda a, b: compare(a[0], b[0])),
+        reverse=_is_descending(order),
     )
     return [value for _, value in ordered_elements]
 

@@ -1,6 +1,8 @@
-"""Format and parse durations, times, numbers and JSON as Go, Argo's language, does: workflows and users see the texts.
+"""Format and parse durations, times, numbers and JSON as Go, Argo's language, does: workflows and
+users see the texts.
 
-Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
+Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and
+ParseStringToDuration.
 """
 
 import json
@@ -15,21 +17,45 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 
-MAX_WIDTH = 1_000_000  # largest width of a number in a format: Go stops formatting at a larger width
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# largest width of a number in a format: Go stops formatting at a larger width
+MAX_WIDTH = 1_000_000
+UNITS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
 DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
-VERB_PATTERN, VERBS = (
-    re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S),
-    {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"},
-)
-JSON_TOKENS, JSON_DECODER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+'), json.JSONDecoder()
+VERB_PATTERN = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S)
+VERBS = {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
+JSON_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+')
+JSON_DECODER = json.JSONDecoder()
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
-}  # fmt: skip
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 ESCAPED_CHARACTERS = dict(zip("ntrabfv\\", "\n\t\r\a\b\f\v\\", strict=True))
 QUOTE_ESCAPES = {char: f"\\{letter}" for letter, char in ESCAPED_CHARACTERS.items()} | {'"': '\\"'}
-DATE_TOKENS = {  # token of Go's reference time → directive of strftime
-    **{"January": "%B", "Monday": "%A", "Jan": "%b", "Mon": "%a", "MST": "%Z", "PM": "%p", "_2": "%e", "15": "%H"},
+# token of Go's reference time → directive of strftime
+DATE_TOKENS = {
+    **{
+        "January": "%B",
+        "Monday": "%A",
+        "Jan": "%b",
+        "Mon": "%a",
+        "MST": "%Z",
+        "PM": "%p",
+        "_2": "%e",
+        "15": "%H",
+    },
     **{"002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"},
     **{"1": "%-m", "2": "%-d", "3": "%-I", "4": "%-M", "5": "%-S"},
 }
@@ -40,23 +66,32 @@ INTEGER = re.compile(r"[+-]?\d+")  # a text that Go's strconv.Atoi accepts
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a Go duration ("1m30s") or, as Argo allows, a bare number of seconds. Raises ValueError."""
-    return float(text) if INTEGER.fullmatch(text.strip()) else parse_duration(text)
+    """Parse a Go duration ("1m30s") or, as Argo allows, a bare number of seconds. Raises
+    ValueError."""
+    if INTEGER.fullmatch(text.strip()):
+        return float(text)
+    return parse_duration(text)
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration, as Go's time.ParseDuration: only 0 needs no unit. Raises ValueError."""
+    """Return the seconds of a duration, as Go's time.ParseDuration: only 0 needs no unit. Raises
+    ValueError."""
     text = text.strip()
     if INTEGER.fullmatch(text):
         if int(text):
             raise ValueError(f'time: missing unit in duration "{text}"')
         return 0.0
+
     body = text.lstrip("+-") if text[:1] in "+-" else text
     parts = DURATION_PART.findall(body)
     if not parts or "".join(a + b for a, b in parts) != body:
         raise ValueError(f'unable to parse {text} as a duration: time: invalid duration "{text}"')
+
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    return -total if text.startswith("-") else total
+    if text.startswith("-"):
+        return -total
+
+    return total
 
 
 def timestamp(now: float) -> str:
@@ -65,8 +100,14 @@ def timestamp(now: float) -> str:
 
 
 def format_date(layout: str, moment: datetime) -> str:
-    """Apply Go's `time.Format`: replace the tokens of its reference time, Mon Jan 2 15:04:05 MST 2006."""
-    values = {"2006": f"{moment.year:04}", "-0700": moment.strftime("%z"), "pm": moment.strftime("%p").lower()}
+    """Apply Go's `time.Format`: replace the tokens of its reference time, Mon Jan 2 15:04:05 MST
+    2006."""
+    values = {
+        "2006": f"{moment.year:04}",
+        "-0700": moment.strftime("%z"),
+        "pm": moment.strftime("%p").lower(),
+    }
+
     values["-07:00"] = f"{values['-0700'][:3]}:{values['-0700'][3:5]}"
     values["Z07:00"] = "Z" if values["-0700"] == "+0000" else values["-07:00"]
 
@@ -74,14 +115,19 @@ def format_date(layout: str, moment: datetime) -> str:
         token = match[0]
         if token[0] in ".,":
             return token[0] + f"{moment.microsecond:06}000"[: len(token) - 1]
-        return values[token] if token in values else moment.strftime(DATE_TOKENS[token])
+        if token in values:
+            return values[token]
+        return moment.strftime(DATE_TOKENS[token])
 
-    return re.sub("|".join([*map(re.escape, [*values, *DATE_TOKENS]), r"(?<=05)[.,]0+"]), format_token, layout)
+    return re.sub(
+        "|".join([*map(re.escape, [*values, *DATE_TOKENS]), r"(?<=05)[.,]0+"]), format_token, layout
+    )
 
 
 def humanize(seconds: float) -> str:
     """Format seconds as Argo's humanize.Duration: "10 seconds", "2 minutes 5 seconds"."""
-    remaining_seconds, words = int(seconds), []
+    remaining_seconds = int(seconds)
+    words = []
     for name, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
         count, remaining_seconds = divmod(remaining_seconds, size)
         if count:
@@ -97,7 +143,8 @@ def format_f(number: float) -> str:
 
 
 def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6) -> str:
-    """Format a float as Go's `%v`: with an exponent below `lower_bound` and from `upper_bound` upwards."""
+    """Format a float as Go's `%v`: with an exponent below `lower_bound` and from `upper_bound`
+    upwards."""
     if number and math.isfinite(number) and not lower_bound <= abs(number) < upper_bound:
         digits, _, exponent = f"{Decimal(repr(number)).normalize():e}".partition("e")
         return f"{digits}e{exponent[0]}{exponent[1:]:0>2}"
@@ -105,34 +152,52 @@ def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6)
 
 
 def int64(number: float) -> int:
-    """Convert to int64: an int wraps around on overflow, and a float out of range becomes the smallest int64."""
+    """Convert to int64: an int wraps around on overflow, and a float out of range becomes the
+    smallest int64."""
     if isinstance(number, float):
-        return int(number) if abs(number) < 2**63 else -(2**63)
+        if abs(number) < 2**63:
+            return int(number)
+        return -(2**63)
     return (number + 2**63) % 2**64 - 2**63
 
 
 def power(base: float, exponent: float) -> float:
-    """Apply Go's `math.Pow`, which returns an infinite number or NaN where Python raises an error."""
+    """Apply Go's `math.Pow`, which returns an infinite number or NaN where Python raises an
+    error."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
-        return -math.inf if base < 0 and exponent % 2 == 1 else math.inf
+        if base < 0 and exponent % 2 == 1:
+            return -math.inf
+        return math.inf
     except ValueError:
-        return math.nan if base else math.inf
+        if base:
+            return math.nan
+        return math.inf
 
 
 def divide(dividend: float, divisor: float) -> float:
     """Divide as Go does: division by zero gives an infinite number or NaN."""
-    return dividend / divisor if divisor else math.copysign(math.inf, dividend) if dividend else math.nan
+    if divisor:
+        return dividend / divisor
+    if dividend:
+        return math.copysign(math.inf, dividend)
+    return math.nan
 
 
 def anystring(value: Any) -> str:
     """Convert a parameter's value of any YAML type to a string, as Argo does."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        if value:
+            return "true"
+        return "false"
     if isinstance(value, (int, float)):
-        return format_f(float(value)) if isinstance(value, float) or abs(value) > 2**53 else str(value)
-    return value if isinstance(value, str) else ""
+        if isinstance(value, float) or abs(value) > 2**53:
+            return format_f(float(value))
+        return str(value)
+    if isinstance(value, str):
+        return value
+    return ""
 
 
 class Nil(list[Any]):
@@ -140,7 +205,8 @@ class Nil(list[Any]):
 
 
 class Keyed(dict[Any, Any]):
-    """A map with keys of any type, which Go cannot write as JSON; `value_type`: Go type of the map's values."""
+    """A map with keys of any type, which Go cannot write as JSON; `value_type`: Go type of the
+    map's values."""
 
     def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)
@@ -150,24 +216,30 @@ class Keyed(dict[Any, Any]):
 def dumps(value: Any, margin: str | None = None) -> str:
     """Write JSON as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
-    With `margin`, each member is on its own line, indented after `margin`; otherwise, all members are on one line
-    without spaces. Raises ValueError for NaN and Inf.
+    With `margin`, each member is on its own line, indented after `margin`; otherwise, all members
+    are on one line without spaces. Raises ValueError for NaN and Inf.
     """
     inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
     if isinstance(value, Keyed):
         raise ValueError(f"json: unsupported type: map[interface {{}}]{value.value_type}")
+
     if isinstance(value, dict):
         return _join_rows(
-            "{}", [dumps(str(key)) + colon + dumps(value[key], inner_margin) for key in sorted(value)], margin
+            "{}",
+            [dumps(str(key)) + colon + dumps(value[key], inner_margin) for key in sorted(value)],
+            margin,
         )
+
     if isinstance(value, Nil):
         return "null"
     if isinstance(value, (list, tuple)):
         return _join_rows("[]", [dumps(member, inner_margin) for member in value], margin)
+
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"json: unsupported value: {format_f(value)}")
         return format_g(value, 1e-6, 1e21).replace("e-0", "e-")
+
     return to_json(value, ensure_ascii=False).translate(ESCAPES)
 
 
@@ -179,8 +251,12 @@ def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:
 
 
 def dump_structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
-    """Write dicts as Go writes a list of structs in JSON; `fields`: the struct's fields in declaration order."""
-    rows = (",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value) for value in values)
+    """Write dicts as Go writes a list of structs in JSON; `fields`: the struct's fields in
+    declaration order."""
+    rows = (
+        ",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value)
+        for value in values
+    )
     return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
 
 
@@ -188,14 +264,19 @@ def format_v(value: Any) -> str:
     """Format a value of plain data as Go's `%v`."""
     if value is None:
         return "<nil>"
+
     if isinstance(value, bool):
-        return "true" if value else "false"
+        if value:
+            return "true"
+        return "false"
+
     if isinstance(value, float):
         return format_g(value)
     if isinstance(value, list):
         return "[" + " ".join(format_v(element) for element in value) + "]"
     if isinstance(value, dict):
         return "map[" + " ".join(f"{key}:{format_v(value[key])}" for key in sorted(value)) + "]"
+
     return str(value)
 
 
@@ -206,13 +287,18 @@ def quote(text: str) -> str:
         if char in QUOTE_ESCAPES or char.isprintable():
             return QUOTE_ESCAPES.get(char, char)
         code = ord(char)
-        return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        if code < 0x80:
+            return f"\\x{code:02x}"
+        if code < 0x10000:
+            return f"\\u{code:04x}"
+        return f"\\U{code:08x}"
 
     return f'"{"".join(map(escape, text))}"'
 
 
 def sprintf(template: str, number: int) -> str:
-    """Apply Go's `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag or precision."""
+    """Apply Go's `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag
+    or precision."""
     verb_count = 0
 
     def format_verb(match: re.Match[str]) -> str:
@@ -220,31 +306,56 @@ def sprintf(template: str, number: int) -> str:
         flags, width, letter = match.groups()
         if letter == "%":
             return "%"
+
         if letter not in VERBS:
-            raise ValueError(f'the format "{template}": {match[0]} is not supported; use one of %{" %".join(VERBS)}')
+            raise ValueError(
+                f'the format "{template}": {match[0]} is not supported; use one of'
+                f" %{' %'.join(VERBS)}"
+            )
+
         verb_count += 1
         is_left_aligned = "-" in flags
         sign = "+" if "+" in flags else " " if " " in flags else ""
         zeros = "0" if "0" in flags and not is_left_aligned else ""
-        text = format(number, ("<" if is_left_aligned else "") + sign + zeros + width + VERBS[letter])
-        return text if verb_count == 1 else f"%!{letter}(MISSING)"
+        text = format(
+            number, ("<" if is_left_aligned else "") + sign + zeros + width + VERBS[letter]
+        )
+
+        if verb_count == 1:
+            return text
+
+        return f"%!{letter}(MISSING)"
 
     cut_position = next(
-        (match.start() for match in VERB_PATTERN.finditer(template) if int(match[2][:-1][:8] or 0) > MAX_WIDTH), None
+        (
+            match.start()
+            for match in VERB_PATTERN.finditer(template)
+            if int(match[2][:-1][:8] or 0) > MAX_WIDTH
+        ),
+        None,
     )
-    text = VERB_PATTERN.sub(format_verb, template[:cut_position]) + ("" if cut_position is None else "%!(NOVERB)")
-    return text if verb_count else f"{text}%!(EXTRA int={number})"
+
+    text = VERB_PATTERN.sub(format_verb, template[:cut_position]) + (
+        "" if cut_position is None else "%!(NOVERB)"
+    )
+    if verb_count:
+        return text
+
+    return f"{text}%!(EXTRA int={number})"
 
 
 def compact(text: str) -> str:
-    """Remove the spaces between the tokens of a JSON text; 1.50 and \\u00fc stay as written. Raises ValueError."""
+    """Remove the spaces between the tokens of a JSON text; 1.50 and \\u00fc stay as written. Raises
+    ValueError."""
     parse_json(text)
     return JSON_TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
 
 
 def list_members(text: str) -> list[str]:
-    """Return the members of a compact JSON list as texts; for an object, its keys and values in turn; for null, []."""
-    members, start = [], 1
+    """Return the members of a compact JSON list as texts; for an object, its keys and values in
+    turn; for null, []."""
+    members = []
+    start = 1
     while start < len(text) - 1 and text != "null":
         _, end = JSON_DECODER.raw_decode(text, start)
         members.append(text[start:end])
@@ -253,30 +364,52 @@ def list_members(text: str) -> list[str]:
 
 
 def item_text(text: str) -> str:
-    """Return a loop item (compact JSON) as Argo writes it into names and tags: strings without quotes."""
+    """Return a loop item (compact JSON) as Argo writes it into names and tags: strings without
+    quotes."""
     text = text[1:-1] if text.startswith('"') else text
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
-    """Parse JSON with Go's error messages; `convert_int` converts the text of whole numbers. Raises ValueError."""
+    """Parse JSON with Go's error messages; `convert_int` converts the text of whole numbers. Raises
+    ValueError."""
     try:
         return json.loads(text, parse_int=convert_int, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError("exceeded max depth") from None
     except json.JSONDecodeError as error:
         position = error.pos
-        word = next((word for word in ("null", "true", "false") if text[position : position + 1] == word[0]), "")
-        if mismatch := next((i for i, c in enumerate(word) if text[position + i : position + i + 1] != c), 0):
-            position, where = position + mismatch, f"in literal {word} (expecting '{word[mismatch]}')"
+        word = next(
+            (
+                word
+                for word in ("null", "true", "false")
+                if text[position : position + 1] == word[0]
+            ),
+            "",
+        )
+
+        mismatch = next(
+            (i for i, c in enumerate(word) if text[position + i : position + i + 1] != c), 0
+        )
+        if mismatch:
+            position = position + mismatch
+            where = f"in literal {word} (expecting '{word[mismatch]}')"
         else:
-            where = "after top-level value" if error.msg == "Extra data" else "looking for beginning of value"
+            if error.msg == "Extra data":
+                where = "after top-level value"
+            else:
+                where = "looking for beginning of value"
+
         if position >= len(text):
             raise ValueError("unexpected end of JSON input") from None
+
         raise ValueError(f"invalid character '{text[position]}' {where}") from None
 
 
 def _reject_constant(word: str) -> None:
     """Raise ValueError for NaN and Infinity, which Python's JSON parser accepts."""
-    where = "in numeric literal" if word[0] == "-" else "looking for beginning of value"
+    if word[0] == "-":
+        where = "in numeric literal"
+    else:
+        where = "looking for beginning of value"
     raise ValueError(f"invalid character '{word.lstrip('-')[0]}' {where}")

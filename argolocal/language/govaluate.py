@@ -1,10 +1,14 @@
-"""Evaluate `when` conditions, whose tags are already replaced, exactly as Argo's library govaluate does.
+"""Evaluate `when` conditions, whose tags are already replaced, exactly as Argo's library govaluate
+does.
 
-    operators, loosest first:  ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   * / %   **
-    value := number | 'text' | "text" | word | [word] | true | false | ( - ! ~ ) value | "(" value ("," value)* ")"
-A bare word is a text. Symbols are read greedily (`1 ==-1` has the unknown symbol "==-"), `1e-3` is not a number,
-`a-1` is a subtraction, `True` is a word, and texts are compared alphabetically ('10' < '9').
-Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute.
+    operators, loosest first:  ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   *
+    / %   **
+    value := number | 'text' | "text" | word | [word] | true | false | ( - ! ~ ) value | "(" value
+    ("," value)* ")"
+A bare word is a text. Symbols are read greedily (`1 ==-1` has the unknown symbol "==-"), `1e-3` is
+not a number, `a-1` is a subtraction, `True` is a word, and texts are compared alphabetically ('10'
+< '9'). Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go
+shouldExecute.
 """
 
 import math
@@ -39,7 +43,14 @@ NEXT_TOKENS: dict[str, set[str]] = {
     "ACCESSOR": AFTER_OPERAND | {"CLAUSE"},
 } | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), AFTER_OPERAND)
 END_TOKENS = {"CLAUSE_CLOSE", "NUMERIC", "BOOLEAN", "STRING", "TIME", "VARIABLE", "ACCESSOR"}
-PRECEDENCE_LEVELS = [{"?", ":", "??"}, {"||"}, {"&&"}, SYMBOLS["COMPARATOR"], {"&", "|", "^"}, {">>", "<<"}]
+PRECEDENCE_LEVELS = [
+    {"?", ":", "??"},
+    {"||"},
+    {"&&"},
+    SYMBOLS["COMPARATOR"],
+    {"&", "|", "^"},
+    {">>", "<<"},
+]
 PRECEDENCE_LEVELS += [{"+", "-"}, {"*", "/", "%"}, {"**"}]
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
 UINT64 = (1 << 64) - 1
@@ -51,78 +62,105 @@ class WhenError(NodeError):
 
 
 def should_execute(when: str) -> bool:
-    """Return True if a step with the condition `when`, whose tags are replaced, must run. Raises WhenError."""
+    """Return True if a step with the condition `when`, whose tags are replaced, must run. Raises
+    WhenError."""
     if not when:
         return True
+
     try:
         tokens = _tokens(when)
         _check_order(tokens)
     except WhenError as error:
-        hint = ' (hint: try wrapping the affected expression in quotes ("))' if "Invalid token" in str(error) else ""
+        if "Invalid token" in str(error):
+            hint = ' (hint: try wrapping the affected expression in quotes ("))'
+        else:
+            hint = ""
+
         raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
+
     try:
         result = _Evaluator(tokens).run()
     except (WhenError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
         raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
+
     if not isinstance(result, bool):
         raise WhenError(f"Expected boolean evaluation for '{when}'. Got {format_v(result)}")
+
     return result
 
 
 def _tokens(text: str) -> list[Token]:
     tokens: list[Token] = []
-    position, state = 0, "UNKNOWN"
+    position = 0
+    state = "UNKNOWN"
+
     while position < len(text):
         if text[position].isspace():
             position += 1
             continue
+
         token, position = _read(text, position, state)
         tokens.append(token)
         state = token[0]
+
     if sum({"CLAUSE": 1, "CLAUSE_CLOSE": -1}.get(kind, 0) for kind, _ in tokens):
         raise WhenError("Unbalanced parenthesis")
+
     return tokens
 
 
 def _read(text: str, position: int, state: str) -> tuple[Token, int]:
     char = text[position]
     if char.isdigit() or char == ".":
-        if match := re.compile(r"0x([0-9a-fA-F]+)").match(text, position):
-            if (number := int(match[1], 16)) > UINT64:
+        match = re.compile(r"0x([0-9a-fA-F]+)").match(text, position)
+        if match:
+            number = int(match[1], 16)
+            if number > UINT64:
                 raise WhenError(f"Unable to parse hex value '{match[1]}' to uint64\n")
             return ("NUMERIC", float(number)), match.end()
+
         digits, position = _read_span(text, position, lambda c: c.isdigit() or c == ".")
         try:
             return ("NUMERIC", float(digits)), position
         except ValueError:
             raise WhenError(f"Unable to parse numeric value '{digits}' to float64\n") from None
+
     if char == ",":
         return ("SEPARATOR", ","), position + 1
+
     if char == "[":
         name, end = _read_span(text, position + 1, lambda c: c != "]", spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed parameter bracket")
         return ("VARIABLE", name), end + 1
+
     if char.isalpha():
         word, position = _read_span(text, position, lambda c: c.isalnum() or c in "_.")
         return _word_token(word), position
+
     if char in "'\"":
         value, end = _read_span(text, position + 1, lambda c: c not in "'\"", spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed string literal")
         return _text_token(value), end + 1
+
     if char in "()":
         return ("CLAUSE" if char == "(" else "CLAUSE_CLOSE", char), position + 1
+
     symbol, position = _read_span(text, position, lambda c: not (c.isalnum() or c in "()[]'\""))
     if "PREFIX" in NEXT_TOKENS[state] and symbol in ("-", "!", "~"):
         return ("PREFIX", symbol), position
+
     for kind, symbols in SYMBOLS.items():
         if symbol in symbols:
             return (kind, symbol), position
+
     raise WhenError(f"Invalid token: '{symbol}'")
 
 
-def _read_span(text: str, position: int, accept: Callable[[str], bool], spaces: bool = False) -> tuple[str, int]:
+def _read_span(
+    text: str, position: int, accept: Callable[[str], bool], spaces: bool = False
+) -> tuple[str, int]:
     characters: list[str] = []
     while position < len(text):
         if text[position] == "\\":
@@ -161,23 +199,34 @@ def _text_token(value: str) -> Token:
 
 
 def _check_order(tokens: list[Token]) -> None:
-    state, last_value = "UNKNOWN", None
+    state = "UNKNOWN"
+    last_value = None
+
     for kind, value in tokens:
         if kind not in NEXT_TOKENS[state]:
             if state == "VARIABLE" and kind == "CLAUSE":
                 raise WhenError(f"Undefined function {last_value}")
+
             last_text = "<nil>" if last_value is None else format_v(last_value)
-            raise WhenError(f"Cannot transition token types from {state} [{last_text}] to {kind} [{format_v(value)}]")
-        state, last_value = kind, value
+            raise WhenError(
+                f"Cannot transition token types from {state} [{last_text}] to {kind}"
+                f" [{format_v(value)}]"
+            )
+
+        state = kind
+        last_value = value
+
     if state not in END_TOKENS:
         raise WhenError("Unexpected end of expression")
 
 
 class _Evaluator:
-    """Evaluate tokens, whose order is valid, by precedence climbing. `skip`: && or || ignores the value."""
+    """Evaluate tokens, whose order is valid, by precedence climbing. `skip`: && or || ignores the
+    value."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.position = tokens, 0
+        self.tokens = tokens
+        self.position = 0
 
     def run(self) -> Any:
         value = self.comma_list(False)
@@ -190,44 +239,75 @@ class _Evaluator:
         while self.peek() == ("SEPARATOR", ","):
             self.position += 1
             values.append(self.binary(0, skip))
-        return values[0] if len(values) == 1 else values
+        if len(values) == 1:
+            return values[0]
+        return values
 
     def peek(self) -> Token:
-        return self.tokens[self.position] if self.position < len(self.tokens) else ("END", None)
+        if self.position < len(self.tokens):
+            return self.tokens[self.position]
+        return ("END", None)
 
     def binary(self, index: int, skip: bool) -> Any:
         if index == len(PRECEDENCE_LEVELS):
             return self.operand(skip)
+
         lhs = self.binary(index + 1, skip)
         while self.peek()[0] in SYMBOLS and self.peek()[1] in PRECEDENCE_LEVELS[index]:
             symbol = self.peek()[1]
             self.position += 1
-            short_circuits = {"&&": lhs is False, "||": lhs is True, "?": lhs is False, ":": lhs is not None}
-            short_circuits["??"] = lhs is not None
+
+            short_circuits = {
+                "&&": lhs is False,
+                "||": lhs is True,
+                "?": lhs is False,
+                ":": lhs is not None,
+                "??": lhs is not None,
+            }
+
             rhs = self.binary(index + 1, skip or short_circuits.get(symbol, False))
+
             if not skip:
                 lhs = _apply(symbol, lhs, rhs, short_circuits.get(symbol, False))
+
         return lhs
 
     def operand(self, skip: bool) -> Any:
         kind, value = self.peek()
         self.position += 1
+
         if kind == "CLAUSE":
-            inner = None if self.peek()[0] == "CLAUSE_CLOSE" else self.comma_list(skip)
+            if self.peek()[0] == "CLAUSE_CLOSE":
+                inner = None
+            else:
+                inner = self.comma_list(skip)
+
             self.position += 1
             return inner
+
         if kind == "PREFIX":
             operand = self.operand(skip)
             expected_type = bool if value == "!" else float
             if skip:
                 return None
+
             if not isinstance(operand, expected_type):
-                raise WhenError(f"Value '{format_v(operand)}' cannot be used with the prefix '{value}'")
-            return not operand if value == "!" else -operand if value == "-" else float(~int(operand))
+                raise WhenError(
+                    f"Value '{format_v(operand)}' cannot be used with the prefix '{value}'"
+                )
+
+            if value == "!":
+                return not operand
+            if value == "-":
+                return -operand
+
+            return float(~int(operand))
+
         if kind == "ACCESSOR":
             raise WhenError(f"No parameter '{value[0]}' found.")
         if kind in ("MODIFIER", "COMPARATOR", "LOGICALOP", "TERNARY", "CLAUSE_CLOSE", "END"):
             raise WhenError("Unexpected end of expression")
+
         return value
 
 
@@ -235,28 +315,47 @@ def _apply(symbol: str, lhs: Any, rhs: Any, short_circuits: bool) -> Any:
     if symbol in ("&&", "||"):
         if not short_circuits:
             _require_type(bool, symbol, "logical operator", "bool", lhs, rhs)
-        return lhs if short_circuits else rhs
+        if short_circuits:
+            return lhs
+        return rhs
+
     if symbol == "?":
         _require_type(bool, symbol, "ternary operator", "bool", lhs)
-        return rhs if lhs else None
+        if lhs:
+            return rhs
+        return None
+
     if symbol in (":", "??"):
-        return lhs if short_circuits else rhs
+        if short_circuits:
+            return lhs
+        return rhs
+
     if symbol in ("==", "!="):
         return (type(lhs) is type(rhs) and lhs == rhs) == (symbol == "==")
+
     if symbol in ("=~", "!~"):
         _require_type(str, symbol, "comparator", "string", lhs, rhs)
         return regexp.matches(rhs, lhs) == (symbol == "=~")
+
     if symbol == "in":
         if not isinstance(rhs, list):
-            raise WhenError(f"Value '{format_v(rhs)}' cannot be used with the comparator 'in', it is not an array")
+            raise WhenError(
+                f"Value '{format_v(rhs)}' cannot be used with the comparator 'in', it is not an"
+                " array"
+            )
+
         return any(type(lhs) is type(member) and lhs == member for member in rhs)
+
     if symbol in SYMBOLS["COMPARATOR"]:
         if not (type(lhs) is type(rhs) and isinstance(lhs, (float, str))):
             problem = f"cannot be used with the comparator '{symbol}', it is not a number"
             raise WhenError(f"Value '{format_v(lhs)}' {problem}")
+
         return {">": lhs > rhs, ">=": lhs >= rhs, "<": lhs < rhs, "<=": lhs <= rhs}[symbol]  # type: ignore[operator]
+
     if symbol == "+" and (isinstance(lhs, str) or isinstance(rhs, str)):
         return format_v(lhs) + format_v(rhs)
+
     _require_type(float, symbol, "modifier", "number", lhs, rhs)
     return MODIFIERS[symbol](lhs, rhs)
 
@@ -279,4 +378,7 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
 def _require_type(expected_type: type, symbol: str, role: str, name: str, *values: Any) -> None:
     for value in values:
         if not isinstance(value, expected_type):
-            raise WhenError(f"Value '{format_v(value)}' cannot be used with the {role} '{symbol}', it is not a {name}")
+            raise WhenError(
+                f"Value '{format_v(value)}' cannot be used with the {role} '{symbol}', it is not a"
+                f" {name}"
+            )

@@ -2,10 +2,10 @@
 
     select(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
 
-The rest of the path after a wildcard, slice or filter applies to each element, and elements that lack this path are
-skipped; an index after a slice or filter applies to the resulting list. A filter that cannot be evaluated for an
-element excludes the element. Paths with scripts, unions or `..` are rejected, and filters with arithmetic, `!`, `in`
-or `=~`.
+The rest of the path after a wildcard, slice or filter applies to each element, and elements that
+lack this path are skipped; an index after a slice or filter applies to the resulting list. A filter
+that cannot be evaluated for an element excludes the element. Paths with scripts, unions or `..` are
+rejected, and filters with arithmetic, `!`, `in` or `=~`.
 Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 """
 
@@ -31,58 +31,77 @@ Token = tuple[str, str]  # kind, text
 
 
 def select(value: Any, path: str) -> Any:
-    """Return the value or values at `path` in plain data. Raises PathError, or ValueError for an unsupported path."""
+    """Return the value or values at `path` in plain data. Raises PathError, or ValueError for an
+    unsupported path."""
     return _apply(value, tokens(path))
 
 
 def tokens(path: str) -> list[Token]:
     """Return the tokens of a path. Raises ValueError."""
     path_tokens: list[Token] = []
+
     position = 1 if path[:1] in ("$", "@") else 0
     while position < len(path) or not position:
         token = TOKEN.match(path, position) if position else None
         if not token:
             raise ValueError(
-                f"jsonpath {path!r} is not supported at {path[position:]!r}: after $ use .name, ['name'], [0], [1:3], "
-                "[*] and [?(@.name == 'x')], with &&, || and comparisons"
+                f"jsonpath {path!r} is not supported at {path[position:]!r}: after $ use .name,"
+                " ['name'], [0], [1:3], [*] and [?(@.name == 'x')], with &&, || and comparisons"
             )
-        (kind, text), position = next((k, v) for k, v in token.groupdict().items() if v is not None), token.end()
+
+        (kind, text), position = (
+            next((k, v) for k, v in token.groupdict().items() if v is not None),
+            token.end(),
+        )
         if kind == "name":
             text = text[1:] if text[0] == "." else text[2:-2]
         if kind == "filter":
             _parse_filter(text)
+
         path_tokens.append((kind, text))
+
     return path_tokens
 
 
 def _apply(value: Any, path_tokens: list[Token]) -> Any:
     if not path_tokens:
         return value
+
     (kind, text), next_tokens = path_tokens[0], path_tokens[1:]
     if kind == "name":
         return _apply(_member(value, text), next_tokens)
+
     if kind == "index":
         if not isinstance(value, list) or not -len(value) <= int(text) < len(value):
             raise PathError(f"index: invalid token out of range: [{text}]")
         return _apply(value[int(text)], next_tokens)
+
     if not isinstance(value, list) and not (kind != "slice" and isinstance(value, dict)):
         raise PathError(f"{kind}: invalid token target")
-    elements = [value[key] for key in sorted(value)] if isinstance(value, dict) else value
+
+    if isinstance(value, dict):
+        elements = [value[key] for key in sorted(value)]
+    else:
+        elements = value
+
     if kind == "slice":
         elements = _slice(elements, text)
     elif kind == "filter":
         alternatives = _parse_filter(text)
         elements = [element for element in elements if _matches(element, alternatives)]
+
     if not next_tokens:
         return elements
     if next_tokens[0][0] == "index" and kind != "all":
         return _apply(elements, next_tokens)
+
     results: list[Any] = []
     for element in elements:
         try:
             results.append(_apply(element, next_tokens))
         except PathError:
             continue
+
     return [element for element in results if element is not None]
 
 
@@ -104,21 +123,26 @@ def _slice(elements: list[Any], text: str) -> list[Any]:
 
 
 def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
-    """Return the alternatives of a filter (||), each a list of comparisons that must all hold. Raises ValueError."""
+    """Return the alternatives of a filter (||), each a list of comparisons that must all hold.
+    Raises ValueError."""
     masked_text = re.sub(QUOTED_TEXT, lambda text: "_" * len(text[0]), text)
     alternatives: list[list[tuple[str, str, str]]] = [[]]
     position = 0
+
     for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked_text)), len(text)]:
         comparison = FILTER_COMPARISON.fullmatch(text, position, end)
         # Argo would read the letters `in` of a name as an operator
         if not comparison or re.search(r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])):
             raise ValueError(
-                f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare @.name or "
-                "@['name'] with 'text', numbers, true, false and null, with && and || between comparisons"
+                f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare"
+                " @.name or @['name'] with 'text', numbers, true, false and null, with && and ||"
+                " between comparisons"
             )
+
         alternatives[-1].append((comparison[1], comparison[2] or "", comparison[3] or ""))
         alternatives += [[]] if text[end : end + 2] == "||" else []
         position = end + 2
+
     return alternatives
 
 
@@ -126,7 +150,8 @@ def _matches(element: Any, alternatives: list[list[tuple[str, str, str]]]) -> bo
     is_single = len(alternatives) == len(alternatives[0]) == 1
     try:
         results = [
-            [_is_true(element, *comparison, is_single) for comparison in comparisons] for comparisons in alternatives
+            [_is_true(element, *comparison, is_single) for comparison in comparisons]
+            for comparisons in alternatives
         ]
     except (PathError, ValueError):
         return False
@@ -136,14 +161,20 @@ def _matches(element: Any, alternatives: list[list[tuple[str, str, str]]]) -> bo
 def _is_true(element: Any, lhs: str, operator: str, rhs: str, is_single: bool) -> bool:
     left_value = _operand(element, lhs)
     if not operator:
-        return bool(left_value) if is_single else _require_bool(left_value)
+        if is_single:
+            return bool(left_value)
+        return _require_bool(left_value)
+
     right_value = _operand(element, rhs)
     if all(
-        isinstance(operand, (int, float)) and not isinstance(operand, bool) for operand in (left_value, right_value)
+        isinstance(operand, (int, float)) and not isinstance(operand, bool)
+        for operand in (left_value, right_value)
     ):
         return COMPARISONS[operator](left_value, right_value)
+
     if operator not in ("==", "!="):
         raise PathError("expected a number")
+
     return COMPARISONS[operator](_text(left_value), _text(right_value))
 
 
@@ -159,9 +190,13 @@ def _operand(element: Any, text: str) -> Any:
     if text[0] in "'\"":
         return text[1:-1]
     constants = {"true": True, "false": False, "null": None}
-    return constants[text] if text in constants else float(text)
+    if text in constants:
+        return constants[text]
+    return float(text)
 
 
 def _text(value: Any) -> str:
     """Format a value as Go's %v, but with quotes around a string."""
-    return f"'{value}'" if isinstance(value, str) else format_v(value)
+    if isinstance(value, str):
+        return f"'{value}'"
+    return format_v(value)

@@ -2,7 +2,8 @@ r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by the values 
 
     render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-A missing key renders as "". The values of a map are rendered in the map's order; kubectl may use any order.
+A missing key renders as "". The values of a map are rendered in the map's order; kubectl may use
+any order.
 Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it (allow-missing-template-keys).
 """
 
@@ -15,7 +16,8 @@ from argolocal.language import gofmt
 FIELD = r"(?:\\.|[^\\\s.,\[\]$@{}])*"
 QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 TOKEN = re.compile(
-    rf"(?P<skip>[ @$])|\[\?\((?P<filter>(?:[^)'\"\n]|{QUOTED})*)\)\]|\[(?P<array>[^\]\n]*)\]|(?P<text>{QUOTED})"
+    rf"(?P<skip>[ @$])|\[\?\((?P<filter>(?:[^)'\"\n]|{QUOTED})*)\)\]"
+    rf"|\[(?P<array>[^\]\n]*)\]|(?P<text>{QUOTED})"
     rf"|(?P<recursive>\.\.)|\.(?P<field>{FIELD})|(?P<number>[+-]?[\d.]+)|(?P<word>\w[^\s.,\[\]$@{{}}]*)"
 )
 COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
@@ -38,7 +40,9 @@ def render(value: Any, template: str) -> str:
 def parse(template: str) -> list[Node]:
     """Parse a template into nodes. Raises KubectlPathError."""
     open_ranges: list[list[Node]] = [[]]
-    position, words = 0, list[str]()
+    position = 0
+    words = list[str]()
+
     while position < len(template):
         start = template.find("{", position)
         start = len(template) if start < 0 else start
@@ -46,8 +50,10 @@ def parse(template: str) -> list[Node]:
             open_ranges[-1].append(("plain", template[position:start]))
         if start == len(template):
             break
+
         nodes, position = _action(template, start + 1)
         words += [inner for kind, inner in nodes if kind == "word"]
+
         if nodes[:1] == [("word", "range")]:
             body: list[Node] = []
             open_ranges[-1].append(("range", (nodes[1:], body)))
@@ -60,30 +66,44 @@ def parse(template: str) -> list[Node]:
                 raise KubectlPathError("not in range, nothing to end")
         else:
             open_ranges[-1].append(("action", nodes))
-    while len(open_ranges) > 1:  # without {end}, kubectl prints the rest for each element, and once more
+
+    # without {end}, kubectl prints the rest for each element, and once more
+    while len(open_ranges) > 1:
         unclosed_body = open_ranges.pop()
         open_ranges[-1] += unclosed_body
+
     if words:
         raise KubectlPathError(f"unrecognized identifier {words[0]}")
+
     return open_ranges[0]
 
 
 def _action(text: str, position: int) -> tuple[list[Node], int]:
-    """Parse the nodes from `position` to the closing }. Return the nodes and the position after the }."""
+    """Parse the nodes from `position` to the closing }. Return the nodes and the position after the
+    }."""
     nodes: list[Node] = []
+
     while text[position : position + 1] != "}":
         if position >= len(text) or text[position] in "\r\n":
             raise KubectlPathError("unclosed action")
+
         token = TOKEN.match(text, position)
         if not token:
-            raise KubectlPathError(f"unrecognized character in action: U+{ord(text[position]):04X} '{text[position]}'")
+            raise KubectlPathError(
+                f"unrecognized character in action: U+{ord(text[position]):04X} '{text[position]}'"
+            )
+
         position = token.end()
         nodes += NODES[str(token.lastgroup)](token[str(token.lastgroup)])
         if nodes[-2:] == [("recursive", None)] * 2:
             raise KubectlPathError("invalid multiple recursive descent")
-        if token.lastgroup == "recursive" and (field := re.compile(rf"(?=\w){FIELD}").match(text, position)):
+
+        if token.lastgroup == "recursive" and (
+            field := re.compile(rf"(?=\w){FIELD}").match(text, position)
+        ):
             nodes += _field(field[0])
             position = field.end()
+
     return nodes, position + 1
 
 
@@ -95,7 +115,9 @@ def _parse_inner(text: str) -> list[Node]:
 
 
 def _field(text: str) -> list[Node]:
-    return [("all", None)] if text == "*" else [("field", text.replace("\\", ""))]
+    if text == "*":
+        return [("all", None)]
+    return [("field", text.replace("\\", ""))]
 
 
 def _number(text: str) -> list[Node]:
@@ -106,14 +128,18 @@ def _number(text: str) -> list[Node]:
 
 
 def _word(text: str) -> list[Node]:
-    return [("constant", text == "true")] if text in ("true", "false") else [("word", text)]
+    if text in ("true", "false"):
+        return [("constant", text == "true")]
+    return [("word", text)]
 
 
 def _text(text: str) -> list[Node]:
     escapes = gofmt.ESCAPED_CHARACTERS | {text[0]: text[0]}
 
     def char(match: re.Match[str]) -> str:
-        return chr(int(match[1][1:], 16)) if match[1][1:] else escapes[match[1]]
+        if match[1][1:]:
+            return chr(int(match[1][1:], 16))
+        return escapes[match[1]]
 
     try:
         return [("quoted", ESCAPED.sub(char, text[1:-1]))]
@@ -133,14 +159,23 @@ def _filter(text: str) -> list[Node]:
 def _array(text: str) -> list[Node]:
     if "," in text:
         return [("union", [_array(index.strip(" ")) for index in text.split(",")])]
-    if key := KEY.fullmatch(text):
+
+    key = KEY.fullmatch(text)
+    if key:
         return _parse_inner(f".{key[1]}")
-    if not (parts := SLICE.fullmatch(":" if text == "*" else text)):
+
+    parts = SLICE.fullmatch(":" if text == "*" else text)
+    if not parts:
         raise KubectlPathError(f"invalid array index {text}")
+
     try:
-        start, end, step = (int(index.strip(":")) if index and index.strip(":") else None for index in parts.groups())
+        start, end, step = (
+            int(index.strip(":")) if index and index.strip(":") else None
+            for index in parts.groups()
+        )
     except ValueError:
         raise KubectlPathError(f"array index {text} is not a number") from None
+
     is_single = parts[2] is None
     return [("array", (start, (start or 0) + 1 if is_single else end, step, is_single))]
 
@@ -168,8 +203,10 @@ def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
             items = _walk([value], nodes)
             for item in items:
                 yield from _render(item, body)
+
             if not items:
-                list(_render(NOTHING, body))  # an invalid body is an error even in a range without items
+                # an invalid body is an error even in a range without items
+                list(_render(NOTHING, body))
 
 
 def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:
@@ -189,63 +226,88 @@ def _step(values: list[Any], kind: str, inner: Any) -> list[Any]:
         return [item[inner] for item in values if isinstance(item, dict) and inner in item]
     if kind == "filter":
         return [item for value in values for item in _select_elements(value, *inner)]
+
     non_null = [item for item in values if item is not None]
     if kind == "all":
         return [item for value in non_null for item in _children(value)]
     if kind == "recursive":
         return [item for value in non_null for item in _descendants(value)]
+
     return [item for value in non_null for item in _slice(value, *inner)]
 
 
 def _children(value: Any) -> list[Any]:
     if isinstance(value, (dict, list)):
         return [*(value.values() if isinstance(value, dict) else value)]
-    return [*value.encode()] if isinstance(value, str) else []
+    if isinstance(value, str):
+        return [*value.encode()]
+    return []
 
 
 def _descendants(value: Any) -> list[Any]:
     children = _children(value)
     descendants = [node for child in children if child is not None for node in _descendants(child)]
-    return [value, *descendants] if children else []
+    if children:
+        return [value, *descendants]
+    return []
 
 
-def _slice(value: Any, start: int | None, end: int | None, step: int | None, is_single: bool) -> list[Any]:
+def _slice(
+    value: Any, start: int | None, end: int | None, step: int | None, is_single: bool
+) -> list[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{_type(value)} is not array or slice")
-    size, first_index = len(value), start or 0
+
+    size = len(value)
+    first_index = start or 0
     first_index += size if first_index < 0 else 0
     last_index = size if end is None else end
     last_index += size if last_index < 0 or (last_index == 0 and is_single) else 0
+
     if first_index == last_index:
         return []
     if not 0 <= first_index < size:
         raise KubectlPathError(f"array index out of bounds: index {first_index}, length {size}")
     if not 0 <= last_index <= size:
         raise KubectlPathError(f"array index out of bounds: index {last_index - 1}, length {size}")
+
     if first_index > last_index:
-        raise KubectlPathError(f"starting index {first_index} is greater than ending index {last_index}")
+        raise KubectlPathError(
+            f"starting index {first_index} is greater than ending index {last_index}"
+        )
+
     if step is not None and step <= 0:
         raise KubectlPathError("step must be > 0")
+
     return value[first_index:last_index:step]
 
 
 def _select_elements(value: Any, lhs: list[Node], operator: str, rhs: list[Node]) -> Iterator[Any]:
     if not isinstance(value, list):
-        raise KubectlPathError(f"{gofmt.format_v(value)} is not array or slice and cannot be filtered")
+        raise KubectlPathError(
+            f"{gofmt.format_v(value)} is not array or slice and cannot be filtered"
+        )
+
     for element in value:
         if operator == "exists":
             try:
                 operands = _walk([element], lhs)
             except KubectlPathError:
                 continue
+
             if operands:
                 yield element
+
             continue
+
         compared_values = [_walk([element], lhs)]
         compared_values += [_walk([element], rhs)] if compared_values[0] else []
         if any(len(side) > 1 for side in compared_values):
             raise KubectlPathError("can only compare one element at a time")
-        if all(compared_values) and _is_true(compared_values[0][0], operator, compared_values[1][0]):
+
+        if all(compared_values) and _is_true(
+            compared_values[0][0], operator, compared_values[1][0]
+        ):
             yield element
 
 
@@ -259,11 +321,19 @@ def _is_true(lhs: Any, operator: str, rhs: Any) -> bool:
 
 
 def _type(value: Any) -> str:
-    names = {dict: "map[string]interface {}", str: "string", bool: "bool", int: "int64", float: "float64"}
+    names = {
+        dict: "map[string]interface {}",
+        str: "string",
+        bool: "bool",
+        int: "int64",
+        float: "float64",
+    }
     return names.get(type(value), "nothing")
 
 
 def _format(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return gofmt.dumps(value)
-    return "null" if value is None else gofmt.format_v(value)
+    if value is None:
+        return "null"
+    return gofmt.format_v(value)

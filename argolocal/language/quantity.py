@@ -9,12 +9,18 @@ QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-
 
 def quantity(text: Any) -> Decimal:
     """Return the number that a quantity stands for. Raises ValueError."""
-    match = QUANTITY.fullmatch(str(text)) if not isinstance(text, bool) else None
+    if not isinstance(text, bool):
+        match = QUANTITY.fullmatch(str(text))
+    else:
+        match = None
+
     if not match:
         raise ValueError(f"{text!r} is not a quantity")
+
     number, unit = match.groups(default="")
     if unit.endswith("i"):
         return Decimal(number) * 1024 ** (1 + "KMGTPE".index(unit[0]))
     if unit[1:]:
         return Decimal(number + unit)
+
     return Decimal(number) * Decimal(1000) ** ("num kMGTPE".index(unit or " ") - 3)

@@ -1,4 +1,5 @@
-"""Go's regular expressions, matched in linear time by the RE2 library, and Go's replacement templates.
+"""Go's regular expressions, matched in linear time by the RE2 library, and Go's replacement
+templates.
 
 A pattern that Go rejects (a look-around, a backreference) raises ValueError. Source: Go's regexp.
 """
@@ -16,11 +17,15 @@ def find_matches(pattern: str, text: str) -> Iterator[Any]:
 
     options = re2.Options()
     options.log_errors = False
+
     try:
         matches = re2.compile(pattern, options).finditer(text)
     except re2.error as error:
         reason = error.args[0]
-        raise ValueError(f"error parsing regexp: {reason.decode() if isinstance(reason, bytes) else reason}") from None
+        raise ValueError(
+            f"error parsing regexp: {reason.decode() if isinstance(reason, bytes) else reason}"
+        ) from None
+
     return _skip_adjacent_empty(matches)
 
 
@@ -39,14 +44,21 @@ def matches(pattern: str, text: str) -> bool:
 def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
     """Return the first `max_count` matches; a negative `max_count` means all."""
     texts = [match.group() for match in find_matches(pattern, text)]
-    return texts if max_count < 0 else texts[:max_count]
+    if max_count < 0:
+        return texts
+    return texts[:max_count]
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """Replace each match by `template`, where $1, ${1} and ${name} mean groups; an unknown group is empty."""
-    parts, end = [], 0
+    """Replace each match by `template`, where $1, ${1} and ${name} mean groups; an unknown group is
+    empty."""
+    parts = []
+    end = 0
     for match in find_matches(pattern, text):
-        parts += [text[end : match.start()], VARIABLE.sub(lambda name, match=match: _group(match, name), template)]
+        parts += [
+            text[end : match.start()],
+            VARIABLE.sub(lambda name, match=match: _group(match, name), template),
+        ]
         end = match.end()
     return "".join(parts) + text[end:]
 
@@ -55,20 +67,37 @@ def _group(match: Any, name: re.Match[str]) -> str:
     if name[1]:
         return "$"
     word = name[2] or name[3]
-    index = int(word) if word.isdecimal() else match.re.groupindex.get(word, match.re.groups + 1)
-    return (match.group(index) or "") if index <= match.re.groups else ""
+    if word.isdecimal():
+        index = int(word)
+    else:
+        index = match.re.groupindex.get(word, match.re.groups + 1)
+    if index <= match.re.groups:
+        return match.group(index) or ""
+    return ""
 
 
 def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
     """Return the texts between matches, at most `max_count`; a negative `max_count` means all."""
     if not text or not max_count:
-        return [text] if max_count else []
-    parts, start, end = [], 0, 0
+        if max_count:
+            return [text]
+        return []
+
+    parts = []
+    start = 0
+    end = 0
+
     for match in find_matches(pattern, text):
         if 0 < max_count <= len(parts) + 1:
             break
+
         end = match.start()
         if match.end():  # an empty match at the start does not split the text
             parts.append(text[start:end])
+
         start = match.end()
-    return [*parts, text[start:]] if end != len(text) else parts
+
+    if end != len(text):
+        return [*parts, text[start:]]
+
+    return parts

@@ -4,9 +4,9 @@
     requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
                  | key (in | notin) "(" value ("," value)* ")"
 
-A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). A success
-condition needs all its requirements, a failure condition only one; the failure condition is checked first. A missing
-path satisfies `!=`, `notin` and `!key`.
+A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes,
+`#(...)`, `[0]`). A success condition needs all its requirements, a failure condition only one; the
+failure condition is checked first. A missing path satisfies `!=`, `notin` and `!key`.
 Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions.
 """
 
@@ -29,7 +29,8 @@ class SelectorError(ValueError):
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement of a selector; `operator` is "exists", or an operator as it is written, such as "!" or "notin"."""
+    """A requirement of a selector; `operator` is "exists", or an operator as it is written, such as
+    "!" or "notin"."""
 
     key: str
     operator: str
@@ -41,27 +42,36 @@ class Requirement:
             return (value is not MISSING) == (self.operator == "exists")
         if value is MISSING:
             return self.operator in ("!=", "notin")
+
         text = _text(value)
         if self.operator in (">", "<"):
             if not re.fullmatch(r"[+-]?\d+", text):
                 return False
-            return int(text) > int(self.values[0]) if self.operator == ">" else int(text) < int(self.values[0])
+            if self.operator == ">":
+                return int(text) > int(self.values[0])
+            return int(text) < int(self.values[0])
+
         return (text in self.values) == (self.operator in ("=", "==", "in"))
 
 
 def parse(condition: str) -> list[Requirement]:
-    """Return the requirements of a condition, sorted by key as in Kubernetes. Raises SelectorError."""
-    tokens, position = [], 0
+    """Return the requirements of a condition, sorted by key as in Kubernetes. Raises
+    SelectorError."""
+    tokens = []
+
+    position = 0
     while condition[position:].strip():
         match = TOKEN.match(condition, position)
         assert match
         tokens.append(match[1])
         position = match.end()
+
     requirements: list[Requirement] = []
     while tokens:
         requirements.append(_requirement(tokens))
         if tokens and tokens.pop(0) != ",":
             raise SelectorError("expected ',' or end of the condition after a requirement")
+
     return sorted(requirements, key=lambda requirement: requirement.key)
 
 
@@ -69,40 +79,53 @@ def _requirement(tokens: list[str]) -> Requirement:
     is_negated = tokens[0] == "!"
     if is_negated:
         tokens.pop(0)
+
     key = tokens.pop(0) if tokens else ""
     if not KEY.fullmatch(key):
-        raise SelectorError(f'"{key}" is not a key: only letters, digits, ".", "_" and "-" are allowed')
+        raise SelectorError(
+            f'"{key}" is not a key: only letters, digits, ".", "_" and "-" are allowed'
+        )
+
     if is_negated or not tokens or tokens[0] == ",":
         return Requirement(key, "!" if is_negated else "exists")
+
     operator = tokens.pop(0)
     if operator in ("in", "notin"):
         return Requirement(key, operator, tuple(_values(tokens)))
     if operator not in ("=", "==", "!=", ">", "<"):
         raise SelectorError(f'"{operator}" is not an operator: use =, ==, !=, in, notin, > or <')
+
     value = tokens.pop(0) if tokens and tokens[0] != "," else ""
     if not VALUE.fullmatch(value) or (operator in "<>" and not re.fullmatch(r"-?\d+", value)):
         raise SelectorError(f'"{value}" is not a value for "{operator}"')
+
     return Requirement(key, operator, (value,))
 
 
 def _values(tokens: list[str]) -> list[str]:
     if not tokens or tokens.pop(0) != "(":
         raise SelectorError('"in" and "notin" need their values in parentheses')
-    values, last_token = [], ","
+
+    values = []
+    last_token = ","
+
     while tokens and (token := tokens.pop(0)) != ")":
         if token != ",":
             values.append(token)
         elif last_token == ",":
             values.append("")
+
         last_token = token
     else:
         if last_token == "(":
             raise SelectorError("the list of values is not closed")
+
     return values
 
 
 def lookup(document: Any, path: str) -> Any:
-    """Return the value at a gjson path of names and indexes ("#" is a list's length), or MISSING."""
+    """Return the value at a gjson path of names and indexes ("#" is a list's length), or
+    MISSING."""
     for name in path.split("."):
         if isinstance(document, Mapping) and name in document:
             document = document[name]
@@ -119,19 +142,27 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, (str, bool)):
-        return value if isinstance(value, str) else str(value).lower()
+        if isinstance(value, str):
+            return value
+        return str(value).lower()
     if isinstance(value, (int, float)):
-        return str(value) if isinstance(value, int) else format_g(value, 1e-6, 1e21)
+        if isinstance(value, int):
+            return str(value)
+        return format_g(value, 1e-6, 1e21)
     return dumps(value)
 
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
-    """Return True if `selector` matches these labels, as kubectl's --selector does. Raises SelectorError."""
-    return all(requirement.matches(labels.get(requirement.key, MISSING)) for requirement in parse(selector))
+    """Return True if `selector` matches these labels, as kubectl's --selector does. Raises
+    SelectorError."""
+    return all(
+        requirement.matches(labels.get(requirement.key, MISSING)) for requirement in parse(selector)
+    )
 
 
 def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
-    """Return (False, reason) if the condition `failure` holds, (True, "") if `success` holds, else (None, "").
+    """Return (False, reason) if the condition `failure` holds, (True, "") if `success` holds, else
+    (None, "").
 
     Raises SelectorError.
     """
@@ -140,5 +171,8 @@ def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool
             # the requirement as Go's %s formats it
             text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
             return False, f"failure condition '{text}' evaluated true"
-    is_fulfilled = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))
+
+    is_fulfilled = all(
+        requirement.matches(lookup(document, requirement.key)) for requirement in parse(success)
+    )
     return True if is_fulfilled else None, ""

@@ -38,38 +38,59 @@ from argolocal.language.gofmt import Nil, dumps, format_date, format_v, int64, q
 
 
 def _empty(value: Any) -> bool:
-    return value is None or value is False or (is_number(value) and value == 0) or value in ("", [], {})
+    return (
+        value is None
+        or value is False
+        or (is_number(value) and value == 0)
+        or value in ("", [], {})
+    )
 
 
 def _to_int64(value: Any) -> int:
-    """Apply sprig's toInt64: an invalid number is 0, a leading zero means octal, decimals are dropped."""
+    """Apply sprig's toInt64: an invalid number is 0, a leading zero means octal, decimals are
+    dropped."""
     if isinstance(value, float):
         return int64(value)
+
     text = format_v(value) if not isinstance(value, bool) else str(int(value))
-    if decimal := re.fullmatch(r"([-+]?\d*)\.\d*", text):
+    decimal = re.fullmatch(r"([-+]?\d*)\.\d*", text)
+    if decimal:
         text = decimal[1] if decimal[1][-1:].isdigit() else "0"
+
     try:
-        number = int(re.sub(r"^([+-]?)0(?=[\d_])", r"\g<1>0o", text), 0) if text == text.strip() else 0
+        if text == text.strip():
+            number = int(re.sub(r"^([+-]?)0(?=[\d_])", r"\g<1>0o", text), 0)
+        else:
+            number = 0
     except ValueError:
         return 0
-    return number if int64(number) == number else 0
+
+    if int64(number) == number:
+        return number
+
+    return 0
 
 
 def _to_float64(value: Any) -> float:
     try:
-        return float(value) if value == str(value).strip() or not isinstance(value, str) else 0.0
+        if value == str(value).strip() or not isinstance(value, str):
+            return float(value)
+        return 0.0
     except (TypeError, ValueError):
         return 0.0
 
 
 def _div(lhs: Any, rhs: Any) -> int:
-    lhs, rhs = _to_int64(lhs), _to_int64(rhs)
+    lhs = _to_int64(lhs)
+    rhs = _to_int64(rhs)
     return int64((lhs - remainder(lhs, rhs)) // rhs)
 
 
 def _decimal_operator(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
     # + 0.0 converts -0.0 to 0.0
-    return lambda *v: float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0
+    return lambda *v: (
+        float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0
+    )
 
 
 def _round(value: Any, places: int) -> float:
@@ -96,9 +117,12 @@ def _seq(*numbers: int) -> str:
     """Apply sprig's seq(last), seq(first, last) or seq(first, step, last)."""
     if not 1 <= len(numbers) <= 3:
         return ""
-    first, last = (numbers[0] if numbers[1:] else 1), numbers[-1]
+    first = numbers[0] if numbers[1:] else 1
+    last = numbers[-1]
     default_step = 1 if first <= last else -1
-    return " ".join(map(str, series(first, last + default_step, numbers[1] if numbers[2:] else default_step)))
+    return " ".join(
+        map(str, series(first, last + default_step, numbers[1] if numbers[2:] else default_step))
+    )
 
 
 def _deep_equal(lhs: Any, rhs: Any) -> bool:
@@ -117,10 +141,13 @@ def _contains(item: Any, values: Any) -> bool:
 
 
 def _slice(values: list[Any], first: Any = 0, last: Any = None, *_: Any) -> list[Any] | None:
-    start, end = _to_int64(first), len(values) if last is None else _to_int64(last)
+    start = _to_int64(first)
+    end = len(values) if last is None else _to_int64(last)
     if values and not 0 <= start <= end <= len(values):
         raise ExprError("slice index out of bounds")
-    return values[start:end] if values else None
+    if values:
+        return values[start:end]
+    return None
 
 
 def _substr(start: int, end: int, text: str) -> str:
@@ -138,10 +165,13 @@ def _indent(spaces: int, text: str) -> str:
 
 
 def _nospace(text: str) -> str:
-    """Remove white space. As in sprig, each UTF-8 byte of a text with white space becomes a letter."""
+    """Remove white space. As in sprig, each UTF-8 byte of a text with white space becomes a
+    letter."""
     letters = text.encode().decode("latin-1")
     stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
-    return stripped if stripped != letters else text
+    if stripped != letters:
+        return stripped
+    return text
 
 
 def _clean(path: str) -> str:
@@ -164,7 +194,9 @@ def _matches(pattern: str, text: str) -> bool:
         return False
 
 
-def _catch_errors(function: Callable[[str], Any], on_error: Callable[[Exception], Any]) -> Callable[[str], Any]:
+def _catch_errors(
+    function: Callable[[str], Any], on_error: Callable[[Exception], Any]
+) -> Callable[[str], Any]:
     def call(text: str) -> Any:
         try:
             return function(text)
@@ -180,9 +212,12 @@ def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _date(layout: str, moment: Any) -> str:
-    """Apply sprig's date to unix seconds, in the local time zone; any value of another type means the current time."""
+    """Apply sprig's date to unix seconds, in the local time zone; any value of another type means
+    the current time."""
     is_timestamp = is_number(moment) and isinstance(moment, int)
-    return format_date(layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone())
+    return format_date(
+        layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone()
+    )
 
 
 SPRIG: dict[str, Callable[..., Any]] = {
@@ -209,7 +244,9 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "list": lambda *v: list(v),
     "first": lambda v: next(iter(require_list(v)), None),
     "last": lambda v: next(reversed(require_list(v)), None),
-    "uniq": lambda v: [value for i, value in enumerate(require_list(v)) if not _contains(value, v[:i])],
+    "uniq": lambda v: [
+        value for i, value in enumerate(require_list(v)) if not _contains(value, v[:i])
+    ],
     "reverse": lambda v: require_list(v)[::-1],
     "has": lambda item, v: v is not None and _contains(item, require_list(v)),
     "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
@@ -244,7 +281,9 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "regexFind": lambda pattern, s: (regexp.find_all(pattern, s, 1) or [""])[0],
     "regexFindAll": lambda pattern, s, n: regexp.find_all(pattern, s, n) or Nil(),
     "regexReplaceAll": regexp.replace_all,
-    "regexReplaceAllLiteral": lambda pattern, s, new: regexp.replace_all(pattern, s, new.replace("$", "$$")),
+    "regexReplaceAllLiteral": lambda pattern, s, new: regexp.replace_all(
+        pattern, s, new.replace("$", "$$")
+    ),
     "regexSplit": lambda pattern, s, n: regexp.split(pattern, s, n) if n else Nil(),
     "regexQuoteMeta": lambda s: re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", s),
     "cat": lambda *v: " ".join(format_v(value) for value in v if value is not None),
@@ -274,12 +313,16 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "rest": lambda v: require_list(v)[1:] if v != [] else Nil(),
     "initial": lambda v: require_list(v)[:-1] if v != [] else Nil(),
     "slice": lambda v, *ends: _slice(require_list(v), *ends),
-    "without": lambda v, *others: [value for value in require_list(v) if not _contains(value, others)],
+    "without": lambda v, *others: [
+        value for value in require_list(v) if not _contains(value, others)
+    ],
     "compact": lambda v: [value for value in require_list(v) if not _empty(value)],
     "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(require_list(v)), n)],
     "all": lambda *v: not any(map(_empty, v)),
     "any": lambda *v: not all(map(_empty, v)),
-    "dict": lambda *v: {format_v(key): value for key, value in zip(v[::2], [*v[1::2], ""], strict=False)},
+    "dict": lambda *v: {
+        format_v(key): value for key, value in zip(v[::2], [*v[1::2], ""], strict=False)
+    },
     "get": lambda d, key: d.get(key, ""),
     "hasKey": lambda d, key: key in d,
     "keys": lambda *d: sorted(key for mapping in d for key in mapping),
@@ -296,12 +339,12 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "randAlphaNum": lambda n: "".join(secrets.choice(ascii_letters + digits) for _ in range(n)),
 }
 TEXT_FUNCTIONS = (
-    "upper lower title trim trimAll trimPrefix trimSuffix trunc substr replace repeat nospace contains hasPrefix"
-    " hasSuffix indent nindent splitList split splitn atoi b64enc b64dec b32enc sha1sum sha256sum sha512sum adler32sum"
-    " regexMatch regexFind regexFindAll regexReplaceAll regexReplaceAllLiteral regexSplit regexQuoteMeta"
-    " base dir clean ext isAbs"
+    "upper lower title trim trimAll trimPrefix trimSuffix trunc substr replace repeat nospace"
+    " contains hasPrefix hasSuffix indent nindent splitList split splitn atoi b64enc b64dec b32enc"
+    " sha1sum sha256sum sha512sum adler32sum regexMatch regexFind regexFindAll regexReplaceAll"
+    " regexReplaceAllLiteral regexSplit regexQuoteMeta base dir clean ext isAbs"
 )
-SPRIG |= {name: _nil_as_empty(SPRIG[name]) for name in TEXT_FUNCTIONS.split()}
+SPRIG.update({name: _nil_as_empty(SPRIG[name]) for name in TEXT_FUNCTIONS.split()})
 ARGO_FUNCTIONS: dict[str, Any] = {
     "asInt": to_int,
     "asFloat": to_float,

@@ -1,8 +1,8 @@
 """Substitute `{{tag}}` and `{{=expression}}` in the JSON text of a whole object, as Argo does.
 
-A tag runs from the first `{{` to the next `}}`. The tag's value is escaped, so that the JSON stays valid. An unknown
-tag is not replaced; if its name matches the pattern `strict`, Missing is raised. A tag with the value None (an output
-of a skipped step) and an unclosed `{{` are errors.
+A tag runs from the first `{{` to the next `}}`. The tag's value is escaped, so that the JSON stays
+valid. An unknown tag is not replaced; if its name matches the pattern `strict`, Missing is raised.
+A tag with the value None (an output of a skipped step) and an unclosed `{{` are errors.
 Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
 """
 
@@ -20,12 +20,14 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 Scope = Mapping[str, str | None]
 T = TypeVar("T")
-STEPS = re.compile(r"(tasks|steps)(\.|$)")  # tags that must have a value in the fields of a task or step
+# tags that must have a value in the fields of a task or step
+STEPS = re.compile(r"(tasks|steps)(\.|$)")
 ALL = re.compile("")
 
 
 class Tags:
-    """Finds tags in a text. The text after the last `}}` is not searched, because many `{{` in it would cost O(n²)."""
+    """Finds tags in a text. The text after the last `}}` is not searched, because many `{{` in it
+    would cost O(n²)."""
 
     def __init__(self, marker: str = "") -> None:
         self.pattern = re.compile(rf"\{{\{{{marker}(.*?)\}}\}}", re.DOTALL)
@@ -45,7 +47,8 @@ EXPRESSION = Tags("=")
 RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
-UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # Go's strconv.Quote does not escape these as in JSON
+# Go's strconv.Quote does not escape these as in JSON
+UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class TemplateError(NodeError):
@@ -56,7 +59,9 @@ class Missing(TemplateError):
     """A tag that matches `strict` does not have a value yet: Argo would retry forever."""
 
 
-def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True) -> T:
+def substitute(
+    value: T, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True
+) -> T:
     """Replace the tags in `value`. Raises TemplateError.
 
     `artifacts`: tags of output artifacts may remain even if they match `strict`.
@@ -72,16 +77,27 @@ def parse_result(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        raise TemplateError("cannot finish template replacement because the result was invalid JSON") from None
+        raise TemplateError(
+            "cannot finish template replacement because the result was invalid JSON"
+        ) from None
 
 
-def replace(text: str, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True) -> str:
+def replace(
+    text: str, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True
+) -> str:
     """Replace the tags in a JSON text, as `substitute` does."""
-    pieces, position, env = [], 0, None
+    pieces = []
+    position = 0
+    env = None
+
     while (start := text.find("{{", position)) >= 0:
         end = text.find("}}", start + 2)
         if end < 0:
-            raise TemplateError(f'Cannot find end tag="}}}}" in the template="{text}" starting from "{text[start:]}"')
+            raise TemplateError(
+                f'Cannot find end tag="}}}}" in the template="{text}" starting from'
+                f' "{text[start:]}"'
+            )
+
         pieces.append(text[position:start])
         tag = text[start + 2 : end]
         if tag.startswith("="):
@@ -89,14 +105,18 @@ def replace(text: str, scope: Scope, strict: re.Pattern[str] | None = None, arti
             pieces.append(_expression(tag[1:], env, strict))
         else:
             pieces.append(_simple(tag, scope, strict, artifacts))
+
         position = end + 2
+
     return "".join(pieces) + text[position:]
 
 
 def escape(value: str) -> str:
     """Escape `value` for a JSON string. Raises TemplateError."""
     if UNQUOTABLE.search(value):
-        raise TemplateError("cannot finish template replacement because the result was invalid JSON")
+        raise TemplateError(
+            "cannot finish template replacement because the result was invalid JSON"
+        )
     return to_json(value)[1:-1]
 
 
@@ -109,15 +129,22 @@ def _simple(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: b
                 f"unable to substitute {{{{{tag}}}}}: "
                 "output is an absent optional (skipped/omitted node with no default)"
             )
+
         return escape(value)
+
     outer, nested, inner = tag.rpartition("{{")
     if nested and outer and inner in scope:
         value = scope[inner]
         if value is None:
-            raise TemplateError(f'unable to substitute nested tag {{{{{tag}}}}}: "{inner}" is an absent optional')
+            raise TemplateError(
+                f'unable to substitute nested tag {{{{{tag}}}}}: "{inner}" is an absent optional'
+            )
+
         return "{{" + outer + escape(value)
+
     if strict and strict.match(name) and not (artifacts and ".outputs.artifacts." in name):
         raise Missing(f"failed to resolve {{{{{tag}}}}}")
+
     return "{{" + tag + "}}"
 
 
@@ -127,29 +154,40 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
         source = json.loads(f'"{tag}"')
     except json.JSONDecodeError as error:
         raise TemplateError(f"failed to unmarshall JSON expression: {error}") from None
+
     try:
         missing = [name for name in identifiers(source) if not _has(env, name)]
     except ExprError as error:
         raise TemplateError(f"failed to evaluate expression: {error}") from None
+
     for name in missing:
         if strict and strict.match(name):
             raise Missing(f"failed to evaluate expression: {name} is missing")
+
     is_tolerant = bool(missing) or strict is None
     if is_tolerant and RESOLVED_LATER.intersection(missing):
         return literal
+
     failed_action = "evaluate"
     try:
-        if (result := evaluate(source, env)) is None and not is_tolerant:
+        result = evaluate(source, env)
+        if result is None and not is_tolerant:
             raise TemplateError(f"failed to evaluate expression {to_json(tag, ensure_ascii=False)}")
         if result is None:
             return literal
+
         failed_action = "marshal evaluated"
         text = dumps(result)
     except (ExprError, TypeError, ValueError) as error:
         if is_tolerant:
             return literal
+
         raise TemplateError(f"failed to {failed_action} expression: {error}") from None
-    return text[1:-1] if text.startswith('"') else to_json(text)[1:-1]
+
+    if text.startswith('"'):
+        return text[1:-1]
+
+    return to_json(text)[1:-1]
 
 
 def _has(env: Mapping[str, Any], name: str) -> bool:
@@ -162,16 +200,24 @@ def _has(env: Mapping[str, Any], name: str) -> bool:
 
 
 def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into nested maps and add Argo's functions. `a` is dropped if the scope has `a.b`, too."""
+    """Turn dotted keys into nested maps and add Argo's functions. `a` is dropped if the scope has
+    `a.b`, too."""
     env: dict[str, Any] = {}
+
     names = sorted(scope)
     for name, next_name in zip(names, [*names[1:], ""], strict=True):
         if next_name.startswith(name + "."):
             continue
+
         *path, last_key = name.split(".")
         node = env
         for key in path:
             inner = node.setdefault(key, {})
-            node = inner if isinstance(inner, dict) else node.__setitem__(key, {}) or node[key]
+            if isinstance(inner, dict):
+                node = inner
+            else:
+                node = node.__setitem__(key, {}) or node[key]
+
         node[last_key] = scope[name]
+
     return env | ARGO_FUNCTIONS

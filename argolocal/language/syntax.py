@@ -1,10 +1,14 @@
 """Parse expr-lang 1.17 as used in `{{=...}}`, `depends`, and retry and hook expressions.
 
-    expression := binary ( "?" expression ":" expression )? | "let" name "=" expression ";" expression
-    binary     := unary ( operator unary )*       operators, loosest first: |  or ||  and &&  == != < > <= >= in matches
+    expression := binary ( "?" expression ":" expression )? | "let" name "=" expression ";"
+    expression
+    binary     := unary ( operator unary )*       operators, loosest first: |  or ||  and &&  == !=
+    < > <= >= in matches
                   contains startsWith endsWith (and "not in" ...)  ..  + -  * / %  ** ^  ??
-    unary      := ( not ! - + ) unary | postfix     postfix := primary ( .name ?.name [index] [from:to] (arguments) )*
-    primary    := number | 'text' | "text" | `text` | true | false | nil | name | [list] | {map} | (...) | # | .name
+    unary      := ( not ! - + ) unary | postfix     postfix := primary ( .name ?.name [index]
+    [from:to] (arguments) )*
+    primary    := number | 'text' | "text" | `text` | true | false | nil | name | [list] | {map} |
+    (...) | # | .name
 A predicate is `{# > 2}` or a bare expression with `#`. Functions: see functions.py.
 Source: expr-lang/expr v1.17 (parser/parser.go, parser/operator), Argo's util/expr.
 """
@@ -25,12 +29,28 @@ TOKEN = re.compile(
     re.X | re.S,
 )
 BINARY_PRECEDENCE = (
-    {"|": 0, "||": 10, "or": 10, "&&": 15, "and": 15, "..": 25, "+": 30, "-": 30, "*": 60, "/": 60, "%": 60}
-    | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
+    {
+        "|": 0,
+        "||": 10,
+        "or": 10,
+        "&&": 15,
+        "and": 15,
+        "..": 25,
+        "+": 30,
+        "-": 30,
+        "*": 60,
+        "/": 60,
+        "%": 60,
+    }
+    | dict.fromkeys(
+        ("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"),
+        20,
+    )
     | {"**": 100, "^": 100, "??": 500}
 )
 MAX_DIGITS = 400  # of a number; a float has at most 309 digits before its decimal point
-ORDER_OPERATORS = ("<", ">", "<=", ">=")  # operators that can be chained: a < b < c means a < b && b < c
+# operators that can be chained: a < b < c means a < b && b < c
+ORDER_OPERATORS = ("<", ">", "<=", ">=")
 NEGATABLE_OPERATORS = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY_PRECEDENCE = {"not": 50, "!": 50, "-": 90, "+": 90}
 ESCAPES = ESCAPED_CHARACTERS | {"'": "'", '"': '"'}
@@ -43,38 +63,54 @@ def _limit_nesting(source: str) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise ExprError(f"the expression is nested hundreds of levels deep: {source[:60]!r}...") from None
+        raise ExprError(
+            f"the expression is nested hundreds of levels deep: {source[:60]!r}..."
+        ) from None
 
 
 @lru_cache(4096)
 def parse(source: str) -> Node:
     """Return the syntax tree of an expression. Raises ExprError."""
-    tokens, position = [], 0
+    tokens = []
+
+    position = 0
     while position < len(source):
         match = TOKEN.match(source, position)
         if not match:
             raise ExprError(f"unexpected character {source[position]!r} in {source!r}")
-        position, kind = match.end(), match.lastgroup
+
+        position = match.end()
+        kind = match.lastgroup
         tokens += [(kind, match[kind])] if kind else []
+
     parser = _Parser(tokens, source)
     with _limit_nesting(source):
         tree = parser.expression(0)
+
     if parser.position < len(tokens):
         raise ExprError(f"unexpected token {parser.value!r} in {source!r}")
+
     return tree
 
 
 class _Parser:
     def __init__(self, tokens: list[tuple[str, str]], source: str) -> None:
-        self.tokens, self.source, self.position, self.depth = tokens, source, 0, 0
+        self.tokens = tokens
+        self.source = source
+        self.position = 0
+        self.depth = 0
 
     @property
     def kind(self) -> str:
-        return self.tokens[self.position][0] if self.position < len(self.tokens) else "end"
+        if self.position < len(self.tokens):
+            return self.tokens[self.position][0]
+        return "end"
 
     @property
     def value(self) -> str:
-        return self.tokens[self.position][1] if self.position < len(self.tokens) else "the end"
+        if self.position < len(self.tokens):
+            return self.tokens[self.position][1]
+        return "the end"
 
     def accept(self, *symbols: str) -> str | None:
         if self.kind in ("symbol", "name") and self.value in symbols:
@@ -98,12 +134,17 @@ class _Parser:
             self.expect("=")
             value = self.expression(0)
             self.expect(";")
+
             return "let", name, value, self.expression(0)
-        lhs, previous_operator = self.unary(), ""
+
+        lhs = self.unary()
+        previous_operator = ""
+
         while self.kind in ("symbol", "name"):
             start = self.position
             is_negated = bool(self.accept("not"))
             operator = self.value
+
             precedence = BINARY_PRECEDENCE.get(operator, -1)
             if (
                 precedence < min_precedence
@@ -112,9 +153,13 @@ class _Parser:
             ):
                 self.position = start
                 break
+
             self.position += 1
             if previous_operator == "??" and operator != "??":
-                raise ExprError(f"?? and {operator} cannot be mixed without parentheses in {self.source!r}")
+                raise ExprError(
+                    f"?? and {operator} cannot be mixed without parentheses in {self.source!r}"
+                )
+
             if operator == "|":
                 lhs = self.call(self.name(), [lhs])
             elif operator in ORDER_OPERATORS:
@@ -122,15 +167,21 @@ class _Parser:
             else:
                 rhs = self.expression(precedence if operator in ("**", "^") else precedence + 1)
                 lhs = ("binary", operator, lhs, rhs)
+
             lhs = ("unary", "not", lhs) if is_negated else lhs
             previous_operator = operator
-        return self.conditional(lhs) if min_precedence == 0 else lhs
+
+        if min_precedence == 0:
+            return self.conditional(lhs)
+
+        return lhs
 
     def comparison_chain(self, lhs: Node, operator: str, min_precedence: int) -> Node:
         rhs = self.expression(min_precedence)
         node: Node = ("binary", operator, lhs, rhs)
         while next_operator := self.accept(*ORDER_OPERATORS):
-            lhs, rhs = rhs, self.expression(min_precedence)
+            lhs = rhs
+            rhs = self.expression(min_precedence)
             node = ("binary", "&&", node, ("binary", next_operator, lhs, rhs))
         return node
 
@@ -152,28 +203,47 @@ class _Parser:
         return self.postfix(self.primary())
 
     def primary(self) -> Node:
-        kind, value = self.kind, self.value
+        kind = self.kind
+        value = self.value
         self.position += 1
+
         if kind == "number":
             return "const", _number(value)
         if kind == "text":
             return "const", _unquote(value)
+
         if kind == "name":
             if value in ("true", "false", "nil"):
                 return "const", {"true": True, "false": False, "nil": None}[value]
-            return self.call(value, []) if self.value == "(" and self.kind == "symbol" else ("name", value)
+            if self.value == "(" and self.kind == "symbol":
+                return self.call(value, [])
+            return ("name", value)
+
         if value == "(":
             inner = self.expression(0)
             self.expect(")")
             return inner
+
         if value == "[":
             return "list", *self.items("]")
         if value == "{":
             return "map", *self.pairs()
+
         if self.depth and value == "#":
-            return "pointer", self.name() if self.kind == "name" and self.value in ("acc", "index") else ""
+            return "pointer", (
+                self.name()
+                if self.kind == "name"
+                and self.value
+                in (
+                    "acc",
+                    "index",
+                )
+                else ""
+            )
+
         if self.depth and value == ".":
             return "member", ("pointer", ""), ("const", self.name()), False
+
         raise ExprError(f"unexpected token {value!r} in {self.source!r}")
 
     def postfix(self, node: Node) -> Node:
@@ -213,7 +283,10 @@ class _Parser:
         while not self.accept("}"):
             if entries:
                 self.expect(",")
-            key = ("const", self.name()) if self.kind == "name" else self.primary()
+            if self.kind == "name":
+                key = ("const", self.name())
+            else:
+                key = self.primary()
             self.expect(":")
             entries.append((key, self.expression(0)))
         return entries
@@ -223,29 +296,39 @@ class _Parser:
             self.expect("(")
         if name not in PREDICATES:
             return "call", name, [*first_arguments, *self.items(")")]
+
         arguments = list(first_arguments)
         while not self.accept(")"):
             if len(arguments) > len(first_arguments):
                 self.expect(",")
+
             if not arguments or (name == "reduce" and len(arguments) == 2):
                 arguments.append(self.expression(0))
                 continue
+
             self.depth += 1
             has_brace = self.accept("{")
             arguments.append(self.expression(0))
+
             if has_brace:
                 self.expect("}")
+
             self.depth -= 1
+
         return "predicate", name, arguments
 
 
 def _number(text: str) -> int | float:
     text = text.replace("_", "").lower()
     if len(text) > MAX_DIGITS:
-        raise ExprError(f"the number {text[:20]}... has {len(text):,} digits: at most {MAX_DIGITS} are allowed")
+        raise ExprError(
+            f"the number {text[:20]}... has {len(text):,} digits: at most {MAX_DIGITS} are allowed"
+        )
     if text.startswith(("0x", "0b", "0o")):
         return int(text, 0)
-    return float(text) if any(char in text for char in ".e") else int(text)
+    if any(char in text for char in ".e"):
+        return float(text)
+    return int(text)
 
 
 def _unquote(text: str) -> str:
@@ -257,7 +340,9 @@ def _unquote(text: str) -> str:
         if len(code) > 1:
             return chr(int(code, 8) if code.isdecimal() else int(code[1:], 16))
         if code not in ESCAPES:
-            raise ExprError(f"invalid char escape \\{code} in {text}: write a literal backslash as \\\\")
+            raise ExprError(
+                f"invalid char escape \\{code} in {text}: write a literal backslash as \\\\"
+            )
         return ESCAPES[code]
 
     codes = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|.)"
@@ -266,7 +351,8 @@ def _unquote(text: str) -> str:
 
 @lru_cache(4096)
 def identifiers(source: str) -> tuple[str, ...]:
-    """Return the dotted names that `source` reads without a guard (`??`, `?.`). Raises ExprError."""
+    """Return the dotted names that `source` reads without a guard (`??`, `?.`). Raises
+    ExprError."""
     names: dict[str, None] = {}
     with _limit_nesting(source):
         _collect(parse(source), names, False)
@@ -274,12 +360,15 @@ def identifiers(source: str) -> tuple[str, ...]:
 
 
 def find_calls(source: str) -> list[tuple[str, list[Any]]]:
-    """Return the name (`sprig.upper`) and arguments of each call in `source`; None means a variable argument."""
+    """Return the name (`sprig.upper`) and arguments of each call in `source`; None means a variable
+    argument."""
     results: list[tuple[str, list[Any]]] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
-            results.append((node[1], [child[1] if child[0] == "const" else None for child in node[2]]))
+            results.append(
+                (node[1], [child[1] if child[0] == "const" else None for child in node[2]])
+            )
         elif isinstance(node, tuple) and node and node[0] == "method":
             results.append((_path(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
@@ -288,29 +377,49 @@ def find_calls(source: str) -> list[tuple[str, list[Any]]]:
 
     with _limit_nesting(source):
         visit(parse(source))
+
     return results
 
 
 def _path(node: Node) -> str | None:
     if node[0] == "name":
         return node[1]
-    if node[0] == "member" and not node[3] and node[2][0] == "const" and isinstance(node[2][1], str):
+
+    if (
+        node[0] == "member"
+        and not node[3]
+        and node[2][0] == "const"
+        and isinstance(node[2][1], str)
+    ):
         base = _path(node[1])
-        return f"{base}.{node[2][1]}" if base else None
+        if base:
+            return f"{base}.{node[2][1]}"
+        return None
+
     return None
 
 
 def _collect(node: Any, names: dict[str, None], is_guarded: bool) -> None:
     if not isinstance(node, (tuple, list)):
         return
-    kind = node[0] if isinstance(node, tuple) and node and isinstance(node[0], str) else ""
+
+    if isinstance(node, tuple) and node and isinstance(node[0], str):
+        kind = node[0]
+    else:
+        kind = ""
+
     if kind == "const":
         return
+
     if kind == "binary":
         _collect(node[2], names, is_guarded or node[1] == "??")
         _collect(node[3], names, is_guarded)
         return
+
     for child in node:  # inner names first: Argo reports the first missing name
         _collect(child, names, is_guarded or (kind == "member" and node[3]))
-    if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not is_guarded and _path(node))):
+
+    if isinstance(node, tuple) and (
+        kind == "name" or (kind == "member" and not is_guarded and _path(node))
+    ):
         names[_path(node) or ""] = None

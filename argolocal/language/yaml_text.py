@@ -1,11 +1,13 @@
-"""Parse untrusted YAML and JSON: a text that exceeds a limit is rejected before its values are built.
+"""Parse untrusted YAML and JSON: a text that exceeds a limit is rejected before its values are
+built.
 
     documents = parse(path.read_text(), str(path))
 
-Where PyYAML differs from Kubernetes' Go library, YAML is read as in Go: `y` and `n` are booleans, keys are texts, 1e3
-is a number, dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does: its escapes are not always valid YAML.
-The limits are checked on the parser's events, in time linear in the text; each alias or merge counts as much as the
-content that it refers to. Sources: goyaml's decode.go; libyaml's scanner.c.
+Where PyYAML differs from Kubernetes' Go library, YAML is read as in Go: `y` and `n` are booleans,
+keys are texts, 1e3 is a number, dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does:
+its escapes are not always valid YAML. The limits are checked on the parser's events, in time linear
+in the text; each alias or merge counts as much as the content that it refers to. Sources: goyaml's
+decode.go; libyaml's scanner.c.
 """
 
 import io
@@ -37,9 +39,12 @@ MAX_DIRECTIVES = 10  # few, because libyaml compares each directive with all pre
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREFIX = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
-FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+FLOAT = re.compile(
+    r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
 SHORT_BOOLEAN = re.compile(r"[yYnN]$")
-BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # numbers for other YAML 1.1 parsers, such as Kubernetes' client
+# numbers for other YAML 1.1 parsers, such as Kubernetes' client
+BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")
 FIRST_OF_NUMBERS = list("-+0123456789.")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
 DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
@@ -58,7 +63,8 @@ class Loader(Base):
         for first, resolvers in Base.yaml_implicit_resolvers.items()
     }
     yaml_constructors = {  # noqa: RUF012
-        tag: Base.yaml_constructors[tag] for tag in (f"{PREFIX}null", f"{PREFIX}str", f"{PREFIX}seq", None)
+        tag: Base.yaml_constructors[tag]
+        for tag in (f"{PREFIX}null", f"{PREFIX}str", f"{PREFIX}seq", None)
     }
 
 
@@ -67,15 +73,20 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
         raise ConstructorError(None, None, "a mapping is expected", node.start_mark)
     loader.flatten_mapping(node)
     return {
-        key
-        if isinstance(key := loader.construct_object(name, deep=True), str)
-        else anystring(key): loader.construct_object(value, deep=True)
+        (
+            key
+            if isinstance(key := loader.construct_object(name, deep=True), str)
+            else anystring(key)
+        ): loader.construct_object(value, deep=True)
         for name, value in node.value
     }
 
 
 def _number(loader: Any, node: Any) -> Any:
-    construct = loader.construct_yaml_int if node.tag.endswith("int") else loader.construct_yaml_float
+    if node.tag.endswith("int"):
+        construct = loader.construct_yaml_int
+    else:
+        construct = loader.construct_yaml_float
     try:
         return construct(node)
     except (ValueError, LookupError):
@@ -86,7 +97,8 @@ Loader.add_constructor(f"{PREFIX}map", _mapping)
 Loader.add_constructor(f"{PREFIX}int", _number)
 Loader.add_constructor(f"{PREFIX}float", _number)
 Loader.add_constructor(
-    f"{PREFIX}bool", lambda loader, node: loader.construct_scalar(node).lower() in ("y", "yes", "true", "on")
+    f"{PREFIX}bool",
+    lambda loader, node: loader.construct_scalar(node).lower() in ("y", "yes", "true", "on"),
 )
 Loader.add_implicit_resolver(f"{PREFIX}bool", SHORT_BOOLEAN, list("yYnN"))
 Loader.add_implicit_resolver(f"{PREFIX}int", INTEGER, FIRST_OF_NUMBERS)
@@ -94,13 +106,15 @@ Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
 
 
 def read_text(file: Path) -> str:
-    """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError, UnicodeDecodeError."""
+    """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError,
+    UnicodeDecodeError."""
     data = read_input(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
     return io.TextIOWrapper(io.BytesIO(data), "utf-8").read(MAX_CHARACTERS + 1)
 
 
 def parse(text: str, source: str = "the manifest") -> list[Any]:
-    """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError with a one-line message."""
+    """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError with a
+    one-line message."""
     try:
         documents = [document for document in _read(text) if document is not None]
     except yaml.YAMLError as error:
@@ -112,8 +126,10 @@ def parse(text: str, source: str = "the manifest") -> list[Any]:
 
     # YAML has .nan and .inf; JSON, to which these documents are converted, has not
     for document in documents:
-        if problem := describe_not_finite(document):
+        problem = describe_not_finite(document)
+        if problem:
             raise ConfigError(f"{source}: {problem}.")
+
     return documents
 
 
@@ -122,12 +138,15 @@ def parse_one(text: str, source: str) -> Any:
     documents = parse(text, source)
     if len(documents) > 1:
         raise ConfigError(f"{source} has {len(documents)} documents: it must have one.")
-    return documents[0] if documents else None
+    if documents:
+        return documents[0]
+    return None
 
 
 def _read(text: str) -> list[Any]:
     if len(text) > MAX_CHARACTERS:
         raise _TooMuch(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
+
     if text.lstrip().startswith("{"):
         try:
             document = json.loads(text, object_pairs_hook=_unique, parse_constant=_reject_constant)
@@ -140,18 +159,26 @@ def _read(text: str) -> list[Any]:
             _check_json(text)
             to_json(document, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
             return [document]
-    if (directives := len(DIRECTIVE.findall(text))) > MAX_DIRECTIVES:
-        raise _TooMuch(f"it has {directives:,} lines that begin with %: at most {MAX_DIRECTIVES} are allowed.")
+
+    directives = len(DIRECTIVE.findall(text))
+    if directives > MAX_DIRECTIVES:
+        raise _TooMuch(
+            f"it has {directives:,} lines that begin with %: at most {MAX_DIRECTIVES} are allowed."
+        )
+
     bounds = _Bounds()
     for event in yaml.parse(text, Base):
         bounds.add(event)
+
     return list(yaml.load_all(text, Loader))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        duplicate_key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        duplicate_key = next(
+            key for key, count in Counter(key for key, _ in pairs).items() if count > 1
+        )
         raise ValueError(DUPLICATE_KEY.format(duplicate_key))
     return mapping
 
@@ -162,16 +189,26 @@ def _reject_constant(word: str) -> Any:
 
 def _describe(error: yaml.YAMLError, text: str) -> str:
     """Return a line with the problem of a YAML error and its position."""
-    problem, mark = str(error), None
+    problem = str(error)
+    mark = None
+
     if isinstance(error, yaml.MarkedYAMLError):
         problem = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or error.context_mark
     elif isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
-        return f"the character {chr(error.character)!r} is not allowed: remove it (line {line}, column {column})"
+
+        return (
+            f"the character {chr(error.character)!r} is not allowed: remove it (line {line}, column"
+            f" {column})"
+        )
+
     problem = " ".join(problem.split())[:300]
-    return f"{problem} ({_format_mark(mark)})" if mark else problem
+    if mark:
+        return f"{problem} ({_format_mark(mark)})"
+
+    return problem
 
 
 def _format_mark(mark: Any) -> str:
@@ -188,7 +225,8 @@ class _Open:
 
     is_mapping: bool
     anchor: str | None = None
-    values: int = 0  # number of values in the text before this list or mapping; an alias counts in full
+    # number of values in the text before this list or mapping; an alias counts in full
+    values: int = 0
     characters: int = 0
     children: int = 0
     keys: set[str] = field(default_factory=set)
@@ -204,7 +242,8 @@ class _Bounds:
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
     def add(self, event: Any) -> None:
-        """Count the values of an event. Raises _TooMuch, and ConstructorError for YAML that Go rejects."""
+        """Count the values of an event. Raises _TooMuch, and ConstructorError for YAML that Go
+        rejects."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1
@@ -219,19 +258,34 @@ class _Bounds:
                 self._check_key(event, None)
                 self._count(event, 1, 0)
                 counts = self.values, self.characters
-                self.open.append(_Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *counts))
+                self.open.append(
+                    _Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *counts)
+                )
+
                 if len(self.open) > MAX_DEPTH:
-                    self._refuse(event, f"its lists and mappings are more than {MAX_DEPTH} levels deep: flatten them")
+                    self._refuse(
+                        event,
+                        f"its lists and mappings are more than {MAX_DEPTH} levels deep: flatten"
+                        " them",
+                    )
             case yaml.CollectionEndEvent() if self.open:
                 closed_item = self.open.pop()
                 if closed_item.anchor:
-                    size = self.values - closed_item.values + 1, self.characters - closed_item.characters
+                    size = (
+                        self.values - closed_item.values + 1,
+                        self.characters - closed_item.characters,
+                    )
                     self.anchors[closed_item.anchor] = *size, None
 
     def _add_scalar(self, event: Any) -> None:
-        text, length = event.value, len(event.value)
+        text = event.value
+        length = len(event.value)
         if length > MAX_DIGITS and _is_number(event):
-            self._refuse(event, f"a number has {length:,} characters: at most {MAX_DIGITS} are allowed; quote a text")
+            self._refuse(
+                event,
+                f"a number has {length:,} characters: at most {MAX_DIGITS} are allowed; quote a"
+                " text",
+            )
         self._check_key(event, text)
         self._count(event, 1, length)
         if event.anchor:
@@ -245,19 +299,29 @@ class _Bounds:
         self._count(event, values, characters)
 
     def _check_key(self, event: Any, text: str | None) -> None:
-        """If the next value is a key of a mapping, check that this key is a short scalar and unique."""
+        """If the next value is a key of a mapping, check that this key is a short scalar and
+        unique."""
         if not self.open:
             return
+
         parent = self.open[-1]
         parent.children += 1
         if not parent.is_mapping or parent.children % 2 == 0:
             return
+
         if text is None:
-            raise ConstructorError(None, None, "a key is a list or a mapping: it must be a text", event.start_mark)
+            raise ConstructorError(
+                None, None, "a key is a list or a mapping: it must be a text", event.start_mark
+            )
+
         if len(text) > MAX_KEY_LENGTH:
-            self._refuse(event, f"a key has {len(text):,} characters: at most {MAX_KEY_LENGTH:,} are allowed")
+            self._refuse(
+                event, f"a key has {len(text):,} characters: at most {MAX_KEY_LENGTH:,} are allowed"
+            )
+
         if text in parent.keys and text != "<<":
             raise ConstructorError(None, None, DUPLICATE_KEY.format(text), event.start_mark)
+
         parent.keys.add(text)
 
     def _count(self, event: Any, values: int, characters: int) -> None:
@@ -268,7 +332,10 @@ class _Bounds:
             (self.characters, MAX_CHARACTERS, "characters"),
         ):
             if total > limit:
-                self._refuse(event, f"it has more than {limit:,} {unit} with all its aliases: use fewer of them")
+                self._refuse(
+                    event,
+                    f"it has more than {limit:,} {unit} with all its aliases: use fewer of them",
+                )
 
     def _refuse(self, event: Any, problem: str) -> None:
         raise _TooMuch(f"{problem} ({_format_mark(event.start_mark)}).")
@@ -278,12 +345,15 @@ def _is_number(event: Any) -> bool:
     """Return True if a scalar is read as a number, because of its tag or its text."""
     if event.tag:
         return event.tag in (f"{PREFIX}int", f"{PREFIX}float")
-    return event.implicit[0] and any(pattern.match(event.value) for pattern in (INTEGER, FLOAT, BASE_60))
+    return event.implicit[0] and any(
+        pattern.match(event.value) for pattern in (INTEGER, FLOAT, BASE_60)
+    )
 
 
 def _check_json(text: str) -> None:
     """Apply the limits to a JSON text."""
-    bounds, mark = _Bounds(), _Mark(text)
+    bounds = _Bounds()
+    mark = _Mark(text)
     for event in _events(text, mark):
         bounds.add(event)
 
@@ -307,12 +377,19 @@ class _Mark:
 def _events(text: str, mark: _Mark) -> Iterator[Any]:
     """Yield the events of a JSON text, up to its first error."""
     for token in TOKEN.finditer(text):
-        mark.position, word = token.start(), token[0]
+        mark.position = token.start()
+        word = token[0]
         if word in "[{":
-            start = yaml.MappingStartEvent if word == "{" else yaml.SequenceStartEvent
+            if word == "{":
+                start = yaml.MappingStartEvent
+            else:
+                start = yaml.SequenceStartEvent
+
             yield start(None, None, True, mark)
         elif word in "]}":
             yield yaml.MappingEndEvent()
         elif word != ":":
             is_plain = word[0] != '"'
-            yield yaml.ScalarEvent(None, None, (is_plain, True), word if is_plain else word[1:-1], mark)
+            yield yaml.ScalarEvent(
+                None, None, (is_plain, True), word if is_plain else word[1:-1], mark
+            )

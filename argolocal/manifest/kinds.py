@@ -2,12 +2,22 @@
 
 # A template has exactly one of these fields. Source: workflow_types.go, Template.GetType.
 TEMPLATE_TYPES = (
-    "container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin",
-)  # fmt: skip
+    "container",
+    "script",
+    "resource",
+    "dag",
+    "steps",
+    "suspend",
+    "http",
+    "data",
+    "containerSet",
+    "plugin",
+)
 # template type → type of its node; the nodes of all other templates have the type Pod
 NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
-# Sets of phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
+# Sets of phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and
+# FailedOrError.
 FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 COMPLETED = frozenset({"Succeeded", "Failed", "Error"})
 FAILED = frozenset({"Failed", "Error"})
@@ -15,8 +25,15 @@ FAILED = frozenset({"Failed", "Error"})
 # retryPolicy → phases that are retried
 RETRIED_PHASES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
 RETRY_POLICIES = (*RETRIED_PHASES, "OnTransientError", "")
-ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # allowed values of artifactGC.strategy
+# allowed values of artifactGC.strategy
+ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
 # allowed values of fieldPath in a fieldRef
-DOWNWARD_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.hostIP", "spec.nodeName")
+DOWNWARD_FIELDS = (
+    "metadata.name",
+    "metadata.namespace",
+    "status.podIP",
+    "status.hostIP",
+    "spec.nodeName",
+)
 API_VERSION = "argoproj.io/v1alpha1"  # of all kinds of Argo
 WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

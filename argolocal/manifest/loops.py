@@ -1,4 +1,5 @@
-"""Expand withItems, withParam and withSequence: a step or task is replaced by one step or task for each item.
+"""Expand withItems, withParam and withSequence: a step or task is replaced by one step or task for
+each item.
 
 Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
@@ -14,7 +15,8 @@ from argolocal.language.substitute import ALL, TemplateError, substitute
 from argolocal.manifest.types import Task
 
 LOOPS = ("withItems", "withParam", "withSequence")
-MAX_ITEMS = 100_000  # maximum number of items of a loop; a workflow with more items would be too large for Argo
+# maximum number of items of a loop; a workflow with more items would be too large for Argo
+MAX_ITEMS = 100_000
 
 
 def has_loop(step: Mapping[str, Any]) -> bool:
@@ -26,6 +28,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
     """Return the steps that `step` expands to, each with its own name. Raises TemplateError."""
     if not has_loop(step):
         return [step]
+
     try:
         items = _loop_items(step)
     except (ValueError, TypeError) as error:
@@ -35,35 +38,48 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             raise TemplateError(str(error)) from None
         else:
             text = step["withParam"].strip()
-            raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
+            raise TemplateError(
+                f"withParam value could not be parsed as a JSON list: {text}: {error}"
+            ) from None
+
     body = {key: value for key, value in step.items() if key not in LOOPS}
-    values = dict(scope)  # a dict, because the scope is copied for each item, and a copy of a view is slow
+    # a dict, because the scope is copied for each item, and a copy of a view is slow
+    values = dict(scope)
     return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
 
 
 def _loop_items(step: Task) -> list[str]:
     """Return the items of a step's loop, each as compact JSON."""
     if step.get("withItems"):
-        return gofmt.list_members(gofmt.dumps(step["withItems"]))  # the items as the API server stores them
+        # the items as the API server stores them
+        return gofmt.list_members(gofmt.dumps(step["withItems"]))
+
     if step.get("withParam"):
         items = gofmt.compact(step["withParam"])
         if not items.startswith(("[", "null")):
             raise ValueError("json: cannot unmarshal it into a list")
         return gofmt.list_members(items)
+
     sequence = step["withSequence"]
     start = parse_int(sequence.get("start") or 0)
+
     if sequence.get("end") is not None:
         end = parse_int(sequence["end"])
     elif sequence.get("count") is not None:
         if parse_int(sequence["count"]) == 0:
             return []
+
         end = start + parse_int(sequence["count"]) - 1
     else:
         raise ValueError("neither end nor count was specified in withSequence")
+
     number_format = sequence.get("format") or "%d"
     numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
     if numbers[MAX_ITEMS:]:
-        raise ValueError(f"withSequence from {start} to {end}: a loop may have at most {MAX_ITEMS} items")
+        raise ValueError(
+            f"withSequence from {start} to {end}: a loop may have at most {MAX_ITEMS} items"
+        )
+
     return [gofmt.compact(f'"{gofmt.sprintf(number_format, number)}"') for number in numbers]
 
 
@@ -81,28 +97,36 @@ def _may_run(when: str) -> bool:
         return True
 
 
-def _expand_item(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]) -> Any:
-    text, name, values = item, gofmt.item_text(item), {**scope}
+def _expand_item(
+    step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]
+) -> Any:
+    text = item
+    name = gofmt.item_text(item)
+    values = {**scope}
+
     if item.startswith("{"):
         members = gofmt.list_members(item)
         fields = dict(zip(map(json.loads, members[::2]), members[1::2], strict=True))
         text = "{" + ",".join(f"{gofmt.dumps(key)}:{fields[key]}" for key in sorted(fields)) + "}"
-        values |= {f"item.{key}": gofmt.item_text(value) for key, value in fields.items()}
+        values.update({f"item.{key}": gofmt.item_text(value) for key, value in fields.items()})
         name = ",".join(sorted(f"{key}:{gofmt.item_text(value)}" for key, value in fields.items()))
     elif item.startswith('"'):
         text = json.loads(item)
     elif item.startswith(("[", "null")):  # Argo reads null as an empty list
         name = "[" + " ".join(map(gofmt.item_text, gofmt.list_members(item))) + "]"
+
     values["item"] = text
     try:
         is_skipped = not should_execute(step.get("when", ""))
     except WhenError:
         is_skipped = False
+
     if is_skipped:
         defined_values = {key: value for key, value in values.items() if value is not None}
         new_step = substitute(step, defined_values)
     else:
         new_step = substitute(step, values, ALL, artifacts=False)
+
     return {
         **new_step,
         "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})",

@@ -1,4 +1,5 @@
-"""Labels, annotations and other names that Argo and Kubeflow's training operator give to objects."""
+"""Labels, annotations and other names that Argo and Kubeflow's training operator give to
+objects."""
 
 ARGO = "workflows.argoproj.io"
 WORKFLOW = f"{ARGO}/workflow"  # label of a pod with the name of the pod's workflow

@@ -2,7 +2,8 @@
 
     new = PATCHES["json"](old, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-The type merge is defined by RFC 7396, and json by RFC 6902; strategic also merges lists by key, as Kubernetes does.
+The type merge is defined by RFC 7396, and json by RFC 6902; strategic also merges lists by key, as
+Kubernetes does.
 """
 
 import copy
@@ -12,7 +13,9 @@ from typing import Any
 
 # name of a list → its merge keys (patchMergeKey in apimachinery); a patch replaces all other lists
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)),
+    **dict.fromkeys(
+        ("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)
+    ),
     "volumeMounts": ("mountPath",),
     "ports": ("containerPort", "port"),
     "ownerReferences": ("uid",),
@@ -20,10 +23,14 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# merge keys of the lists of Kubernetes and Argo, without `containers`: the containers of a containerSet are replaced
+# merge keys of the lists of Kubernetes and Argo, without `containers`: the containers of a
+# containerSet are replaced
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
-ARGO_MERGE_KEYS |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
-ARGO_MERGE_KEYS |= {"tolerations": "key", "volumeDevices": "devicePath"}
+ARGO_MERGE_KEYS.update(
+    dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
+)
+ARGO_MERGE_KEYS["tolerations"] = "key"
+ARGO_MERGE_KEYS["volumeDevices"] = "devicePath"
 
 
 class PatchError(Exception):
@@ -31,31 +38,39 @@ class PatchError(Exception):
 
 
 def strategic(base: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch; directives such as $patch are not supported. Raises PatchError."""
+    """Apply a strategic merge patch; directives such as $patch are not supported. Raises
+    PatchError."""
     return merge(base, patch, MERGE_KEYS)
 
 
 def merge(base: Any, patch: Any, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> Any:
-    """Apply a JSON merge patch (RFC 7396); lists with merge `keys` are merged by their keys. Raises PatchError."""
+    """Apply a JSON merge patch (RFC 7396); lists with merge `keys` are merged by their keys. Raises
+    PatchError."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
+
     result = dict(base) if isinstance(base, dict) else {}
     for name, value in patch.items():
         if name.startswith("$") and keys:
             raise PatchError(f"the directive {name} of a strategic merge patch is not supported")
+
         if value is None:
             result.pop(name, None)
         elif isinstance(value, list) and isinstance(result.get(name), list) and name in keys:
             result[name] = _merge_lists(result[name], value, name, keys)
         else:
             result[name] = merge(result.get(name), value, keys)
+
     return result
 
 
-def _merge_lists(base: list[Any], patch: list[Any], name: str, keys: Mapping[str, tuple[str, ...]]) -> list[Any]:
+def _merge_lists(
+    base: list[Any], patch: list[Any], name: str, keys: Mapping[str, tuple[str, ...]]
+) -> list[Any]:
     key = next((key for key in keys[name] if any(key in item for item in patch)), keys[name][0])
     base_items = {item.get(key): item for item in base}
-    positions, result = {name: index for index, name in enumerate(base_items)}, list[Any]()
+    positions = {name: index for index, name in enumerate(base_items)}
+    result = list[Any]()
     untouched_names = [name for name in base_items if name not in [item.get(key) for item in patch]]
     for item in patch:  # new items precede items that the patch does not mention
         if key not in item:
@@ -67,16 +82,31 @@ def _merge_lists(base: list[Any], patch: list[Any], name: str, keys: Mapping[str
 
 
 def merge_over(base: Any, patch: Any, field: str = "") -> Any:
-    """Merge `patch` into `base` as a strategic merge patch: merge maps, and lists with a merge key."""
+    """Merge `patch` into `base` as a strategic merge patch: merge maps, and lists with a merge
+    key."""
     if isinstance(base, dict) and isinstance(patch, dict):
         merged_map = {**base, **patch}
-        return {k: merge_over(base.get(k), v, k) if k in patch else copy.deepcopy(v) for k, v in merged_map.items()}
+        return {
+            k: merge_over(base.get(k), v, k) if k in patch else copy.deepcopy(v)
+            for k, v in merged_map.items()
+        }
+
     key = ARGO_MERGE_KEYS.get(field)
     are_lists = isinstance(base, list) and isinstance(patch, list)
-    if key and are_lists and all(isinstance(item, dict) and key in item for item in (*base, *patch)):
+    if (
+        key
+        and are_lists
+        and all(isinstance(item, dict) and key in item for item in (*base, *patch))
+    ):
         base_items = {item[key]: item for item in base}
-        return [merge_over(base_items.pop(item[key], None), item) for item in patch] + list(base_items.values())
-    return patch if patch is not None else base
+        return [merge_over(base_items.pop(item[key], None), item) for item in patch] + list(
+            base_items.values()
+        )
+
+    if patch is not None:
+        return patch
+
+    return base
 
 
 def apply_operations(base: Any, patch: Any) -> Any:
@@ -85,6 +115,7 @@ def apply_operations(base: Any, patch: Any) -> Any:
 
     if not isinstance(patch, list) or not all(isinstance(operation, dict) for operation in patch):
         raise PatchError("a JSON patch is a list of operations")
+
     document = base
     for operation in patch:
         try:
@@ -93,10 +124,22 @@ def apply_operations(base: Any, patch: Any) -> Any:
             raise PatchError(f"testing value {operation['path']} failed") from None
         except jsonpatch.InvalidJsonPatch as error:
             raise PatchError(f"invalid operation {operation}: {error}") from None
-        except (jsonpatch.JsonPatchConflict, jsonpatch.JsonPointerException, TypeError, ValueError) as error:
+        except (
+            jsonpatch.JsonPatchConflict,
+            jsonpatch.JsonPointerException,
+            TypeError,
+            ValueError,
+        ) as error:
             where = f"doc is missing path: {operation.get('path')}"
-            raise PatchError(f"{operation.get('op')} operation does not apply: {where}: {error}") from None
+            raise PatchError(
+                f"{operation.get('op')} operation does not apply: {where}: {error}"
+            ) from None
+
     return document
 
 
-PATCHES: dict[str, Callable[[Any, Any], Any]] = {"strategic": strategic, "merge": merge, "json": apply_operations}
+PATCHES: dict[str, Callable[[Any, Any], Any]] = {
+    "strategic": strategic,
+    "merge": merge,
+    "json": apply_operations,
+}

@@ -1,8 +1,10 @@
-"""podSpecPatch: a strategic merge patch of a pod. Supported fields: env, resources, and the pod's deadlines.
+"""podSpecPatch: a strategic merge patch of a pod. Supported fields: env, resources, and the pod's
+deadlines.
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
-Tags in the patches must be replaced before this call. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
+Tags in the patches must be replaced before this call. Source: Argo's processPodSpecPatch and
+ApplyPodSpecPatch.
 """
 
 from collections.abc import Iterable
@@ -15,7 +17,13 @@ from argolocal.manifest.patch import PatchError, strategic
 from argolocal.manifest.schema import walk
 
 DEADLINES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
-CHECKED_FIELDS = ("nodeSelector", "serviceAccountName", "priorityClassName", "schedulerName", "hostAliases")
+CHECKED_FIELDS = (
+    "nodeSelector",
+    "serviceAccountName",
+    "priorityClassName",
+    "schedulerName",
+    "hostAliases",
+)
 CONTAINER_FIELDS = ("env", "resources")
 ARGO_CONTAINERS = ("wait", "init")
 Template = dict[str, Any]
@@ -35,21 +43,32 @@ def apply_patches(template: Template, texts: Iterable[str | None]) -> Template:
 
 
 def _patch_container(template: Template, kind: str, patch: dict[str, Any]) -> Template:
-    name, fields = patch["name"], {key: patch[key] for key in CONTAINER_FIELDS if key in patch}
+    name = patch["name"]
+    fields = {key: patch[key] for key in CONTAINER_FIELDS if key in patch}
+
     main = next((key for key in ("container", "script") if key in template), None)
     if kind == "containers" and main and name == "main":
         return {**template, main: strategic(template[main], fields)}
-    group, list_field = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
-    for holder, key in ((group, "containers"), (template, list_field)) if kind == "containers" else ((template, kind),):
+
+    group = template.get("containerSet") or {}
+    list_field = "sidecars" if kind == "containers" else kind
+    for holder, key in (
+        ((group, "containers"), (template, list_field))
+        if kind == "containers"
+        else ((template, kind),)
+    ):
         if any(container["name"] == name for container in holder.get(key) or []):
-            new_list = [strategic(member, fields) if member["name"] == name else member for member in holder[key]]
-            return (
-                {**template, "containerSet": {**group, key: new_list}}
-                if holder is group
-                else {**template, key: new_list}
-            )
+            new_list = [
+                strategic(member, fields) if member["name"] == name else member
+                for member in holder[key]
+            ]
+            if holder is group:
+                return {**template, "containerSet": {**group, key: new_list}}
+            return {**template, key: new_list}
+
     if name not in ARGO_CONTAINERS and (name != "main" or "containerSet" in template):
         raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
+
     return template
 
 
@@ -61,10 +80,12 @@ def _load_patch(text: str, where: str) -> dict[str, Any]:
 
 
 def check(holder: dict[str, Any], where: str) -> list[str]:
-    """Return the ignored fields of the podSpecPatch of `holder`. Raises ConfigError for an unsupported field."""
+    """Return the ignored fields of the podSpecPatch of `holder`. Raises ConfigError for an
+    unsupported field."""
     text = holder.get("podSpecPatch")
     if not text:
         return []
+
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
     for value in ("0", "text", "{}"):  # example values of a tag: one of them must be allowed
@@ -73,4 +94,5 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
             return [f"podSpecPatch.{field}" for field in ignored_fields]
         except ConfigError as error:
             errors.append(error)
+
     raise errors[0]

@@ -27,7 +27,9 @@ from argolocal.manifest.shape import shape_errors, without_nulls
 # a text that is meant to be a manifest of Argo, even if it is not YAML
 WORKFLOW_TEXT = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
 # an action of a Go template, as in a Helm chart; the tags of Argo begin in another way
-GO_TEMPLATE = re.compile(r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)")
+GO_TEMPLATE = re.compile(
+    r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)"
+)
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,24 @@ def random_suffix() -> str:
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a YAML or JSON text; a List is replaced by its items. Raises ConfigError."""
+    """Return the objects of a YAML or JSON text; a List is replaced by its items. Raises
+    ConfigError."""
     objects = [item for document in parse(text) if document for item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
-        raise ConfigError("the manifest contains something that is not an object: each document must be a mapping.")
+        raise ConfigError(
+            "the manifest contains something that is not an object: each document must be a"
+            " mapping."
+        )
     return objects
 
 
 def _items(document: Any) -> list[Any]:
-    """Return the items of a document that is a List, as kubectl does; for any other document, [document]."""
+    """Return the items of a document that is a List, as kubectl does; for any other document,
+    [document]."""
     is_list = isinstance(document, dict) and str(document.get("kind")).endswith("List")
-    return document["items"] if is_list and isinstance(document.get("items"), list) else [document]
+    if is_list and isinstance(document.get("items"), list):
+        return document["items"]
+    return [document]
 
 
 def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -69,37 +78,53 @@ def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str,
         if len(main_objects) == 1 or len(objects) == 1:
             main_objects = main_objects or objects
             return main_objects[0], [item for item in objects if item is not main_objects[0]]
+
         if main_objects:
             break
+
     pairs = [(item.get("kind"), item.get("metadata")) for item in objects]
-    titles = [f"{kind} {meta.get('name', '') if isinstance(meta, dict) else ''}".strip() for kind, meta in pairs]
-    raise ConfigError(f"{len(objects)} objects ({', '.join(titles)}) are given: exactly one must be a Workflow to run.")
+    titles = [
+        f"{kind} {meta.get('name', '') if isinstance(meta, dict) else ''}".strip()
+        for kind, meta in pairs
+    ]
+    raise ConfigError(
+        f"{len(objects)} objects ({', '.join(titles)}) are given: exactly one must be a Workflow to"
+        " run."
+    )
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return [path] for a file, or the manifest files in a folder. Raises ConfigError for a folder without any."""
+    """Return [path] for a file, or the manifest files in a folder. Raises ConfigError for a folder
+    without any."""
     if not path.is_dir():
         return [path]
-    if files := sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json")):
+    files = sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json"))
+    if files:
         return files
-    raise ConfigError(f"{path} does not contain .yaml, .yml or .json files: give a folder of manifests.")
+    raise ConfigError(
+        f"{path} does not contain .yaml, .yml or .json files: give a folder of manifests."
+    )
 
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
     """Return the objects in a YAML or JSON file. Raises ConfigError for a file without objects."""
     try:
-        if objects := documents(read_text(file)):
+        objects = documents(read_text(file))
+        if objects:
             return objects
         raise ConfigError("the file does not contain an object: give a YAML or JSON manifest.")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
+        raise ConfigError(
+            f"{file} cannot be read ({error}): give a YAML or JSON manifest."
+        ) from error
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 
 
 @dataclass
 class Documents:
-    """The documents of files and folders: objects with the name of their file, and the files that have none.
+    """The documents of files and folders: objects with the name of their file, and the files that
+    have none.
 
     `broken_files`: file → problem of a manifest in a folder that cannot be parsed.
     """
@@ -109,7 +134,8 @@ class Documents:
     broken_files: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path) -> None:
-        """Add a file, or the manifests in a folder. Raises ConfigError, for a folder only if it has no manifests."""
+        """Add a file, or the manifests in a folder. Raises ConfigError, for a folder only if it has
+        no manifests."""
         if not path.is_dir():
             self.objects += [(str(path), item) for item in objects_of(path)]
             return
@@ -130,6 +156,7 @@ class Documents:
                 self.broken_files[str(file)] = str(error)
             else:
                 self.other_files.append(str(file))
+
             return
 
         manifests = [(str(file), item) for item in parsed if _is_manifest(item)]
@@ -139,7 +166,8 @@ class Documents:
 
 
 def _is_manifest(document: Any) -> bool:
-    """Return True for a Kubernetes object; values, kustomizations and settings of other programs are not objects."""
+    """Return True for a Kubernetes object; values, kustomizations and settings of other programs
+    are not objects."""
     if not isinstance(document, dict):
         return False
     version = str(document.get("apiVersion") or "")
@@ -150,7 +178,8 @@ def _is_manifest(document: Any) -> bool:
 
 
 def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the object to run, and the other objects, of a file or a folder of manifests. Raises ConfigError."""
+    """Return the object to run, and the other objects, of a file or a folder of manifests. Raises
+    ConfigError."""
     objects = [manifest for file in files_of(path) for manifest in objects_of(file)]
     try:
         return split(objects)
@@ -169,52 +198,89 @@ def workflow(
 
     Raises ConfigError; with `for_this_machine` also for fields that only a cluster supports.
     """
-    if problem := next(shape_errors(manifest), ""):
+    problem = next(shape_errors(manifest), "")
+    if problem:
         raise ConfigError(f"{problem}.")
+
     kind = manifest.get("kind")
     if kind not in WORKFLOW_KINDS:
         hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
         raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
+
     version = manifest.get("apiVersion", API_VERSION)
     if version != API_VERSION:
-        raise ConfigError(f"apiVersion is {show(version)}: of a {kind} of Argo, it must be {API_VERSION}.")
+        raise ConfigError(
+            f"apiVersion is {show(version)}: of a {kind} of Argo, it must be {API_VERSION}."
+        )
+
     if for_this_machine:
         list(walk(manifest, kind, ""))
-    for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
+
+    for where, value, table in (
+        ("", manifest, kind),
+        ("metadata.", manifest.get("metadata") or {}, "ObjectMeta"),
+    ):
         for key in value:
             if key not in TABLES[table]:
                 hint = did_you_mean(str(key), set(TABLES[table]))
                 raise ConfigError(f'"{where}{key}" is not a field of a {kind}.{hint} Remove it.')
+
     created = timestamp(identity.created)
-    reference, spec = None, copy.deepcopy(without_nulls(manifest.get("spec") or {}))
+    reference = None
+    spec = copy.deepcopy(without_nulls(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
+
     if kind == "CronWorkflow":
-        name, workflow_metadata = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
+        name = metadata.get("name") or "cron"
+        workflow_metadata = spec.get("workflowMetadata") or {}
         metadata["name"] = f"{name}-{int(identity.created)}"
         metadata["labels"] = {names.CRON_WORKFLOW: name, **(workflow_metadata.get("labels") or {})}
-        metadata["annotations"] = {names.SCHEDULED_TIME: created, **(workflow_metadata.get("annotations") or {})}
+        metadata["annotations"] = {
+            names.SCHEDULED_TIME: created,
+            **(workflow_metadata.get("annotations") or {}),
+        }
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
         reference = {"name": metadata.get("name") or "workflow"}
-        metadata |= {"name": identity.name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
+        metadata["name"] = identity.name(f"{reference['name']}-")
+        metadata["labels"] = {}
+        metadata["annotations"] = {}
         check_exit_handler(spec, parameters or {})
     elif not metadata.get("name"):
         metadata["name"] = identity.name(metadata.get("generateName") or "workflow-")
-    reference, spec = reference or spec.get("workflowTemplateRef"), merge_template_ref(spec, find, parameters or {})
+
+    reference = reference or spec.get("workflowTemplateRef")
+    spec = merge_template_ref(spec, find, parameters or {})
     if reference:
-        label = names.CLUSTER_WORKFLOW_TEMPLATE if reference.get("clusterScope") else names.WORKFLOW_TEMPLATE
+        if reference.get("clusterScope"):
+            label = names.CLUSTER_WORKFLOW_TEMPLATE
+        else:
+            label = names.WORKFLOW_TEMPLATE
+
         metadata["labels"] = {**(metadata.get("labels") or {}), label: reference["name"]}
+
     for key in ("labels", "annotations"):
-        metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
-    metadata |= {"uid": identity.uid, "creationTimestamp": created}
+        metadata[key] = {
+            **(metadata.get(key) or {}),
+            **((spec.get("workflowMetadata") or {}).get(key) or {}),
+        }
+
+    metadata["uid"] = identity.uid
+    metadata["creationTimestamp"] = created
     metadata.setdefault("namespace", "default")
     stringify_parameters(spec)
     _set_parameters(spec, parameters or {})
     fill_from_config_maps(spec, find)
+
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
-        if isinstance(choices := parameter.get("enum"), list) and parameter.get("value") not in choices:
-            name, value = parameter.get("name"), parameter.get("value")
-            raise ConfigError(f"the parameter {name} is {value!r}: it must be one of {', '.join(choices)}.")
+        choices = parameter.get("enum")
+        if isinstance(choices, list) and parameter.get("value") not in choices:
+            name = parameter.get("name")
+            value = parameter.get("value")
+            raise ConfigError(
+                f"the parameter {name} is {value!r}: it must be one of {', '.join(choices)}."
+            )
+
     return {"apiVersion": API_VERSION, "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
@@ -227,7 +293,10 @@ def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None
                 parameter["value"] = value
                 break
         else:
-            hint = did_you_mean(name, {parameter.get("name", "") for parameter in declared_parameters})
+            hint = did_you_mean(
+                name, {parameter.get("name", "") for parameter in declared_parameters}
+            )
             raise ConfigError(
-                f'the workflow does not have a parameter "{name}": declare it in spec.arguments.parameters.{hint}'
+                f'the workflow does not have a parameter "{name}": declare it in'
+                f" spec.arguments.parameters.{hint}"
             )

@@ -2,8 +2,8 @@
 
     spec = merge_template_ref(spec, find); workflow = store_templates(workflow, find, check)
 
-`find(kind, name)` returns an object or None. In the run, a template of the WorkflowTemplate T and the templates it
-calls are named `namespaced/T/NAME` (`cluster/...` for a ClusterWorkflowTemplate).
+`find(kind, name)` returns an object or None. In the run, a template of the WorkflowTemplate T and
+the templates it calls are named `namespaced/T/NAME` (`cluster/...` for a ClusterWorkflowTemplate).
 Source: Argo's workflow/templateresolution and util/merge.go.
 """
 
@@ -22,14 +22,21 @@ from argolocal.manifest.types import Find, Object
 
 REFERENCE_FIELDS = {
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),
-    **dict.fromkeys(("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret"), ("Secret", "name")),
+    **dict.fromkeys(
+        ("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret"), ("Secret", "name")
+    ),
     "secret": ("Secret", "secretName"),
     "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
 }
-WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("ClusterWorkflowTemplate", "cluster")}
+WORKFLOW_TEMPLATES = {
+    False: ("WorkflowTemplate", "namespaced"),
+    True: ("ClusterWorkflowTemplate", "cluster"),
+}
 
 
-def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterable[str] = ()) -> dict[str, Any]:
+def merge_template_ref(
+    spec: dict[str, Any], find: Find, late_parameters: Iterable[str] = ()
+) -> dict[str, Any]:
     """Merge the spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
     `late_parameters`: names of the parameters that get a value later.
@@ -37,104 +44,184 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
     reference = spec.get("workflowTemplateRef")
     if not reference:
         return spec
+
     if not isinstance(reference, dict):
-        raise ConfigError(f"spec.workflowTemplateRef is {reference!r}: it must be an object with a name.")
+        raise ConfigError(
+            f"spec.workflowTemplateRef is {reference!r}: it must be an object with a name."
+        )
+
     if spec.get("templates"):
-        raise ConfigError("spec has both templates and workflowTemplateRef, which Argo rejects: remove one of them.")
+        raise ConfigError(
+            "spec has both templates and workflowTemplateRef, which Argo rejects: remove one of"
+            " them."
+        )
+
     base = _load_template(reference, "spec.workflowTemplateRef", find)
     override_spec = {key: value for key, value in spec.items() if key != "workflowTemplateRef"}
     merged_spec = merge_over(base, override_spec)
+
     if base.get("hooks") and override_spec.get("hooks"):
         merged_spec["hooks"] = {**base["hooks"], **override_spec["hooks"]}
+
     own_parameters = {
-        parameter.get("name"): parameter for parameter in (override_spec.get("arguments") or {}).get("parameters") or []
+        parameter.get("name"): parameter
+        for parameter in (override_spec.get("arguments") or {}).get("parameters") or []
     }
     parameters = (merged_spec.get("arguments") or {}).get("parameters") or []
     for index, parameter in enumerate(parameters):
-        if "value" in (override := own_parameters.get(parameter.get("name"), {})):
+        override = own_parameters.get(parameter.get("name"), {})
+        if "value" in override:
             parameters[index] = copy.deepcopy(override)
+
     check_exit_handler(merged_spec, {*own_parameters, *late_parameters})
     return merged_spec
 
 
 def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
-    """Raise ConfigError unless `passed_names` contains each input of the exit handler that needs a value.
+    """Raise ConfigError unless `passed_names` contains each input of the exit handler that needs a
+    value.
 
     Argo does not pass the arguments of a WorkflowTemplate to its exit handler.
 
     Source: validate.go, Workflow.
     """
-    handler = next((body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {})
+    handler = next(
+        (body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {}
+    )
     for parameter in (handler.get("inputs") or {}).get("parameters") or []:
         name = parameter.get("name")
         if name not in passed_names and not has_value(parameter):
             raise ConfigError(
-                f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not read "
-                f"from the arguments of a WorkflowTemplate: give the input a default, or pass -p {name}=VALUE."
+                f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not"
+                " read from the arguments of a WorkflowTemplate: give the input a default, or pass"
+                f" -p {name}=VALUE."
             )
 
 
-def store_templates(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> Object:
-    """Return the workflow with all referenced templates in `storedTemplates`. Calls `check` for each referenced spec.
+def store_templates(
+    workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]
+) -> Object:
+    """Return the workflow with all referenced templates in `storedTemplates`. Calls `check` for
+    each referenced spec.
 
     Raises ConfigError.
     """
-    workflow, stored_templates, waiting = copy.deepcopy(workflow), {}, []
+    workflow = copy.deepcopy(workflow)
+    stored_templates = {}
+    waiting = []
     qualify(workflow["spec"], "", "spec", waiting)
     seen_scopes: set[str] = set()
+
     while waiting:
         scope, reference, path = waiting.pop()
         if scope in seen_scopes:
             continue
+
         seen_scopes.add(scope)
         spec = _load_template(reference, path, find)
-        check(spec, f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}: spec")
+
+        check(
+            spec,
+            f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}:"
+            " spec",
+        )
+
         qualify(spec, scope, f"{scope}.spec", waiting)
-        stored_templates |= {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
+        stored_templates.update(
+            {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
+        )
+
         name = str(reference.get("template"))
-        if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored_templates:
-            raise ConfigError(f"{path}.template is {name!r}, which {reference['name']} does not have.")
-    return {**workflow, "storedTemplates": stored_templates} if stored_templates else workflow
+        if (
+            "template" in reference
+            and "{{" not in name
+            and f"{scope}/{name}" not in stored_templates
+        ):
+            raise ConfigError(
+                f"{path}.template is {name!r}, which {reference['name']} does not have."
+            )
+
+    if stored_templates:
+        return {**workflow, "storedTemplates": stored_templates}
+
+    return workflow
 
 
 def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
     """Set the values of the parameters whose values are in ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
-    holders += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in all_templates(spec, "spec")]
-    holders += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in callers(spec, "spec")]
+    holders += [
+        (template.get("inputs") or {}, f"{path}.inputs")
+        for template, path in all_templates(spec, "spec")
+    ]
+    holders += [
+        (caller.get("arguments") or {}, f"{path}.arguments")
+        for caller, path in callers(spec, "spec")
+    ]
+
     for holder, path in holders:
         for index, parameter in enumerate(holder.get("parameters") or []):
             source = parameter.get("valueFrom") or {}
             reference = source.get("configMapKeyRef")
-            if not reference or (holder is spec.get("arguments") and parameter.get("value") is not None):
+            if not reference or (
+                holder is spec.get("arguments") and parameter.get("value") is not None
+            ):
                 continue
-            where, name, key = f"{path}.parameters[{index}].valueFrom", reference.get("name"), reference.get("key")
+
+            where = f"{path}.parameters[{index}].valueFrom"
+            name = reference.get("name")
+            key = reference.get("key")
             config_map = find("ConfigMap", str(name)) or {}
+
             labels = (config_map.get("metadata") or {}).get("labels") or {}
             if config_map and labels.get(CONFIG_MAP_TYPE) != "Parameter":
-                raise ConfigError(f"{where}: the ConfigMap {name!r} needs the label {CONFIG_MAP_TYPE}: Parameter.")
+                raise ConfigError(
+                    f"{where}: the ConfigMap {name!r} needs the label {CONFIG_MAP_TYPE}: Parameter."
+                )
+
             value = (config_map.get("data") or {}).get(key, source.get("default"))
             if value is None:
-                remedy = "Put it into the same file as the Workflow, separated by ---, or give a default."
-                raise ConfigError(f"{where}: a ConfigMap {name!r} with {key!r} does not exist here. {remedy}")
+                remedy = (
+                    "Put it into the same file as the Workflow, separated by ---, or give a"
+                    " default."
+                )
+                raise ConfigError(
+                    f"{where}: a ConfigMap {name!r} with {key!r} does not exist here. {remedy}"
+                )
+
             parameter["value"] = value
 
 
 def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield path, kind, name and key of the objects that a spec's pods require, unless the name has tags."""
-    sources: list[tuple[Any, str]] = [((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts")]
+    """Yield path, kind, name and key of the objects that a spec's pods require, unless the name has
+    tags."""
+    sources: list[tuple[Any, str]] = [
+        ((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts")
+    ]
     sources.append((spec.get("volumes"), "spec.volumes"))
+
     for template, path in all_templates(spec, "spec"):
         for direction in ("inputs", "outputs"):
-            sources.append(((template.get(direction) or {}).get("artifacts"), f"{path}.{direction}.artifacts"))
+            sources.append(
+                ((template.get(direction) or {}).get("artifacts"), f"{path}.{direction}.artifacts")
+            )
+
         sources.append((template.get("volumes"), f"{path}.volumes"))
         group = template.get("containerSet") or {}
         for holder, holder_path in ((template, path), (group, f"{path}.containerSet")):
             for kind in ("container", "script", "containers", "initContainers", "sidecars"):
                 containers = holder.get(kind) or []
-                for index, container in enumerate(containers if isinstance(containers, list) else [containers]):
-                    where = f"{holder_path}.{kind}" + (f"[{index}]" if isinstance(containers, list) else "")
-                    sources += [(container.get("env"), f"{where}.env"), (container.get("envFrom"), f"{where}.envFrom")]
+                for index, container in enumerate(
+                    containers if isinstance(containers, list) else [containers]
+                ):
+                    where = f"{holder_path}.{kind}" + (
+                        f"[{index}]" if isinstance(containers, list) else ""
+                    )
+                    sources += [
+                        (container.get("env"), f"{where}.env"),
+                        (container.get("envFrom"), f"{where}.envFrom"),
+                    ]
+
     for source, path in sources:
         yield from _referenced_objects(source, path)
 
@@ -157,17 +244,25 @@ def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str
     kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
     name = reference.get("name")
     if "{{" in str(name):
-        raise ConfigError(f"{path}.name is {name!r}: this name must not contain tags. Write the name itself.")
+        raise ConfigError(
+            f"{path}.name is {name!r}: this name must not contain tags. Write the name itself."
+        )
+
     template = find_template(reference, find)
     if not template:
         raise ConfigError(
-            f"{path}: the {kind} {name!r} does not exist here. Put it into the file of the Workflow, separated by ---."
+            f"{path}: the {kind} {name!r} does not exist here. Put it into the file of the"
+            " Workflow, separated by ---."
         )
-    if problem := next(shape_errors(template), ""):
+
+    problem = next(shape_errors(template), "")
+    if problem:
         raise ConfigError(f"{kind} {name}: {problem}.")
+
     list(walk(template.get("spec"), "Spec", f"{kind} {name}: spec"))
     spec = copy.deepcopy(dict(template.get("spec") or {}))
     stringify_parameters(spec)
+
     return spec
 
 
@@ -180,8 +275,10 @@ def stringify_parameters(value: Any, parameters: bool = False) -> None:
                     for key in ("value", "default"):
                         if isinstance(holder, dict) and holder.get(key) is not None:
                             holder[key] = anystring(holder[key])
+
                 if isinstance(item.get("enum"), list):
                     item["enum"] = [*map(anystring, item["enum"])]
+
             stringify_parameters(item)
     elif isinstance(value, dict):
         for key, item in value.items():
@@ -199,8 +296,11 @@ def find_in(objects: Iterable[Mapping[str, Any]]) -> Find:
 
 
 def find_template(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
-    """Return the WorkflowTemplate of a templateRef or workflowTemplateRef; None if it is missing."""
-    return without_nulls(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
+    """Return the WorkflowTemplate of a templateRef or workflowTemplateRef; None if it is
+    missing."""
+    return without_nulls(
+        find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name")))
+    )
 
 
 def scope_of(reference: Mapping[str, Any]) -> str:
@@ -214,10 +314,13 @@ def qualified_name(reference: Mapping[str, Any]) -> str:
 
 
 def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
-    """Write the full template names into `spec`, and append its references to other objects to `waiting`."""
+    """Write the full template names into `spec`, and append its references to other objects to
+    `waiting`."""
     for holder, where in callers(spec, path):
-        if isinstance(reference := holder.get("templateRef"), dict):
-            holder.setdefault("template", qualified_name(reference))  # lint reports callers with both fields
+        reference = holder.get("templateRef")
+        if isinstance(reference, dict):
+            # lint reports callers with both fields
+            holder.setdefault("template", qualified_name(reference))
             waiting.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"
@@ -232,15 +335,23 @@ def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], s
     for template, where in all_templates(spec, path):
         for task, task_path in _tasks(template, where):
             yield task, task_path
-            yield from ((hook, f"{task_path}.hooks.{name}") for name, hook in (task.get("hooks") or {}).items())
+            yield from (
+                (hook, f"{task_path}.hooks.{name}")
+                for name, hook in (task.get("hooks") or {}).items()
+            )
 
 
 def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
     """Return every template, including inline templates, with its path."""
-    templates = [(template, f"{path}.templates[{i}]") for i, template in enumerate(spec.get("templates") or [])]
+    templates = [
+        (template, f"{path}.templates[{i}]")
+        for i, template in enumerate(spec.get("templates") or [])
+    ]
     for template, where in templates:
         templates += [
-            (task["inline"], f"{task_path}.inline") for task, task_path in _tasks(template, where) if task.get("inline")
+            (task["inline"], f"{task_path}.inline")
+            for task, task_path in _tasks(template, where)
+            if task.get("inline")
         ]
     return templates
 

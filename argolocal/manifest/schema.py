@@ -1,11 +1,13 @@
-"""The fields of Argo's API that the local runner supports, as a table; other fields and wrong types are rejected.
+"""The fields of Argo's API that the local runner supports, as a table; other fields and wrong types
+are rejected.
 
     ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError
 
-Each line of FIELDS is an object: `field` is supported, `field*` is required, `-field` does not matter on one machine
-(ignored with a notice), `!field` is rejected for the reason in REASONS_UNSUPPORTED; `field=Object`, `field=[Object]`
-and `field={Object}` (any keys) refer to another line, `field=type` has this type, and any other field is a text.
-Types are as in Argo 4.1's Go structs: a text may contain tags, a number may not.
+Each line of FIELDS is an object: `field` is supported, `field*` is required, `-field` does not
+matter on one machine (ignored with a notice), `!field` is rejected for the reason in
+REASONS_UNSUPPORTED; `field=Object`, `field=[Object]` and `field={Object}` (any keys) refer to
+another line, `field=type` has this type, and any other field is a text. Types are as in Argo 4.1's
+Go structs: a text may contain tags, a number may not.
 """
 
 import re
@@ -143,15 +145,20 @@ Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-TABLES: dict[str, dict[str, str]] = {}  # object → field → name of an object, name of a type, "-" or "!"
+# object → field → name of an object, name of a type, "-" or "!"
+TABLES: dict[str, dict[str, str]] = {}
 TYPES: dict[str, dict[str, str]] = {}  # object → field → type
 REQUIRED: dict[str, list[str]] = {}
 for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     words = line.split()
     pairs = [word.partition("=") for word in words[1:]]
-    flags = {name.strip("-!*"): name[0] if name[0] in "-!" else type or "text" for name, _, type in pairs}
+    flags = {
+        name.strip("-!*"): name[0] if name[0] in "-!" else type or "text" for name, _, type in pairs
+    }
     TABLES[words[0]] = flags
-    TYPES[words[0]] = {name.strip("-!*"): type or flags[name.strip("-!*")] for name, _, type in pairs}
+    TYPES[words[0]] = {
+        name.strip("-!*"): type or flags[name.strip("-!*")] for name, _, type in pairs
+    }
     REQUIRED[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
 REASONS_UNSUPPORTED = (
     {
@@ -164,16 +171,20 @@ REASONS_UNSUPPORTED = (
         "database": "locks are local files. Use a mutex, or a semaphore with a configMapKeyRef",
         "jqFilter": "use jsonPath",
         "lifecycle": "local pods do not run hooks",
-        "hostPath": "local pods cannot access other files of the machine. Use a persistentVolumeClaim",
+        "hostPath": (
+            "local pods cannot access other files of the machine. Use a persistentVolumeClaim"
+        ),
         "manifestFrom": "put the manifest into the template",
         "serviceAccountToken": "the local runner does not have service accounts",
     }
     | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "use s3")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
-Rule = Callable[[Any], str]  # a function of a value that returns the requirement that the value violates, or ""
+# a function of a value that returns the requirement that the value violates, or ""
+Rule = Callable[[Any], str]
 MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
-INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+INT32 = (-(2**31), 2**31 - 1)
+INT64 = (-(2**63), 2**63 - 1)
 QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
 
@@ -183,30 +194,42 @@ def _type_rule(value_type: Any, type_name: str) -> Rule:
 
 def _list_of(rule: Rule, type_name: str) -> Rule:
     return lambda value: (
-        "" if isinstance(value, list) and not any(map(rule, value)) else f"it must be a list of {type_name}"
+        ""
+        if isinstance(value, list) and not any(map(rule, value))
+        else f"it must be a list of {type_name}"
     )
 
 
 def _check_map(value: Any) -> str:
-    wrong_keys = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
-    return (
-        f"it must be a mapping of texts{f', but {wrong_keys[0]} is not a text' * bool(wrong_keys[0])}. {QUOTE_HINT}"
-        if wrong_keys
-        else ""
-    )
+    if isinstance(value, dict):
+        wrong_keys = [key for key, item in value.items() if not isinstance(item, str)]
+    else:
+        wrong_keys = [""]
+    if wrong_keys:
+        return (
+            "it must be a mapping of"
+            f" texts{f', but {wrong_keys[0]} is not a text' * bool(wrong_keys[0])}. {QUOTE_HINT}"
+        )
+    return ""
 
 
 def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
-    """Return the rule of a whole number; with `text`, of a Kubernetes IntOrString, which may contain tags."""
+    """Return the rule of a whole number; with `text`, of a Kubernetes IntOrString, which may
+    contain tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:
         if text and isinstance(value, str):
             if "{{" in value:
                 return ""
-            value = int(value) if re.fullmatch(r"[+-]?[0-9]{1,20}", value) else value
+            if re.fullmatch(r"[+-]?[0-9]{1,20}", value):
+                value = int(value)
+            else:
+                value = value
         number = isinstance(value, int | float) and not isinstance(value, bool) and not value % 1
-        return "" if number and lowest <= value <= highest else f"it must be a whole number{bounds}"
+        if number and lowest <= value <= highest:
+            return ""
+        return f"it must be a whole number{bounds}"
 
     return rule
 
@@ -215,7 +238,11 @@ def _check_duration(value: Any) -> str:
     if not isinstance(value, str):
         return f"it must be a text like 1m30s. {QUOTE_HINT}"
     try:
-        if value and "{{" not in value and not -MAX_DURATION_S <= parse_seconds(value) <= MAX_DURATION_S:
+        if (
+            value
+            and "{{" not in value
+            and not -MAX_DURATION_S <= parse_seconds(value) <= MAX_DURATION_S
+        ):
             return f"it must be a duration of at most {MAX_DURATION_S} seconds"
     except ValueError as error:
         return f"{error}. Write it like 1m30s"
@@ -223,7 +250,8 @@ def _check_duration(value: Any) -> str:
 
 
 def _check_timeout(value: Any) -> str:
-    if (problem := _check_duration(value)) or not INTEGER.fullmatch(value):
+    problem = _check_duration(value)
+    if problem or not INTEGER.fullmatch(value):
         return problem
     return "give a unit, as in 30s"
 
@@ -231,13 +259,19 @@ def _check_timeout(value: Any) -> str:
 def _check_quantities(value: Any) -> str:
     if not isinstance(value, dict):
         return "it must be a mapping"
+
     for name, text in value.items():
         try:
             number = quantity(text)
         except ValueError as error:
-            return f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have them)"
+            return (
+                f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have"
+                " them)"
+            )
+
         if number < 0:
             return f"{name} must not be negative"
+
     return ""
 
 
@@ -277,35 +311,50 @@ RULES: dict[str, Rule] = {
 
 
 def walk(value: Any, table: str, path: str) -> Iterator[str]:
-    """Yield every ignored field. Raises ConfigError for a field that is unsupported, of a wrong type, or missing."""
+    """Yield every ignored field. Raises ConfigError for a field that is unsupported, of a wrong
+    type, or missing."""
     if table.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
+
         for index, item in enumerate(value):
             yield from walk(_require(item, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
+
         return
+
     if table.startswith("{") and isinstance(value, dict):
         for key, item in value.items():
             yield from walk(_require(item, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
+
         return
+
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r:.200}: it must be an object.")
+
     table = table.strip("{}")
     for key, item in (value or {}).items():
         where = f"{path}.{key}" if path else key
         label = where if path else f"{key} of the {table}"
-        field_rule, field_type = TABLES[table].get(key), TYPES[table].get(key, "")
+        field_rule = TABLES[table].get(key)
+        field_type = TYPES[table].get(key, "")
+
         if field_rule is None:
             hint = did_you_mean(key, set(TABLES[table])) or " Remove it, or submit to a cluster."
             raise ConfigError(f"{label} is not supported by the local runner.{hint}")
+
         if field_rule == "!" and item:
-            raise ConfigError(f"{where} is not supported by the local runner: {REASONS_UNSUPPORTED[key]}.")
+            raise ConfigError(
+                f"{where} is not supported by the local runner: {REASONS_UNSUPPORTED[key]}."
+            )
+
         if field_type.strip("[]{}") in TABLES:
             yield from walk(item, field_type, where)
         elif item is not None and field_type in RULES and (problem := RULES[field_type](item)):
             raise ConfigError(f"{label} is {item!r:.200}: {problem}.")
+
         if field_rule == "-":
             yield key
+
     for key in REQUIRED[table]:
         if (value or {}).get(key) is None:
             raise ConfigError(f"{path}.{key} is missing: set it.".removeprefix("."))

@@ -11,16 +11,25 @@ from argolocal.manifest.names import SCHEDULED_TIME
 Data = Mapping[str, Any]
 
 SCHEDULED_TIME_TAG = f"workflow.annotations.{SCHEDULED_TIME}"
-WORKFLOW_FIELDS = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "status", "duration")
+WORKFLOW_FIELDS = (
+    "name",
+    "namespace",
+    "uid",
+    "mainEntrypoint",
+    "serviceAccountName",
+    "status",
+    "duration",
+)
 WORKFLOW_FIELDS += ("labels", "labels.json", "annotations", "annotations.json", "creationTimestamp")
 # parts of the creation time, as in {{workflow.creationTimestamp.Y}}
 TIME_FORMATS = ("s", "RFC3339", *"BbmAadHIMSYypZzL")
 NODE_FIELDS = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
 RESULT_FIELDS = ("exitCode", "outputs.result")
-TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # types of the templates with the output `result`
+# types of the templates with the output `result`
+TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# If one of these has a value, then also each tag that starts with it: `outputs` of a template that is not in the
-# manifest, and the outputs of the workflow if a globalName contains tags.
+# If one of these has a value, then also each tag that starts with it: `outputs` of a template that
+# is not in the manifest, and the outputs of the workflow if a globalName contains tags.
 OPEN_TAG = re.compile(r"outputs|workflow\.outputs\.(parameters|artifacts)")
 
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
@@ -37,49 +46,67 @@ def has_value(parameter: Data) -> bool:
 
 
 def workflow_tags(spec: Data, metadata: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow; `=NAME` has a value only in expressions.
+    """Return the tags that have a value everywhere in the workflow; `=NAME` has a value only in
+    expressions.
 
-    `metadata` has the labels and annotations that the workflow gets from other fields than those of its spec.
-    Source: validate.go, Workflow and newTemplateValidationCtx.
+    `metadata` has the labels and annotations that the workflow gets from other fields than those of
+    its spec. Source: validate.go, Workflow and newTemplateValidationCtx.
     """
     tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"=workflow.parameters.json"}
-    tags |= {f"workflow.creationTimestamp.{name}" for name in TIME_FORMATS}
+    tags.update({f"workflow.creationTimestamp.{name}" for name in TIME_FORMATS})
+
     if spec.get("priority") is not None:
         tags.add("workflow.priority")
     if spec.get("onExit"):
         tags.add("workflow.failures")
+
     if spec.get("hooks"):
         # without onExit, Argo accepts only {{=...}}
         tags.add("=workflow.failures")
 
-    if parameter_names := names((spec.get("arguments") or {}).get("parameters")):
-        tags |= {"workflow.parameters", "workflow.parameters.json"}
-        tags |= {f"workflow.parameters.{name}" for name in parameter_names}
+    parameter_names = names((spec.get("arguments") or {}).get("parameters"))
+    if parameter_names:
+        tags.update({"workflow.parameters", "workflow.parameters.json"})
+        tags.update({f"workflow.parameters.{name}" for name in parameter_names})
 
     workflow_metadata = spec.get("workflowMetadata") or {}
     for holder in (metadata, workflow_metadata):
         for kind in ("labels", "annotations"):
-            tags |= {f"workflow.{kind}.{name}" for name in holder.get(kind) or {}}
-    tags |= {f"workflow.labels.{name}" for name in workflow_metadata.get("labelsFrom") or {}}
+            tags.update({f"workflow.{kind}.{name}" for name in holder.get(kind) or {}})
+
+    tags.update({f"workflow.labels.{name}" for name in workflow_metadata.get("labelsFrom") or {}})
     if SCHEDULED_TIME_TAG in tags:
         tags.add("workflow.scheduledTime")
+
     return tags
 
 
 def global_outputs(template: Data) -> set[str]:
-    """Return the global tags that a template's outputs set; a globalName that contains tags may set any tag."""
+    """Return the global tags that a template's outputs set; a globalName that contains tags may set
+    any tag."""
     tags = set[str]()
+
     for kind in ("parameters", "artifacts"):
         for output in (template.get("outputs") or {}).get(kind) or []:
-            if name := str(output.get("globalName") or ""):
-                tags.add(f"workflow.outputs.{kind}" if "{{" in name else f"workflow.outputs.{kind}.{name}")
+            name = str(output.get("globalName") or "")
+            if name:
+                tags.add(
+                    f"workflow.outputs.{kind}"
+                    if "{{" in name
+                    else f"workflow.outputs.{kind}.{name}"
+                )
+
     return tags
 
 
 def declared_tags(direction: str, template: Data) -> set[str]:
     """Return the tags of a template's `inputs` or `outputs`."""
     items = template.get(direction) or {}
-    tags = {f"{direction}.{kind}.{name}" for kind in ("parameters", "artifacts") for name in names(items.get(kind))}
+    tags = {
+        f"{direction}.{kind}.{name}"
+        for kind in ("parameters", "artifacts")
+        for name in names(items.get(kind))
+    }
     return tags | {f"{direction}.parameters"}
 
 
@@ -90,11 +117,15 @@ def path_tags(template: Data) -> set[str]:
 
 
 def declared_artifacts(direction: str, template: Data) -> set[str]:
-    return {f"{direction}.artifacts.{name}" for name in names((template.get(direction) or {}).get("artifacts"))}
+    return {
+        f"{direction}.artifacts.{name}"
+        for name in names((template.get(direction) or {}).get("artifacts"))
+    }
 
 
 class Names:
-    """The tags that have a value. In an expression (`=a`), if `a.b` has a value, the map `a` has a value, too."""
+    """The tags that have a value. In an expression (`=a`), if `a.b` has a value, the map `a` has a
+    value, too."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -113,15 +144,19 @@ class Names:
 
 
 class Items(Names):
-    """The tags of a loop's item. A tag of a loop over a literal withItems must exist in one of the items.
+    """The tags of a loop's item. A tag of a loop over a literal withItems must exist in one of the
+    items.
 
     Source: Argo's addItemsToScope.
     """
 
     def __init__(self, task: Data) -> None:
         self.is_open = bool(task.get("withParam"))
-        # Argo accepts the tag {{item}} in every loop; if the item is a map or list, the tag's value is JSON
-        super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))})
+        # Argo accepts the tag {{item}} in every loop; if the item is a map or list, the tag's value
+        # is JSON
+        super().__init__(
+            {"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))}
+        )
 
     def __contains__(self, tag: str) -> bool:
         name = tag.removeprefix("=")
@@ -131,15 +166,17 @@ class Items(Names):
 def _item_tags(item: Any) -> list[str]:
     if isinstance(item, Mapping):
         return [f"item.{key}" for key in item]
-    return [f"item.[{index}]" for index in range(len(item))] if isinstance(item, list) else ["item"]
+    if isinstance(item, list):
+        return [f"item.[{index}]" for index in range(len(item))]
+    return ["item"]
 
 
 class Nodes:
     """The tags of the finished nodes of a template; `kind` is "tasks" or "steps".
 
-    Argo's validation allows only the tags that the type of the called template has (`allowed_tags`), but does not check
-    expressions (`tags_of`). `tasks_without_status`: tasks whose status tag the validation rejects.
-    Source: validate.go, addOutputsToScope.
+    Argo's validation allows only the tags that the type of the called template has
+    (`allowed_tags`), but does not check expressions (`tags_of`). `tasks_without_status`: tasks
+    whose status tag the validation rejects. Source: validate.go, addOutputsToScope.
     """
 
     def __init__(
@@ -149,28 +186,34 @@ class Nodes:
         templates: Mapping[str, Data],
         tasks_without_status: Collection[str] = (),
     ) -> None:
-        self.kind, self.tasks, self.templates = kind, tasks, templates
+        self.kind = kind
+        self.tasks = tasks
+        self.templates = templates
         self.tasks_without_status = tasks_without_status
         self.cache: dict[str, Names] = {}
 
     def allowed_tags(self, name: str) -> Container[str]:
         """Return the tags of the task `name` that Argo's validation allows."""
         task = self.tasks[name]
+
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
             return self.tags_of(name)
+
         tags = {*NODE_FIELDS, *declared_tags("outputs", template)} - {"outputs.parameters"}
         has_loop = any(task.get(key) for key in ("withItems", "withParam"))
-        tags |= {"outputs.parameters"} if has_loop else set()
+        tags.update({"outputs.parameters"} if has_loop else set())
         tags -= {"status"} if name in self.tasks_without_status else set()
-        tags |= {"ip"} if template.get("daemon") else set()
+        tags.update({"ip"} if template.get("daemon") else set())
+
         containers = (template.get("containerSet") or {}).get("containers") or []
         if (
             "main" in names(containers)
             or (has_loop and containers)
             or any(key in template for key in TYPES_WITH_RESULT)
         ):
-            tags |= {*RESULT_FIELDS}
+            tags.update({*RESULT_FIELDS})
+
         return tags
 
     def tags_of(self, name: str) -> Names:
@@ -183,12 +226,18 @@ class Nodes:
         return self.cache[template]
 
     def _names(self, template: Data | None) -> Names:
-        return Names({*ANY_NODE_FIELDS, *({"outputs"} if template is None else declared_tags("outputs", template))})
+        return Names(
+            {
+                *ANY_NODE_FIELDS,
+                *({"outputs"} if template is None else declared_tags("outputs", template)),
+            }
+        )
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of finished `nodes`."""
+    """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of
+    finished `nodes`."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None
@@ -210,7 +259,9 @@ class Scope:
         """Return the part of `tag` that may be misspelt, and the names that exist instead."""
         kind, node, _ = self._parts(tag)
         if not kind:
-            return tag, {name for layer in self.layers for name in layer.names if _head(name) == _head(tag)}
+            return tag, {
+                name for layer in self.layers for name in layer.names if _head(name) == _head(tag)
+            }
         if self._is_done(node):
             return tag, {f"{kind.kind}.{node}.{name}" for name in kind.tags_of(node).names}
         return node, {name for name in kind.tasks if self.is_done(name)}
@@ -221,7 +272,9 @@ class Scope:
     def _parts(self, tag: str) -> tuple[Nodes | None, str, str]:
         head, _, rest = tag.partition(".")
         node, _, rest = rest.partition(".")
-        return (self.nodes, node, rest) if self.nodes and head == self.nodes.kind else (None, "", "")
+        if self.nodes and head == self.nodes.kind:
+            return (self.nodes, node, rest)
+        return (None, "", "")
 
 
 def _head(name: str) -> str:
@@ -236,7 +289,8 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and text of every string in `value`; a list item's index in a path is its `name`."""
+    """Yield the path and text of every string in `value`; a list item's index in a path is its
+    `name`."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -244,5 +298,9 @@ def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from texts(item, f"{path}.{key}")
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            name = item.get("name", number) if isinstance(item, Mapping) else number
+            if isinstance(item, Mapping):
+                name = item.get("name", number)
+            else:
+                name = number
+
             yield from texts(item, f"{path}[{name}]")

@@ -1,6 +1,7 @@
 """Job kinds of Kubeflow's training operator: the requirements of its webhook, and its defaults.
 
-Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of each kind.
+Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of
+each kind.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ class JobKind:
     container_name: str  # name of the training container of each pod
     roles: tuple[str, ...]  # names of the operator's replica types
     port: tuple[str, int]  # name and default number of the port that pods connect to
-    # the first of these roles in a job decides how the job ends; without such a role, the workers decide
+    # the first of these roles in a job decides how the job ends; without such a role, the workers
+    # decide
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()
@@ -58,7 +60,9 @@ JOBS = {
         leader_roles=("Master",),
         restart_policy="OnFailure",
     ),
-    "JAXJob": JobKind("jaxReplicaSpecs", "jax", ("Worker",), ("jaxjob-port", 6666), required_roles=("Worker",)),
+    "JAXJob": JobKind(
+        "jaxReplicaSpecs", "jax", ("Worker",), ("jaxjob-port", 6666), required_roles=("Worker",)
+    ),
     "MPIJob": JobKind(
         "mpiReplicaSpecs",
         "mpi",
@@ -70,4 +74,9 @@ JOBS = {
         requires_container_name=False,
     ),
 }
-REMOVED = {"MXJob": "the training operator dropped MXJob in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}
+REMOVED = {
+    "MXJob": (
+        "the training operator dropped MXJob in 1.9, as Apache MXNet is retired: train with a"
+        " PyTorchJob"
+    )
+}

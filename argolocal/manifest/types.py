@@ -1,4 +1,5 @@
-"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks required fields.
+"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks
+required fields.
 
 Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """
@@ -19,7 +20,8 @@ class Node(TypedDict, total=False):
     id: str
     name: str
     displayName: str
-    type: str  # a value of NODE_TYPES in kinds.py, or Retry, TaskGroup, StepGroup, Container, Skipped, Plugin
+    # a value of NODE_TYPES in kinds.py, or Retry, TaskGroup, StepGroup, Container, Skipped, Plugin
+    type: str
     phase: str
     startedAt: str
     finishedAt: Any  # None until the node is complete

@@ -1,4 +1,5 @@
-"""Volumes of a workflow, as plain data: volumes that a template mounts, and claims from volumeClaimTemplates.
+"""Volumes of a workflow, as plain data: volumes that a template mounts, and claims from
+volumeClaimTemplates.
 
 Source: Argo's addVolumeReferences, createPVCs and deletePVCs.
 """
@@ -14,23 +15,37 @@ GC_STRATEGIES = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the volumeMounts of all containers of a template."""
     group = template.get("containerSet") or {}
-    containers = [template.get("container") or template.get("script") or {}, *(group.get("containers") or [])]
+    containers = [
+        template.get("container") or template.get("script") or {},
+        *(group.get("containers") or []),
+    ]
     containers += [container for kind in CONTAINERS for container in template.get(kind) or []]
     return [mount for holder in (group, *containers) for mount in holder.get("volumeMounts") or []]
 
 
-def mounted_volumes(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
-    """Return the volumes that a template mounts, from its own volumes and the workflow's volumes and claims."""
+def mounted_volumes(
+    spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]
+) -> list[Volume]:
+    """Return the volumes that a template mounts, from its own volumes and the workflow's volumes
+    and claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
     volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
-    return [volumes[name] for name in dict.fromkeys(mount["name"] for mount in mounts(template)) if name in volumes]
+    return [
+        volumes[name]
+        for name in dict.fromkeys(mount["name"] for mount in mounts(template))
+        if name in volumes
+    ]
 
 
 def claims(workflow: Mapping[str, Any]) -> list[Volume]:
     """Return `status.persistentVolumeClaims` for the volumeClaimTemplates of a workflow."""
-    names = [claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []]
+    names = [
+        claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []
+    ]
     prefix = workflow["metadata"]["name"]
-    return [{"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names]
+    return [
+        {"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names
+    ]
 
 
 def keeps_claims(spec: Mapping[str, Any], phase: str) -> bool:

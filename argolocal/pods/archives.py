@@ -1,12 +1,14 @@
 """Unpacks untrusted archives, which cannot touch anything outside of one new directory.
 
-`tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not enough: it does not exist
-before Python 3.11.4, a chain of links that is too long to resolve bypasses it in later versions (CVE-2025-4517), and it
-does not limit sizes. This module writes files and directories first, while no link exists that a write could follow;
-then it creates the links, if every step of their target stays inside. It limits the disk space, the number of entries
-and the size of one header.
+`tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not
+enough: it does not exist before Python 3.11.4, a chain of links that is too long to resolve
+bypasses it in later versions (CVE-2025-4517), and it does not limit sizes. This module writes files
+and directories first, while no link exists that a write could follow; then it creates the links, if
+every step of their target stays inside. It limits the disk space, the number of entries and the
+size of one header.
 
-Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194, for negative sizes.
+Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194,
+for negative sizes.
 """
 
 import io
@@ -26,14 +28,17 @@ from typing import Any, BinaryIO
 from argolocal.pods.tarballs import CHUNK_BYTES, MAX_HEADER_BYTES, TarStream, open_tar
 
 MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
-COUNTED_BYTES = 128 << 20  # unpacked size of the part of a tarball whose entries are counted before they are written
-UNCOUNTED_ENTRIES = 1000  # number of entries that are written without counting the entries behind them
+# unpacked size of the part of a tarball whose entries are counted before they are written
+COUNTED_BYTES = 128 << 20
+# number of entries that are written without counting the entries behind them
+UNCOUNTED_ENTRIES = 1000
 MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
 MAX_RECORDS = 100  # number of global header records
 MAX_DEPTH = 200  # number of nested directories
 MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's central directory
 BLOCK_BYTES = 4096  # disk space of an empty file or a directory
-# errors of tarfile and zipfile for invalid archives; RuntimeError is for archives that are encrypted or nested too deep
+# errors of tarfile and zipfile for invalid archives; RuntimeError is for archives that are
+# encrypted or nested too deep
 INVALID_ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
     *(OSError, EOFError, ValueError, OverflowError, RuntimeError, LookupError, struct.error),
@@ -52,14 +57,24 @@ class _Directory(io.BufferedReader):
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        if size and size > MAX_DIRECTORY_BYTES:  # only a central directory is read in one call of this size
-            raise zipfile.BadZipFile(f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB")
-        data, offset, count = super().read(size), 0, 0
+        # only a central directory is read in one call of this size
+        if size and size > MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(
+                f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB"
+            )
+
+        data = super().read(size)
+        offset = 0
+        count = 0
+
         while data.startswith(b"PK\1\2", offset) and len(data) >= offset + 46:
             offset += 46 + sum(struct.unpack_from("<3H", data, offset + 28))
             count += 1
             if count > self.max_entries:
-                raise zipfile.BadZipFile(f"it has more than {self.max_entries} entries: pack fewer, larger files")
+                raise zipfile.BadZipFile(
+                    f"it has more than {self.max_entries} entries: pack fewer, larger files"
+                )
+
         return data
 
 
@@ -67,7 +82,10 @@ class _Budget:
     """The number of bytes and entries that the archive `name` may still write below a directory."""
 
     def __init__(self, name: str, directory: Path, entries: int, share: float) -> None:
-        self.name, self.share, self.max_entries, self.entries = name, share, entries, entries
+        self.name = name
+        self.share = share
+        self.max_entries = entries
+        self.entries = entries
         self.max_bytes = self.bytes = int(share * shutil.disk_usage(directory).free)
 
     def take(self, size: int) -> None:
@@ -75,11 +93,13 @@ class _Budget:
         self.entries -= 1
         self.bytes -= max(size, BLOCK_BYTES)
         if self.entries < 0:
-            raise ArchiveError(f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files.")
+            raise ArchiveError(
+                f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files."
+            )
         if self.bytes < 0:
             raise ArchiveError(
-                f"{self.name} unpacks to more than {self.max_bytes / 1e9:.1f} GB, {self.share:.0%} of the free disk "
-                "space: free some space, or pack less."
+                f"{self.name} unpacks to more than {self.max_bytes / 1e9:.1f} GB, {self.share:.0%}"
+                " of the free disk space: free some space, or pack less."
             )
 
 
@@ -92,8 +112,11 @@ def is_tarball(path: Path) -> bool:
         return False
 
 
-def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
-    """Replace a gzipped tar by its contents: its single entry becomes `path`, several entries a folder `path`.
+def unpack_tar(
+    archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE
+) -> None:
+    """Replace a gzipped tar by its contents: its single entry becomes `path`, several entries a
+    folder `path`.
 
     Owners, setuid bits, devices and hard links are dropped, as in Argo. Raises ArchiveError.
     """
@@ -104,19 +127,27 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
             while True:
                 counter.check(file, tar.offset, tree.budget.entries)
                 file.budget = MAX_HEADER_BYTES
+
                 member = tar.next()
                 if not member:
                     break
+
                 tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
                 if len(tar.pax_headers) > MAX_RECORDS:
-                    raise ArchiveError(f"{path.name} has more than {MAX_RECORDS} global header records.")
+                    raise ArchiveError(
+                        f"{path.name} has more than {MAX_RECORDS} global header records."
+                    )
+
                 tree.budget.take(member.size)
                 file.budget = sys.maxsize
                 tree.add(tar, member)
+
         tree.add_links(path.name)
 
 
-def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
+def unpack_zip(
+    archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE
+) -> None:
     """Unpack a zip as `unpack_tar` does; links in the zip become files."""
     with (
         _unpack_directory(archive, path) as directory,
@@ -125,6 +156,7 @@ def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
     ):
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
         _check_zip(file, zip_file.infolist(), tree.budget)
+
         for entry in zip_file.infolist():
             parts = tuple(name for name in entry.filename.split("/") if name not in ("", ".", ".."))
             if entry.is_dir():
@@ -137,28 +169,41 @@ def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
 
 
 def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
-    """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor deflated."""
+    """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor
+    deflated."""
     end = 0
+
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         budget.take(entry.file_size)
         # Go supports only these methods; other methods could use unlimited memory
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(f"{entry.filename} is neither stored nor deflated: pack it with one of these methods.")
+            raise ArchiveError(
+                f"{entry.filename} is neither stored nor deflated: pack it with one of these"
+                " methods."
+            )
+
         if entry.header_offset < end:
-            raise ArchiveError(f"{entry.filename} overlaps the entry before it: pack the archive again.")
+            raise ArchiveError(
+                f"{entry.filename} overlaps the entry before it: pack the archive again."
+            )
+
         file.seek(entry.header_offset + 26)
         end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
 
 
 class _Counter:
-    """Counts the entries of the next part of a tarball before they are written, because writing files is slow.
+    """Counts the entries of the next part of a tarball before they are written, because writing
+    files is slow.
 
     The parts that large files fill are not decompressed twice.
     """
 
     def __init__(self, name: str, max_entries: int) -> None:
-        self.name, self.max_entries = name, max_entries
-        self.end, self.uncounted_entries = -1, UNCOUNTED_ENTRIES  # end of the part that was counted last
+        self.name = name
+        self.max_entries = max_entries
+        # end of the part that was counted last
+        self.end = -1
+        self.uncounted_entries = UNCOUNTED_ENTRIES
 
     def check(self, file: TarStream, offset: int, entries: int) -> None:
         """Raise ArchiveError if the part at `offset` has more than `entries` entries."""
@@ -167,7 +212,8 @@ class _Counter:
         self.uncounted_entries += 1
         if self.uncounted_entries < UNCOUNTED_ENTRIES:
             return
-        self.uncounted_entries, self.end = 0, offset + COUNTED_BYTES
+        self.uncounted_entries = 0
+        self.end = offset + COUNTED_BYTES
         with closing(file.copy()) as rest, suppress(*INVALID_ARCHIVE_ERRORS):
             rest.seek(offset)
             self._count(rest, entries)
@@ -177,24 +223,39 @@ class _Counter:
             for _ in range(entries + 1):
                 file.budget = MAX_HEADER_BYTES
                 member = tar.next()
-                if not member or member.offset_data + member.size > self.end or len(tar.pax_headers) > MAX_RECORDS:
+                if (
+                    not member
+                    or member.offset_data + member.size > self.end
+                    or len(tar.pax_headers) > MAX_RECORDS
+                ):
                     return
+
                 tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
-        raise ArchiveError(f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files.")
+
+        raise ArchiveError(
+            f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files."
+        )
 
 
 def _check_sparse(member: Any, stored_bytes: int) -> None:
-    """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or exceed `stored_bytes`."""
+    """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or exceed
+    `stored_bytes`."""
     end = total = 0
+
     for offset, size in member.sparse or ():
         if size < 0 or offset < end or offset + size > member.size:
             raise ArchiveError(
-                f"{member.name} has parts that overlap or are not in order: pack the file without --sparse."
+                f"{member.name} has parts that overlap or are not in order: pack the file without"
+                " --sparse."
             )
-        end, total = offset + size, total + size
+
+        end = offset + size
+        total = total + size
+
     if total > stored_bytes:
         raise ArchiveError(
-            f"{member.name} has parts of {total} bytes, but only {stored_bytes} are stored: pack the file again."
+            f"{member.name} has parts of {total} bytes, but only {stored_bytes} are stored: pack"
+            " the file again."
         )
 
 
@@ -206,6 +267,7 @@ def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
     """
     directory = path.with_name(path.name + ".tmpdir")
     directory.mkdir()
+
     try:
         yield directory
         entries = list(directory.iterdir())
@@ -221,13 +283,16 @@ class _Tree:
     """The unpacked tree below a directory."""
 
     def __init__(self, root: Path, budget: _Budget) -> None:
-        self.root, self.budget = root, budget
-        self.links: dict[tuple[str, ...], tuple[str, str]] = {}  # path of a link → its name in the archive, its target
+        self.root = root
+        self.budget = budget
+        # path of a link → its name in the archive, its target
+        self.links: dict[tuple[str, ...], tuple[str, str]] = {}
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = os.path.normpath(member.name)
         if path.startswith(("/", "../")) or path in (".", ".."):
             raise ArchiveError(f"illegal file path: {member.name}")
+
         parts = tuple(path.split("/"))
         if member.issym():
             self.links[parts] = member.name, member.linkname
@@ -238,13 +303,17 @@ class _Tree:
             content: Any = tar.fileobj
             content.seek(member.offset_data)
             sparse: Any = member.sparse  # type: ignore[attr-defined]
+
             with self.open(parts, 0o600) as file:
                 for offset, size in ((0, member.size),) if sparse is None else sparse:
                     file.seek(offset)  # a hole in a sparse file costs neither time nor space
                     while size > 0:
-                        if not (data := content.read(min(size, CHUNK_BYTES))):
+                        data = content.read(min(size, CHUNK_BYTES))
+                        if not data:
                             raise tarfile.ReadError("unexpected end of data")
+
                         size -= file.write(data)
+
                 file.truncate(member.size)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
                 os.fchmod(file.fileno(), member.mode & 0o777)
@@ -257,16 +326,20 @@ class _Tree:
 
     def make_directory(self, parts: tuple[str, ...]) -> None:
         if len(parts) > MAX_DEPTH:
-            raise ArchiveError(f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer levels.")
+            raise ArchiveError(
+                f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer levels."
+            )
         path = self.root.joinpath(*parts)
-        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # a link is not a directory
+        # a link is not a directory
+        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):
             self.make_directory(parts[:-1])
             self.budget.take(0)
             path.mkdir()
             path.chmod(0o755)  # makes the mode independent of the umask
 
     def add_links(self, name: str) -> None:
-        """Create the links. Raises ArchiveError for a link whose path to its target leaves the directory `name`."""
+        """Create the links. Raises ArchiveError for a link whose path to its target leaves the
+        directory `name`."""
         top_names = {*os.listdir(self.root), *(path[0] for path in self.links)}
         final_path = lambda path: (name, *path[len(top_names) == 1 :])  # noqa: E731
         links = {final_path(path): target for path, (_, target) in self.links.items()}
@@ -279,27 +352,37 @@ class _Tree:
 
 
 def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> bool:
-    """Return True if the kernel, following the link at `path`, never leaves the directory `path[0]`."""
-    directory, remaining_names = list(path[:-1]), links[path].split("/")[::-1]
+    """Return True if the kernel, following the link at `path`, never leaves the directory
+    `path[0]`."""
+    directory = list(path[:-1])
+    remaining_names = links[path].split("/")[::-1]
+
     if links[path].startswith("/") or len(path) == 1:
         return False
+
     for _ in range(40):  # the kernel follows at most 40 links
         while remaining_names:
             name = remaining_names.pop()
             if name == "..":
                 if not directory:
                     return False
+
                 directory.pop()
             elif name not in ("", "."):
                 directory.append(name)
                 if directory[0] != path[0]:
                     return False
-                if target := links.get(tuple(directory)):
+
+                target = links.get(tuple(directory))
+                if target:
                     if target.startswith("/"):
                         return False
+
                     directory.pop()
                     remaining_names += target.split("/")[::-1]
                     break
         else:
             return bool(directory)
-    return False  # the links form a loop, which programs that resolve paths themselves may follow differently
+
+    # the links form a loop, which programs that resolve paths themselves may follow differently
+    return False

@@ -1,6 +1,7 @@
 """Copies artifacts between a pod's directory and the object store, with Argo's keys and archives.
 
-An artifact without `archive` is unpacked if it is a gzipped tar; a tar's single entry gets the artifact's path.
+An artifact without `archive` is unpacked if it is a gzipped tar; a tar's single entry gets the
+artifact's path.
 
 Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
@@ -18,7 +19,8 @@ from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
 from argolocal.manifest.kinds import ARTIFACT_GC
 from argolocal.pods import archives, web
 
-STAGING_PATH = "/tmp/argo/outputs/artifacts"  # Argo's executor copies files into this directory before it zips them
+# Argo's executor copies files into this directory before it zips them
+STAGING_PATH = "/tmp/argo/outputs/artifacts"
 
 
 class Tar(tarfile.TarFile):
@@ -35,12 +37,16 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # the artifact is the output of a skipped step
+    # the artifact is the output of a skipped step
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):
         if artifact.get("optional"):
             return
+
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
+
     path.parent.mkdir(parents=True, exist_ok=True)
     downloaded_file = path.with_name(path.name + ".tmp")
+
     if artifact.get("raw"):
         downloaded_file.write_text(artifact["raw"]["data"])
         downloaded_file.chmod(0o666)  # Argo's executor runs without a umask
@@ -51,9 +57,12 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
-                path.mkdir(exist_ok=True)  # the kubelet would create this directory as a mount point
+                # the kubelet would create this directory as a mount point
+                path.mkdir(exist_ok=True)
                 return
+
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+
     archive = artifact.get("archive") or {}
     try:
         if "zip" in archive:
@@ -64,6 +73,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             downloaded_file.replace(path)
     except archives.ArchiveError as error:
         raise ArtifactError(str(error)) from error
+
     if artifact.get("mode") is not None:
         for entry in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
             if not entry.is_symlink():
@@ -73,14 +83,23 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
 def _get(artifact: dict[str, Any], target: Path) -> None:
     http = artifact["http"]
     headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
-    headers = [header for header in headers if header[0].lower() != "host"]  # Go's client ignores a Host header
+    # Go's client ignores a Host header
+    headers = [header for header in headers if header[0].lower() != "host"]
     message = f"artifact {artifact['name']} failed to load"
+
     try:
         with web.request(http["url"], headers=headers, timeout=60) as answer:
             if not 200 <= answer.status < 300:
-                raise ArtifactError(f"{message}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}")
+                raise ArtifactError(
+                    f"{message}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}"
+                )
+
             with target.open("wb") as file:
-                web.copy(answer, file, int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free))
+                web.copy(
+                    answer,
+                    file,
+                    int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free),
+                )
     except (web.WebError, OSError) as error:  # OSError: the file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
@@ -95,34 +114,56 @@ def save(
     store: Any,
     location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Upload an output artifact. Return the artifact with its key, or None if an optional artifact is missing.
+    """Upload an output artifact. Return the artifact with its key, or None if an optional artifact
+    is missing.
 
-    `link`: the path in the template, which may be a link to the file at `path`. `folder`: directory for
-    temporary archives. `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
-    Raises ArtifactError.
+    `link`: the path in the template, which may be a link to the file at `path`. `folder`: directory
+    for temporary archives. `location`: the `s3` of the template's archiveLocation, for artifacts
+    without a location. Raises ArtifactError.
     """
     archive = artifact.get("archive") or {}
-    if failed_call := _failed_call(artifact, link, path):
+
+    failed_call = _failed_call(artifact, link, path)
+    if failed_call:
         if artifact.get("optional"):
             return None
+
         raise ArtifactError(f"{failed_call}: no such file or directory")
+
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
-    name, file = link.name, path
+
+    name = link.name
+    file = path
+
     if "zip" in archive:
-        name, file = f"{artifact['name']}.zip", folder / f".{artifact['name']}.zip"
+        name = f"{artifact['name']}.zip"
+        file = folder / f".{artifact['name']}.zip"
         _zip(path, file, artifact["name"])
     elif "none" not in archive:
-        name, file = f"{artifact['name']}.tgz", folder / f".{artifact['name']}.tgz"
+        name = f"{artifact['name']}.tgz"
+        file = folder / f".{artifact['name']}.tgz"
+
         requested_level = (archive.get("tar") or {}).get("compressionLevel")
         # Argo uses the level only for files in volumes, where `check` has validated the level
-        level = requested_level if isinstance(requested_level, int) and requested_level in range(10) else 6
-        with gzip.GzipFile(file, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
+        if isinstance(requested_level, int) and requested_level in range(10):
+            level = requested_level
+        else:
+            level = 6
+
+        with (
+            gzip.GzipFile(file, "wb", level, mtime=0) as zipped,
+            Tar.open(fileobj=zipped, mode="w") as tar,
+        ):
             tar.add(link if path.is_dir() else path, arcname=link.name)
-    artifact_location, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
+
+    artifact_location = artifact.get("s3") or {}
+    base = _base(location, f"{workflow}/{pod}")
     target = {**base, "key": f"{base['key']}/{name}"} | artifact_location
+
     if artifact_location.get("endpoint") and artifact_location.get("bucket"):
         target = {**artifact_location, "key": target["key"]}
+
     key = target["key"]
     try:
         store(target).upload(file, key, links=False)
@@ -131,27 +172,36 @@ def save(
     finally:
         if file != path:
             file.unlink()
+
     return {**artifact, "s3": target}
 
 
 def _failed_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """Return the call that fails in Argo, or ""; Argo looks for a file to zip by the artifact's name."""
+    """Return the call that fails in Argo, or ""; Argo looks for a file to zip by the artifact's
+    name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
     if "none" in archive and path.is_dir() and link.is_symlink():
         return f"open {STAGING_PATH}/{link.name}"
     is_missing = "zip" in archive and path.is_file() and link.name != artifact["name"]
-    return f"stat {STAGING_PATH}/{artifact['name']}" if is_missing else ""
+    if is_missing:
+        return f"stat {STAGING_PATH}/{artifact['name']}"
+    return ""
 
 
 def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
-    """Return the default location of artifacts: a complete archiveLocation, or the default repository."""
+    """Return the default location of artifacts: a complete archiveLocation, or the default
+    repository."""
     is_complete = location and all(location.get(key) for key in ("endpoint", "bucket", "key"))
-    return dict(location) if location and is_complete else {"key": prefix}
+    if location and is_complete:
+        return dict(location)
+    return {"key": prefix}
 
 
-def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, store: Any) -> dict[str, Any]:
+def save_log(
+    container: str, log: Path, template: dict[str, Any], prefix: str, store: Any
+) -> dict[str, Any]:
     """Upload a container's log. Return the artifact with its key. Raises StorageError."""
     base = _base(template["archiveLocation"].get("s3"), prefix)
     target = {**base, "key": f"{base['key']}/{container}.log"}
@@ -160,7 +210,8 @@ def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, s
 
 
 def _zip(path: Path, zip_path: Path, name: str) -> None:
-    """Zip a directory under the artifact's name, without empty directories, or a file under Argo's staging path."""
+    """Zip a directory under the artifact's name, without empty directories, or a file under Argo's
+    staging path."""
     with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
             entry = zipfile.ZipInfo.from_file(path)
@@ -172,27 +223,40 @@ def _zip(path: Path, zip_path: Path, name: str) -> None:
 
 
 def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
-    """Delete the output artifacts with the strategy OnWorkflowCompletion. Return the ids of the changed nodes.
+    """Delete the output artifacts with the strategy OnWorkflowCompletion. Return the ids of the
+    changed nodes.
 
-    A failure becomes a condition of the status. Workflows are never deleted here, so OnWorkflowDeletion does nothing.
-    Source: Argo's artifact_gc.go and the S3 driver, which treats a key with a trailing / as a directory.
+    A failure becomes a condition of the status. Workflows are never deleted here, so
+    OnWorkflowDeletion does nothing. Source: Argo's artifact_gc.go and the S3 driver, which treats a
+    key with a trailing / as a directory.
     """
     changed_ids = []
+
     for id, node in status["nodes"].items():
-        for artifact in ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ():
-            if artifact.get("deleted") or strategy(artifact, spec) != ARTIFACT_GC[0] or not artifact.get("s3"):
+        for artifact in (
+            ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ()
+        ):
+            if (
+                artifact.get("deleted")
+                or strategy(artifact, spec) != ARTIFACT_GC[0]
+                or not artifact.get("s3")
+            ):
                 continue
+
             try:
                 _delete(artifact["s3"]["key"], store(artifact["s3"]))
             except (ArgolocalError, KeyError, OSError, ValueError) as error:
                 other_conditions = [
-                    condition for condition in status.get("conditions", []) if condition["type"] != "ArtifactGCError"
+                    condition
+                    for condition in status.get("conditions", [])
+                    if condition["type"] != "ArtifactGCError"
                 ]
                 new_condition = {"type": "ArtifactGCError", "status": "True", "message": str(error)}
                 status["conditions"] = [*other_conditions, new_condition]
             else:
                 artifact["deleted"] = True
                 changed_ids.append(id)
+
     return changed_ids
 
 
@@ -207,26 +271,42 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a pod's artifact without a path, a path outside of pods, or an invalid gzip level."""
+    """Raise ConfigError for a pod's artifact without a path, a path outside of pods, or an invalid
+    gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
-    artifacts = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
+    artifacts = {
+        kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")
+    }
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
-    mount_paths = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in artifacts["inputs"])]
+    mount_paths = [
+        *(entry.get("mountPath") for entry in mounts),
+        *(entry.get("path") for entry in artifacts["inputs"]),
+    ]
+
     numbered_artifacts = [
-        (f"{kind}.artifacts[{index}]", artifact) for kind in artifacts for index, artifact in enumerate(artifacts[kind])
+        (f"{kind}.artifacts[{index}]", artifact)
+        for kind in artifacts
+        for index, artifact in enumerate(artifacts[kind])
     ]
     for name, artifact in numbered_artifacts:
-        path, field = artifact.get("path"), f"{where}.{name}"
+        path = artifact.get("path")
+        field = f"{where}.{name}"
         if is_pod and not path:
             raise ConfigError(f"{field}.path is missing: set it.")
+
         if path and not is_pod:
-            raise ConfigError(f"{field}.path is {path!r}, but only pods have files. Remove the path.")
+            raise ConfigError(
+                f"{field}.path is {path!r}, but only pods have files. Remove the path."
+            )
+
         level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
         in_mount = name.startswith("outputs") and any(
             mount and Path(path).is_relative_to(mount) for mount in mount_paths
         )
         if in_mount and level is not None and level not in range(-2, 10):
-            raise ConfigError(f"{field}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
+            raise ConfigError(
+                f"{field}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9."
+            )
 
 
 def _owner(path: Path) -> int | None:
@@ -251,4 +331,5 @@ def remove_directory(root: Path) -> None:
             for path in (os.path.join(folder, name) for name in names):
                 if not os.path.islink(path):
                     os.chmod(path, 0o700)
+
         shutil.rmtree(root, onerror=on_error)

@@ -1,4 +1,5 @@
-"""Container images on this machine: images are not pulled; each image is mapped to a command and an environment."""
+"""Container images on this machine: images are not pulled; each image is mapped to a command and an
+environment."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,8 @@ from pathlib import Path
 
 from argolocal.errors import ConfigError
 
-BASE_IMAGES = {  # images with programs that every machine has → the command in their Dockerfile
+# images with programs that every machine has → the command in their Dockerfile
+BASE_IMAGES = {
     "python": ("python3",),
     "alpine": ("/bin/sh",),
     "busybox": ("sh",),
@@ -19,9 +21,11 @@ BASE_IMAGES = {  # images with programs that every machine has → the command i
 
 @dataclass(frozen=True)
 class Image:
-    """An image on this machine. `python`: interpreter for the command `python`; `env`: variables that the image sets.
+    """An image on this machine. `python`: interpreter for the command `python`; `env`: variables
+    that the image sets.
 
-    `command` and `args`: ENTRYPOINT and CMD of the image, the defaults of a container; `directory`: the WORKDIR.
+    `command` and `args`: ENTRYPOINT and CMD of the image, the defaults of a container; `directory`:
+    the WORKDIR.
     """
 
     python: str = sys.executable
@@ -35,18 +39,27 @@ class Image:
         """Return the images that a YAML file maps to their fields, by name. Raises ConfigError."""
         if not file.exists():
             return {}
+
         from argolocal.language.yaml_text import parse_one, read_text
 
         types = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
+
         try:
             images = parse_one(read_text(file), str(file)) or {}
             for name, fields in images.items():
                 for key, value in fields.items():
                     if not isinstance(value, types.get(key, ())):
-                        rule = f"a {types[key].__name__}" if key in types else f"one of {', '.join(types)}"
+                        if key in types:
+                            rule = f"a {types[key].__name__}"
+                        else:
+                            rule = f"one of {', '.join(types)}"
+
                         raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
         except AttributeError as error:
-            raise ConfigError(f"{file} must map images to their fields ({', '.join(types)}): {error}") from None
+            raise ConfigError(
+                f"{file} must map images to their fields ({', '.join(types)}): {error}"
+            ) from None
+
         return {name: cls(**fields) for name, fields in images.items()}
 
 

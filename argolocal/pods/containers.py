@@ -1,4 +1,5 @@
-"""The containers of a template's pod: checks of the API server's rules and of the limits of this machine.
+"""The containers of a template's pod: checks of the API server's rules and of the limits of this
+machine.
 
 check(template, where, cluster)     # before the run; raises ConfigError
 check_images(template, where, cluster)     # when the pod starts and parameters have values
@@ -28,7 +29,9 @@ def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]
     if template.get("containerSet"):
         lists["containerSet.containers"] = container_set.members(template)
     for kind, containers in lists.items():
-        yield from ((f"{kind}[{index}]", container) for index, container in enumerate(containers or []))
+        yield from (
+            (f"{kind}[{index}]", container) for index, container in enumerate(containers or [])
+        )
 
 
 def port_number(container: Container, port: int | str) -> int:
@@ -47,31 +50,47 @@ def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 
 
 def check_names(template: Mapping[str, Any], pod: str) -> None:
-    """Raise ConfigError for a name in a pod that the API server rejects; tags may have computed the names."""
+    """Raise ConfigError for a name in a pod that the API server rejects; tags may have computed the
+    names."""
     where = f'Pod "{pod}" is invalid'
     for path, container in containers_of(template):
         if "name" in container:
             object_names.LABEL.check(container["name"], f"{where}: {path}.name")
+
     metadata = template.get("metadata") or {}
     object_names.check_labels(metadata.get("labels"), f"{where}: metadata.labels")
     object_names.check_annotations(metadata.get("annotations"), f"{where}: metadata.annotations")
     object_names.check_labels(template.get("nodeSelector"), f"{where}: spec.nodeSelector")
+
     for field in ("serviceAccountName", "priorityClassName", "schedulerName"):
         if template.get(field):
             object_names.SUBDOMAIN.check(template[field], f"{where}: spec.{field}")
+
     for alias in template.get("hostAliases") or []:
         for name in (alias.get("hostnames") or []) if isinstance(alias, dict) else []:
             object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
 
 
 def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raise ConfigError for an image whose programs do not exist on this machine: images are not pulled."""
+    """Raise ConfigError for an image whose programs do not exist on this machine: images are not
+    pulled."""
     for path, container in containers_of(template):
-        image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
+        image = str(container.get("image"))
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+
         runs_module = words[1:2] == ["-m"] and {*words[2:3]} <= {*cluster.modules}
-        if "{{" in image or base_name(image) in BASE_IMAGES or runs_module or image in cluster.images:
+        if (
+            "{{" in image
+            or base_name(image) in BASE_IMAGES
+            or runs_module
+            or image in cluster.images
+        ):
             continue
-        supported_images = [*BASE_IMAGES, *(f"images for python -m {module}" for module in cluster.modules)]
+
+        supported_images = [
+            *BASE_IMAGES,
+            *(f"images for python -m {module}" for module in cluster.modules),
+        ]
         raise ConfigError(
             f"{where}.{path}.image is {image!r}, which this machine does not have: only "
             f"{', '.join(supported_images)} are supported. Use one of these, map "
@@ -81,43 +100,59 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 
 
 def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
-    """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of Python here."""
+    """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of
+    Python here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     users: dict[str, list[str]] = {}
+
     for template, _ in all_templates(spec, "spec"):
         for _, container in containers_of(template):
             users.setdefault(str(container.get("image")), []).append(str(template.get("name")))
+
     for image, names in users.items():
         version = re.search(r":(\d+\.\d+)", image)
-        if base_name(image) == "python" and version and version[1] != local_version and image not in cluster.images:
+        if (
+            base_name(image) == "python"
+            and version
+            and version[1] != local_version
+            and image not in cluster.images
+        ):
             yield (
-                f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version}, not {version[1]}: "
-                f"code for {version[1]} may fail. "
-                f"Set the image's interpreter in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
+                f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version},"
+                f" not {version[1]}: code for {version[1]} may fail. Set the image's interpreter in"
+                f" {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
             )
 
 
 def _check_program(container: Container, where: str, cluster: Any) -> None:
-    if not (image := container.get("image")):
+    image = container.get("image")
+    if not image:
         raise ConfigError(f"{where}.image is missing: set it.")
     image_spec = cluster.image(image)
     if not (container.get("command") or image_spec.command or image_spec.args):
-        raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Add it.")
+        raise ConfigError(
+            f"{where}.command is missing, and the default command of {image} is not known here."
+            " Add it."
+        )
 
 
 def _check_environment(container: Container, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
-            raise ConfigError(f"{where}[{index}] has both value and valueFrom: Kubernetes accepts only one of them.")
+            raise ConfigError(
+                f"{where}[{index}] has both value and valueFrom: Kubernetes accepts only one of"
+                " them."
+            )
 
 
 def _check_mounts(container: Container, where: str) -> None:
     index_of_path: dict[str, int] = {}
     for index, mount in enumerate(container.get("volumeMounts") or []):
-        if (first_index := index_of_path.setdefault(path := mount["mountPath"], index)) != index:
+        first_index = index_of_path.setdefault(path := mount["mountPath"], index)
+        if first_index != index:
             raise ConfigError(
-                f"{where}[{index}].mountPath is {path!r}, which is also the path of {where}[{first_index}]. "
-                "Choose another path."
+                f"{where}[{index}].mountPath is {path!r}, which is also the path of"
+                f" {where}[{first_index}]. Choose another path."
             )
 
 
@@ -127,6 +162,7 @@ def _check_resources(container: Container, where: str) -> None:
     for name, request in (resources.get("requests") or {}).items():
         if name in limits and quantity(request) > quantity(limits[name]):
             raise ConfigError(
-                f"{where}.requests.{name} is {request}: it must be at most limits.{name} ({limits[name]}), "
-                "or Kubernetes rejects the pod. Raise the limit, or lower the request."
+                f"{where}.requests.{name} is {request}: it must be at most limits.{name}"
+                f" ({limits[name]}), or Kubernetes rejects the pod. Raise the limit, or lower the"
+                " request."
             )

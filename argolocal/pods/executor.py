@@ -1,4 +1,5 @@
-"""The pods of one run: loads their inputs, watches their processes and collects their outputs, in one event loop.
+"""The pods of one run: loads their inputs, watches their processes and collects their outputs, in
+one event loop.
 
     executor.start(action); events = executor.wait(timeout); executor.kill(id); executor.halt(grace)
 
@@ -46,12 +47,21 @@ DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadli
 
 
 class Executor:
-    """All pods of one run. The thread that creates an Executor must start the processes, which die with this thread."""
+    """All pods of one run. The thread that creates an Executor must start the processes, which die
+    with this thread."""
 
     def __init__(
-        self, files: RunFiles, workflow: dict[str, Any], cluster: Cluster, interrupts: Interrupts, resources: Resources
+        self,
+        files: RunFiles,
+        workflow: dict[str, Any],
+        cluster: Cluster,
+        interrupts: Interrupts,
+        resources: Resources,
     ) -> None:
-        self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
+        self.files = files
+        self.workflow = workflow
+        self.cluster = cluster
+        self.interrupts = interrupts
         self.resources = resources
         self.name: str = workflow["metadata"]["name"]
         self.namespace: str = workflow["metadata"]["namespace"]
@@ -72,28 +82,52 @@ class Executor:
         if "resource" in action.template:
             self.events += self.resources.start(action)
             return
+
         root = self.files.pods / action.pod
         self.running[action.id] = pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
-        if request := action.template.get("http"):
-            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._on_collected)
+
+        request = action.template.get("http")
+        if request:
+            self._run_in_thread(
+                pod, lambda: http.send(request, self.cluster.secret), self._on_collected
+            )
             return
-        if source := action.template.get("data"):
+
+        source = action.template.get("data")
+        if source:
             self.events.append(PodStarted(action.id))
-            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._on_collected)
+            self._run_in_thread(
+                pod, lambda: data.transform(source, self._store), self._on_collected
+            )
             return
+
         pod.clean_up()
         root.mkdir(parents=True)
-        inputs = [artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")]
-        run = pod.container_run(main := {"name": "main", **main_container(action.template)}, self.namespace)
+        inputs = [
+            artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")
+        ]
+        run = pod.container_run(
+            main := {"name": "main", **main_container(action.template)}, self.namespace
+        )
+
         try:
             pod.create_volumes(self.cluster, self.workflow)
             if "image" in main:
-                pod.working_directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
-                pod.expand = lambda text: expand_variables(text, container_environment(run, self.cluster))
-            loads = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
+                pod.working_directory = (
+                    main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
+                )
+                pod.expand = lambda text: expand_variables(
+                    text, container_environment(run, self.cluster)
+                )
+
+            loads = [
+                partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store)
+                for artifact in inputs
+            ]
         except (ConfigError, OSError) as error:
             self._end(pod, "Error", str(error), None)
             return
+
         if loads:
             self._run_in_thread(pod, lambda: [load() for load in loads], self._on_loaded)
         else:
@@ -101,39 +135,54 @@ class Executor:
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """Return the next events, or an empty list after `timeout` seconds."""
-        timeouts = [self.deadline - time.time()] if self.deadline is not None else []
+        if self.deadline is not None:
+            timeouts = [self.deadline - time.time()]
+        else:
+            timeouts = []
+
         timeouts += [timeout] if timeout is not None else []
         timeouts.append(0.1 if self.resources.busy else 1.0)
         with self.interrupts.allowed():
             ready = self.selector.select(0 if self.events else max(0.0, min(timeouts)))
+
         for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
-            elif pod := self.running.get(key.data[0]):  # otherwise an error has ended the pod in this loop
+            elif pod := self.running.get(key.data[0]):
+                # otherwise an error has ended the pod in this loop
                 with self._guard(pod.action.id):
                     self._on_exit(pod, key.data[1])
+
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
                 (work, callback), pod.work = pod.work, None
                 with self._guard(pod.action.id):
                     callback(pod, work)
+
         self._enforce()
         self.cluster.poll()  # restarts services that died
         self.events += self.resources.poll()
-        events, self.events = self.events, []
+        events = self.events
+        self.events = []
+
         return events
 
     def kill(self, id: str, reason: str = "", grace: float | None = None) -> None:
-        """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default: terminationGracePeriodSeconds)."""
+        """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default:
+        terminationGracePeriodSeconds)."""
         self.resources.forget(id)
+
         pod = self.running.get(id)
         if not pod or pod.kill_reason is not None:
             return
         if grace is None and (grace := pod.template.get("terminationGracePeriodSeconds")) is None:
             grace = GRACE_S
-        pod.kill_reason, pod.kill_at = reason, time.time() + grace
+
+        pod.kill_reason = reason
+        pod.kill_at = time.time() + grace
         for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
+
         with self._guard(id):
             if pod.template.keys() & {"http", "data"}:
                 self._end(pod, "Failed", reason, None)
@@ -142,24 +191,33 @@ class Executor:
                 self._advance(pod)
 
     def halt(self, grace: float) -> None:
-        """Terminate all pods and wait for their end. No node is completed, so the run can be resumed."""
+        """Terminate all pods and wait for their end. No node is completed, so the run can be
+        resumed."""
         for id in list(self.running):
             self.kill(id, "", grace)
+
         self.resources.stop(grace)
         kill_at = time.monotonic() + grace
+
         for pod in self.running.values():
             if pod.sidecars:
                 pod.sidecars.stop(grace)
+
             if pod.process:
                 try:
                     pod.process.wait(max(0.0, kill_at - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()
-                signal_group(pod.process.pid, signal.SIGKILL)  # kills the remaining processes of the pod
+
+                # kills the remaining processes of the pod
+                signal_group(pod.process.pid, signal.SIGKILL)
+
             for name in list(pod.descriptors):
                 self._unwatch(pod, name)
+
             artifacts.remove_directory(pod.volumes_folder)
+
         self.running.clear()
 
     def close(self) -> None:
@@ -171,8 +229,19 @@ class Executor:
     @property
     def deadline(self) -> float | None:
         """Time of the next deadline or retry that `wait` must enforce."""
-        times = [when for pod in self.running.values() for when in (pod.kill_at or pod.action.deadline,) if when]
-        times += [pod.group.next_retry for pod in self.running.values() if pod.group and pod.group.next_retry]
+        times = [
+            when
+            for pod in self.running.values()
+            for when in (pod.kill_at or pod.action.deadline,)
+            if when
+        ]
+
+        times += [
+            pod.group.next_retry
+            for pod in self.running.values()
+            if pod.group and pod.group.next_retry
+        ]
+
         return min(times, default=None)
 
     def _enforce(self) -> None:
@@ -187,13 +256,15 @@ class Executor:
             elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
                 with self._guard(pod.action.id):
                     self._advance(pod)
+
         for id in self.resources.overdue_nodes(now):
             self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
             self.resources.forget(id)
 
     @contextmanager
     def _guard(self, id: str) -> Iterator[None]:
-        """Let an unexpected exception in the handling of a node end this node with Error, and not the run."""
+        """Let an unexpected exception in the handling of a node end this node with Error, and not
+        the run."""
         try:
             yield
         except StateError:  # no event can be recorded: the run is interrupted, and can be resumed
@@ -212,20 +283,24 @@ class Executor:
 
         for process in pod.processes:
             signal_group(process.pid, signal.SIGKILL)
+
         for name in list(pod.descriptors):
             self._unwatch(pod, name)
+
         try:
             if pod.sidecars:
                 pod.sidecars.stop(0)
         finally:
             self._end(pod, "Error", message, None)
 
-    # ---- methods for one pod -----------------------------------------------------------------------------------------
+    # ---- methods for one pod
+    # -----------------------------------------------------------------------------------------
 
     def _run_in_thread(
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
-        """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the event loop."""
+        """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the
+        event loop."""
         future = Future[Any]()
         pod.work = future, callback
 
@@ -251,7 +326,10 @@ class Executor:
 
     def _on_collected(self, pod: PodRun, work: Future[Any]) -> None:
         """End a pod whose results are collected."""
-        message_prefix = "" if pod.template.keys() & {"http", "data"} else "wait: Error (exit code 64): "
+        if pod.template.keys() & {"http", "data"}:
+            message_prefix = ""
+        else:
+            message_prefix = "wait: Error (exit code 64): "
         result: tuple[str, str, Outputs | None]
         try:
             result = work.result()
@@ -267,53 +345,89 @@ class Executor:
         if pod.kill_reason is not None:
             self._end(pod, "Failed", pod.kill_reason, None)
             return
+
         try:
             run = pod.prepare(self.cluster, self.namespace)
         except (ConfigError, OSError, ValueError) as error:
             self._end(pod, "Error", str(error), None)
             return
+
         if pod.group:
-            self.events += [PodStarted(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())]
+            self.events += [
+                PodStarted(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())
+            ]
             self._advance(pod)
             return
+
         try:
             pod.process = pod.sidecars.next_init() if pod.sidecars else None
             if not pod.process:
                 if pod.sidecars:
                     pod.sidecars.start_sidecars()
+
                 pod.process = start_container(run, self.cluster)
-        except (*START_ERRORS, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+        except (
+            *START_ERRORS,
+            ConfigError,
+            OSError,
+            ValueError,
+            subprocess.SubprocessError,
+        ) as error:
             self._end_unstarted(pod, error)
             return
+
         self._watch(pod, pod.process)
         if pod.sidecars and pod.sidecars.init_name:
             return
+
         if pod.template.get("daemon") and run.container.get("readinessProbe"):
-            is_running, run = lambda: bool(pod.descriptors), replace(run, root_pid=pod.process.pid)
-            self._run_in_thread(pod, lambda: daemon.wait_until_ready(run, self.cluster, is_running), self._on_probed)
+
+            def is_running() -> bool:
+                return bool(pod.descriptors)
+
+            run = replace(run, root_pid=pod.process.pid)
+            self._run_in_thread(
+                pod, lambda: daemon.wait_until_ready(run, self.cluster, is_running), self._on_probed
+            )
         else:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
-        """End a pod whose container cannot start. Argo's executor reports exit codes, except for init containers."""
+        """End a pod whose container cannot start. Argo's executor reports exit codes, except for
+        init containers."""
         init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
+
         if not isinstance(error, START_ERRORS):
             self._end(pod, "Error", str(error), None)
             return
-        cause = str(error) if isinstance(error, StartError) else missing_command_message(error)
+
+        if isinstance(error, StartError):
+            cause = str(error)
+        else:
+            cause = missing_command_message(error)
+
         with pod.log.open("a") as log:
             log.write(f"{cause}\n")
-        code = START_ERROR_CODE if init_name or isinstance(error, StartError) else COMMAND_ERROR_CODE
+
+        if init_name or isinstance(error, StartError):
+            code = START_ERROR_CODE
+        else:
+            code = COMMAND_ERROR_CODE
+
         reason = "StartError" if code == START_ERROR_CODE else "Error"
         outputs = None if init_name else {"exitCode": str(code)}
-        self._end(pod, "Failed", f"{init_name or 'main'}: {reason} (exit code {code}): {cause}", outputs)
+        self._end(
+            pod, "Failed", f"{init_name or 'main'}: {reason} (exit code {code}): {cause}", outputs
+        )
 
     def _advance(self, pod: PodRun) -> None:
-        """Start the containers of a containerSet that are ready, and report the containers that ended."""
+        """Start the containers of a containerSet that are ready, and report the containers that
+        ended."""
         group = pod.group
         assert group
+
         try:
             for name, process in group.start_ready(time.time()):
                 self._watch(pod, process, name)
@@ -321,19 +435,26 @@ class Executor:
             group.stop(0)
             for name in list(pod.descriptors):
                 self._unwatch(pod, name)
+
             self._end(pod, "Error", str(error), None)
             return
+
         for name, phase, message in group.events:
             self.events.append(PodEnded(pod.action.containers[name], phase, message))
+
         group.events.clear()
         if group.completed:
             pod.kill_at = None
-            self._run_in_thread(pod, lambda: pod.collect(self.name, self._store), self._on_collected)
+            self._run_in_thread(
+                pod, lambda: pod.collect(self.name, self._store), self._on_collected
+            )
 
     def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
         pod.descriptors[name] = os.pidfd_open(process.pid)
         self.selector.register(pod.descriptors[name], selectors.EVENT_READ, (pod.action.id, name))
-        self.files.append({"pods": {pod.journal_key(name): [process.pid, start_time(process.pid) or 0]}})
+        self.files.append(
+            {"pods": {pod.journal_key(name): [process.pid, start_time(process.pid) or 0]}}
+        )
 
     def _unwatch(self, pod: PodRun, name: str) -> None:
         self.selector.unregister(descriptor := pod.descriptors.pop(name))
@@ -343,28 +464,43 @@ class Executor:
         process = pod.group.running[name] if pod.group else pod.process
         assert process
         process.wait()
-        signal_group(process.pid, signal.SIGKILL)  # a container's processes end with its first process
+        # a container's processes end with its first process
+        signal_group(process.pid, signal.SIGKILL)
         self._unwatch(pod, name)
+
         if process.log_pipe.error:
             raise process.log_pipe.error
+
         if pod.group:
             pod.group.on_exit(name, time.time())
             self._advance(pod)
             return
+
         pod.kill_at = None
         if pod.sidecars and (name := pod.sidecars.init_name):
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                # Argo assumes that a container with one of these exit codes was terminated on request
+                # Argo assumes that a container with one of these exit codes was terminated on
+                # request
                 is_terminated = process.code in TERMINATED_EXIT_CODES
-                result = ("Error", INIT_FAILED_MESSAGE) if is_terminated else ("Failed", f"{name}: {process.failure}")
+                if is_terminated:
+                    result = ("Error", INIT_FAILED_MESSAGE)
+                else:
+                    result = ("Failed", f"{name}: {process.failure}")
+
                 self._end(pod, *result, None)
             else:
                 self._spawn(pod)
+
             return
+
         collect = lambda: pod.collect(self.name, self._store)  # noqa: E731
-        if pod.sidecars or pod.archived_logs or (pod.template.get("outputs") or {}).get("artifacts"):
+        if (
+            pod.sidecars
+            or pod.archived_logs
+            or (pod.template.get("outputs") or {}).get("artifacts")
+        ):
             self._run_in_thread(pod, collect, self._on_collected)
         else:
             self._on_collected(pod, _complete(Future[Any](), collect))

@@ -1,14 +1,15 @@
 """A pod's file system tree without a container: the machine's `/`, but with private directories.
 
-A pod sees all files of the machine, except that /tmp and the directories of files that the manifest declares are
-private to it. So the path /tmp/out.txt is a different file in each pod: the file tmp/out.txt below the pod's root
-directory on the machine. In a system directory only the declared path is private; all other files are the machine's.
+A pod sees all files of the machine, except that /tmp and the directories of files that the manifest
+declares are private to it. So the path /tmp/out.txt is a different file in each pod: the file
+tmp/out.txt below the pod's root directory on the machine. In a system directory only the declared
+path is private; all other files are the machine's.
 
-As in a container, writes and deletions outside of the private directories never reach the machine: they go to an
-overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not allow an overlay, and on file
-systems mounted below the overlay, the pod can only read. If the user is root and the kernel allows it, one overlay
-covers the whole machine, and outputs behind links are read from this overlay; otherwise each directory of / has its
-own overlay.
+As in a container, writes and deletions outside of the private directories never reach the machine:
+they go to an overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not
+allow an overlay, and on file systems mounted below the overlay, the pod can only read. If the user
+is root and the kernel allows it, one overlay covers the whole machine, and outputs behind links are
+read from this overlay; otherwise each directory of / has its own overlay.
 /dev/shm is shared with the machine unless a volume is mounted there.
 """
 
@@ -25,25 +26,35 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-NEWNS, NEWUSER = 0x00020000, 0x10000000
-READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+NEWNS = 0x00020000
+NEWUSER = 0x10000000
+READ_ONLY = 1
+REMOUNT = 32
+BIND = 4096
+REC = 16384
+PRIVATE = 1 << 18
 LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep these flags
 DETACH = 2
 MAX_LINKS = 40  # the kernel follows at most 40 links
-MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # the system call mount_setattr of Linux 5.12
+# the system call mount_setattr of Linux 5.12
+MOUNT_SETATTR = 442
+RECURSIVE = 0x8000
+AT_FDCWD = -100
 KERNEL_DIRECTORIES = {"dev", "proc", "sys"}
 SYSTEM_DIRECTORIES = KERNEL_DIRECTORIES | {
     *("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"),
 }
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm"
-OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")  # an escaped character in mountinfo, for example a space
+# an escaped character in mountinfo, for example a space
+OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")
 LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
 
 
 def unsupported_path(paths: Iterable[str]) -> str | None:
-    """Return the first path that cannot be private (a system directory, or below /dev, /proc or /sys), or None."""
+    """Return the first path that cannot be private (a system directory, or below /dev, /proc or
+    /sys), or None."""
     for path in paths:
         top = _top_level(Path(path))
         if Path(path) != Path(SHM) and (
@@ -62,23 +73,34 @@ def path_in_root(root: Path, path: str) -> Path:
 
 
 def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
-    """Resolve all links of `path` in a pod; `host_path` maps a path without links to a file on this machine.
+    """Resolve all links of `path` in a pod; `host_path` maps a path without links to a file on this
+    machine.
 
     Raises OSError for a loop of links.
     """
-    resolved_path, remaining_names, link_count = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
+    resolved_path = Path("/")
+    remaining_names = [*reversed(Path(os.path.normpath(path)).parts[1:])]
+    link_count = 0
+
     while remaining_names:
         name = remaining_names.pop()
         file = host_path(resolved_path / name)
         if name == ".." or not file.is_symlink():
-            resolved_path = resolved_path.parent if name == ".." else resolved_path / name
+            if name == "..":
+                resolved_path = resolved_path.parent
+            else:
+                resolved_path = resolved_path / name
+
             continue
+
         link_count += 1
         if link_count > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
         target = Path(os.readlink(file))
         resolved_path = Path("/") if target.is_absolute() else resolved_path
         remaining_names += reversed([name for name in target.parts if name != "/"])
+
     return resolved_path
 
 
@@ -106,7 +128,8 @@ def available() -> bool:
 
 @cache
 def _root_overlay_supported() -> bool:
-    """Return True if one overlay can cover the whole machine; the result of one attempt is cached."""
+    """Return True if one overlay can cover the whole machine; the result of one attempt is
+    cached."""
 
     def mount() -> None:
         _enter_namespace(os.getuid(), os.getgid())
@@ -119,64 +142,101 @@ def _root_overlay_supported() -> bool:
 
 
 class View:
-    """The `/` of one container: the declared `paths` below `root`, and all other files of the machine.
+    """The `/` of one container: the declared `paths` below `root`, and all other files of the
+    machine.
 
     `binds`: (source, mount path, read only) of each mounted file or directory.
     """
 
     def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
         self.root = root
-        self.binds = [(source, os.path.normpath(path), read_only) for source, path, read_only in binds]
+        self.binds = [
+            (source, os.path.normpath(path), read_only) for source, path, read_only in binds
+        ]
         self.binds.sort(key=lambda bind: bind[1].count("/"))
         all_paths = [*paths, *(mount_path for _, mount_path, _ in self.binds if mount_path != SHM)]
-        self.declared_paths = [Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths]
-        self.private_top_levels = {"tmp"} | {_top_level(path) for path in self.declared_paths} - SYSTEM_DIRECTORIES
+        self.declared_paths = [
+            Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths
+        ]
+        self.private_top_levels = {"tmp"} | {
+            _top_level(path) for path in self.declared_paths
+        } - SYSTEM_DIRECTORIES
         self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
 
     def host_path(self, path: Path, must_exist: bool = False) -> Path:
         """Return the file on this machine for a pod's `path`; only its last part may be a link.
 
-        With `must_exist`, raises OSError if the pod's overlay does not exist or the file belongs to the machine.
+        With `must_exist`, raises OSError if the pod's overlay does not exist or the file belongs to
+        the machine.
         """
         for source, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
                 return source / path.relative_to(mount_path)
+
         if _top_level(path) in self.private_top_levels or any(
-            path.is_relative_to(declared_path) for declared_path in self.declared_paths if declared_path.parts[1:]
+            path.is_relative_to(declared_path)
+            for declared_path in self.declared_paths
+            if declared_path.parts[1:]
         ):
             return path_in_root(self.root, str(path))
+
         if self.fd is not None:
             return Path(f"/proc/self/fd/{self.fd}") / path.relative_to("/")
         if not os.path.lexists(Path("/", *path.parts[1:2])):
             return path_in_root(self.root, str(path))
+
         if must_exist:
-            raise OSError(errno.ENOENT, "a link leads out of the directories that the template names", str(path))
+            raise OSError(
+                errno.ENOENT,
+                "a link leads out of the directories that the template names",
+                str(path),
+            )
+
         return path
 
     def prepare(self, paths_to_keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepare the directories. Return a function that the new process calls, and that only makes system calls.
+        """Prepare the directories. Return a function that the new process calls, and that only
+        makes system calls.
 
         `paths_to_keep`: paths that must stay visible. Raises OSError.
         """
-        root, kept_paths = self.root, self._make_mount_points(paths_to_keep)
+        root = self.root
+        kept_paths = self._make_mount_points(paths_to_keep)
         # the mount points must exist before `_has_own_top_levels`
         covers_machine = _root_overlay_supported() and self._has_own_top_levels()
-        scratch, machine_mount_points = root / ".layers", _mount_points()
+        scratch = root / ".layers"
+        machine_mount_points = _mount_points()
         scratch.mkdir(exist_ok=True)
-        tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
+
+        tops = [
+            Path(entry.path)
+            for entry in os.scandir("/")
+            if entry.name not in self.private_top_levels
+        ]
+
         if covers_machine:
             view = scratch / "view"
             separate_mounts = [
-                top for top in tops if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points
+                top
+                for top in tops
+                if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points
             ]
         else:  # `root` is the view: it has the private files and the mounts of the machine
-            view, separate_mounts = root, [*_make_top_level(tops, root, self.declared_paths)]
-        mount_points = _mounts_below(machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES])
+            view = root
+            separate_mounts = [*_make_top_level(tops, root, self.declared_paths)]
+
+        mount_points = _mounts_below(
+            machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES]
+        )
         nested_mounts = {path: _mounts_below(machine_mount_points, [path]) for path in kept_paths}
-        private_names = [name for name in os.listdir(root) if covers_machine and name in self.private_top_levels]
+        private_names = [
+            name for name in os.listdir(root) if covers_machine and name in self.private_top_levels
+        ]
         all_binds = [*((path, str(path), None) for path in kept_paths), *self.binds]
-        view_binds = [(source, path_in_root(view, path), read_only) for source, path, read_only in all_binds]
+        view_binds = [
+            (source, path_in_root(view, path), read_only) for source, path, read_only in all_binds
+        ]
         view_binds.sort(key=lambda bind: len(bind[1].parts))
         self.sockets = parent_socket, child_socket = socket.socketpair()
         parent_socket.setblocking(False)
@@ -192,13 +252,17 @@ class View:
             if covers_machine:
                 view.mkdir()
                 _raise_on_error(not _mount_overlay(Path("/"), view, scratch / "machine"), "mount")
+
             for number, source in enumerate(separate_mounts):
                 _mount_layer(source, view / source.relative_to("/"), scratch / str(number))
+
             for name in private_names:
                 if (view / name).is_symlink() or not (view / name).is_dir():
                     (view / name).unlink(missing_ok=True)
                     (view / name).mkdir()
+
                 _bind(root / name, view / name, read_only=False)
+
             mirror(mount_points)
             for number, (source, target, read_only) in enumerate(view_binds):
                 if read_only is None:
@@ -206,17 +270,21 @@ class View:
                     mirror(nested_mounts[source])
                 else:
                     _bind(source, target, read_only)
+
             if covers_machine:
                 socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the overlays use the tmpfs
+                # the overlays use the tmpfs
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")
+
             os.chroot(view)
             os.chdir("/")
 
         return enter
 
     def child_started(self) -> None:
-        """Keep the overlay readable while this object exists. Must be called after each attempt to start a process."""
+        """Keep the overlay readable while this object exists. Must be called after each attempt to
+        start a process."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -229,42 +297,71 @@ class View:
         """Return True if every private file is in a top-level directory that belongs to the pod."""
         tops = [(_top_level(path), path) for path in self.declared_paths]
         return all(
-            top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops
+            top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir())
+            for top, path in tops
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
-        """Make the private directories and the mount points in them. Return the visible paths to mount in them."""
+        """Make the private directories and the mount points in them. Return the visible paths to
+        mount in them."""
         home = Path(os.environ.get("HOME", "/"))
         # a file directly below / does not need a directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
+
         for name in self.private_top_levels:
             if (self.root / name).is_symlink():  # an earlier attempt of this pod has left the link
                 (self.root / name).unlink()
+
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
             if _top_level(path) in self.private_top_levels:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
+
         (self.root / "tmp").chmod(0o1777)
         packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
-        visible_paths = {*paths_to_keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES_FOLDER, *packages}
-        paths_to_mount = [path for path in visible_paths if _top_level(path) in self.private_top_levels]
-        for source, path in [*(bind[:2] for bind in self.binds), *((path, str(path)) for path in paths_to_mount)]:
+
+        visible_paths = {
+            *paths_to_keep,
+            Path(sys.prefix),
+            Path(sys.base_prefix),
+            PACKAGES_FOLDER,
+            *packages,
+        }
+
+        paths_to_mount = [
+            path for path in visible_paths if _top_level(path) in self.private_top_levels
+        ]
+        for source, path in [
+            *(bind[:2] for bind in self.binds),
+            *((path, str(path)) for path in paths_to_mount),
+        ]:
             if path == SHM:
                 continue
+
             _make_mount_point(source, path_in_root(self.root, path))
             # a volume that is mounted above `path` also needs the mount point
             for outer_source, mount_path, _ in self.binds:
                 if path != mount_path and Path(path).is_relative_to(mount_path):
                     inner_path = Path("/", Path(path).relative_to(mount_path))
-                    final_path = resolve_links(str(inner_path), lambda inner: outer_source / inner.relative_to("/"))  # noqa: B023
+                    final_path = resolve_links(
+                        str(inner_path),
+                        lambda inner: outer_source / inner.relative_to("/"),  # noqa: B023
+                    )
                     if final_path != inner_path:
-                        raise OSError(errno.ELOOP, "a link leads from the mount path out of the volume", path)
+                        raise OSError(
+                            errno.ELOOP, "a link leads from the mount path out of the volume", path
+                        )
+
                     _make_mount_point(source, outer_source / Path(path).relative_to(mount_path))
+
         return paths_to_mount
 
 
 def enter_process_root(pid: int) -> Callable[[], None]:
-    """Return a function that moves a new process into the file system tree of process `pid`. Raises OSError."""
-    root, uid, gid = os.open(f"/proc/{pid}/root", os.O_PATH), os.getuid(), os.getgid()
+    """Return a function that moves a new process into the file system tree of process `pid`. Raises
+    OSError."""
+    root = os.open(f"/proc/{pid}/root", os.O_PATH)
+    uid = os.getuid()
+    gid = os.getgid()
 
     def enter() -> None:
         if uid:
@@ -278,15 +375,21 @@ def enter_process_root(pid: int) -> Callable[[], None]:
 
 def _mount_points() -> set[bytes]:
     with open("/proc/self/mountinfo", "rb") as table:
-        return {OCTAL_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
+        return {
+            OCTAL_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4])
+            for line in table
+        }
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """Return the mount points below the directories `layers`, which an overlay of a directory does not show."""
+    """Return the mount points below the directories `layers`, which an overlay of a directory does
+    not show."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mount_points: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
-        if not point.startswith(tuple(outer + b"/" for outer in mount_points)) and os.path.exists(point):
+        if not point.startswith(tuple(outer + b"/" for outer in mount_points)) and os.path.exists(
+            point
+        ):
             mount_points.append(point)
     return [Path(os.fsdecode(point)) for point in mount_points]
 
@@ -304,23 +407,30 @@ def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
         folder.mkdir()
     lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, layer))
     options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
-    return not all(  # an overlay of a user without privileges needs userxattr
+    # an overlay of a user without privileges needs userxattr
+    return not all(
         LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + extra))
         for extra in ("", ",userxattr")
     )
 
 
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
-    """Bind-mount `source` at `target`; `recursive`: `read_only` applies to all mounts below `target`."""
-    path, recursion = os.fsencode(target), RECURSIVE if recursive else 0
+    """Bind-mount `source` at `target`; `recursive`: `read_only` applies to all mounts below
+    `target`."""
+    path = os.fsencode(target)
+    recursion = RECURSIVE if recursive else 0
     _raise_on_error(LIBC.mount(os.fsencode(source), path, None, BIND | REC, None), "mount")
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
-    if read_only and LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, path, recursion, attributes, ctypes.sizeof(attributes)):
+    if read_only and LIBC.syscall(
+        MOUNT_SETATTR, AT_FDCWD, path, recursion, attributes, ctypes.sizeof(attributes)
+    ):
         flags = os.statvfs(target).f_flag & LOCKED_FLAGS | BIND | REMOUNT | READ_ONLY
         _raise_on_error(LIBC.mount(None, path, None, flags, None), "mount")
 
 
-def _make_top_level(tops: Iterable[Path], root: Path, declared_paths: Iterable[Path]) -> Iterator[Path]:
+def _make_top_level(
+    tops: Iterable[Path], root: Path, declared_paths: Iterable[Path]
+) -> Iterator[Path]:
     """Make mount points in `root` for the entries of /. Yield the directories to mount on them."""
     private_tree: dict[str, Any] = {}
     for path in declared_paths:
@@ -328,10 +438,12 @@ def _make_top_level(tops: Iterable[Path], root: Path, declared_paths: Iterable[P
             subtree = private_tree
             for name in path.parts[1:]:
                 subtree = subtree.setdefault(name, {})
+
     for source in tops:
         target = root / source.name
         if target.is_symlink():
             continue
+
         if source.is_symlink():
             target.symlink_to(os.readlink(source))
         elif source.name in private_tree:
@@ -342,13 +454,17 @@ def _make_top_level(tops: Iterable[Path], root: Path, declared_paths: Iterable[P
 
 
 def _mirror_around(source: Path, target: Path, private_tree: dict[str, Any]) -> Iterator[Path]:
-    """Make mount points for the entries of a system directory, except private entries. Yield the paths to mount."""
+    """Make mount points for the entries of a system directory, except private entries. Yield the
+    paths to mount."""
     target.mkdir(exist_ok=True)
+
     for entry in os.scandir(source):
         mount_point = target / entry.name
         if entry.name in private_tree:
             if private_tree[entry.name] and entry.is_dir():
-                yield from _mirror_around(source / entry.name, mount_point, private_tree[entry.name])
+                yield from _mirror_around(
+                    source / entry.name, mount_point, private_tree[entry.name]
+                )
         elif entry.is_symlink():
             if not mount_point.is_symlink():
                 mount_point.symlink_to(os.readlink(entry))
@@ -367,9 +483,14 @@ def _make_mount_point(source: Path, target: Path) -> None:
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
-    if uid or LIBC.unshare(NEWNS):  # the user is not root, or is root in a container that may not unshare
+    # the user is not root, or is root in a container that may not unshare
+    if uid or LIBC.unshare(NEWNS):
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
-        for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        for file, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
             descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)
             os.write(descriptor, text.encode())
             os.close(descriptor)

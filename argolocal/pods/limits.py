@@ -1,11 +1,14 @@
-"""Memory limits of containers, if this system allows a process to create cgroups next to or below its own cgroup.
+"""Memory limits of containers, if this system allows a process to create cgroups next to or below
+its own cgroup.
 
     memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
     memory.enter()                                    # in the container's process, before exec
-    memory.close()                                    # after the exit; then memory.limit_exceeded tells an OOM kill
+    memory.close()                                    # after the exit; then memory.limit_exceeded
+    tells an OOM kill
 
-Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
-have children that limit memory, so a new cgroup is a sibling of the runner's cgroup, below a user's systemd app.slice.
+Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with
+processes cannot have children that limit memory, so a new cgroup is a sibling of the runner's
+cgroup, below a user's systemd app.slice.
 """
 
 import contextlib
@@ -28,7 +31,11 @@ from argolocal.pods.filesystem import succeeds_in_child
 LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
 CGROUP_PREFIX = "argolocal-"  # a cgroup's name continues with the pid and start time of its creator
 # files that exist only in some kernels → content to write ("": the limit)
-OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
+OPTIONAL_FILES = {
+    "memory.memsw.limit_in_bytes": "",
+    "memory.swap.max": "0",
+    "memory.oom.group": "1",
+}
 PAUSES_S = [0.001 * 2**number for number in range(8)]  # seconds to wait while killed processes exit
 
 
@@ -36,7 +43,9 @@ class MemoryCgroup:
     """A cgroup with a memory limit; `limit_exceeded` is valid after `close`. Raises OSError."""
 
     def __init__(self, folder: Path, version: int, limit: int) -> None:
-        self.folder, self.version, self.limit_exceeded = folder, version, False
+        self.folder = folder
+        self.version = version
+        self.limit_exceeded = False
         folder.mkdir()
         try:
             _write(folder / CGROUP_LIMIT[version], str(limit))
@@ -64,6 +73,7 @@ class MemoryCgroup:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     for pid in (self.folder / "cgroup.procs").read_text().split():
                         os.kill(int(pid), signal.SIGKILL)
+
                 time.sleep(pause)
 
 
@@ -76,7 +86,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def memory_cgroup(container: Mapping[str, Any], name: str) -> MemoryCgroup | None:
-    """Create a cgroup for a container with a memory limit, or return None. Raises OSError, ValueError."""
+    """Create a cgroup for a container with a memory limit, or return None. Raises OSError,
+    ValueError."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = int(quantity(limits.get("memory") or 0))
     if not limit or not (parent := _cgroup_parent()):
@@ -108,7 +119,8 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups, and the cgroup version. Folders are tested once, in child processes."""
+    """Return the folder for new cgroups, and the cgroup version. Folders are tested once, in child
+    processes."""
     for folder, version in _candidates():
         _remove_abandoned_cgroups(folder)
         with contextlib.suppress(OSError):
@@ -132,21 +144,32 @@ def _remove_abandoned_cgroups(folder: Path) -> None:
 def _candidates() -> Iterator[tuple[Path, int]]:
     """Yield the runner's cgroup and its parent, if they can limit memory."""
     try:
-        mounts = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        mounts = [
+            line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        ]
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
         return
+
     for _, controllers, path in groups:
         version = 1 if controllers else 2
         if version == 1 and "memory" not in controllers.split(","):
             continue
+
         for mount, file_system in mounts:
             type, *_, options = file_system.split(" ")
-            if type != ("cgroup", "cgroup2")[version - 1] or (version == 1 and "memory" not in options.split(",")):
+            if type != ("cgroup", "cgroup2")[version - 1] or (
+                version == 1 and "memory" not in options.split(",")
+            ):
                 continue
+
             root, mount_point = mount.split(" ")[3:5]
             own_folder = Path(mount_point, os.path.relpath(path, root))
             for folder in (own_folder, own_folder.parent):
-                control_file = folder / (CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control")
-                if control_file.exists() and (version == 1 or "memory" in control_file.read_text().split()):
+                control_file = folder / (
+                    CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control"
+                )
+                if control_file.exists() and (
+                    version == 1 or "memory" in control_file.read_text().split()
+                ):
                     yield folder, version

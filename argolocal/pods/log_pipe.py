@@ -1,4 +1,5 @@
-"""Copies container output to logs through pipes, as container runtimes do: `> /dev/stdout` does not empty a log.
+"""Copies container output to logs through pipes, as container runtimes do: `> /dev/stdout` does not
+empty a log.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
@@ -34,15 +35,23 @@ class LogPipe:
     def __init__(self, log: Path, copy: Path | None = None) -> None:
         self.error: OSError | None = None
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path]
+            files = [
+                stack.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path
+            ]
             pipes = list[tuple[int, int]]()
             for _ in files:
                 pipes.append(os.pipe2(os.O_CLOEXEC))
                 for end in pipes[-1]:
                     stack.callback(os.close, end)
+
             stack.pop_all()
-        self.files, self.out, self.err = files, pipes[-1][1], pipes[0][1]
-        self.sinks = {read_end: files if write_end == self.out else files[:1] for read_end, write_end in pipes}
+
+        self.files = files
+        self.out = pipes[-1][1]
+        self.err = pipes[0][1]
+        self.sinks = {
+            read_end: files if write_end == self.out else files[:1] for read_end, write_end in pipes
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -57,11 +66,13 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copy at most one chunk. Return the chunk's size, -1 if no data is available, or 0 at the end."""
+        """Copy at most one chunk. Return the chunk's size, -1 if no data is available, or 0 at the
+        end."""
         try:
             chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
             return -1
+
         try:
             for file in self.sinks[read_end] if not self.error else []:
                 remaining_bytes = memoryview(chunk)
@@ -69,10 +80,12 @@ class LogPipe:
                     remaining_bytes = remaining_bytes[file.write(remaining_bytes) or 0 :]
         except OSError as error:  # a full disk does not stop the process, as with containers
             self.error = error
+
         return len(chunk)
 
     def finish(self) -> None:
-        """Copy the remaining output and close the pipes, although orphaned processes may still have them open."""
+        """Copy the remaining output and close the pipes, although orphaned processes may still have
+        them open."""
         _reader().end(self)
 
     def drain(self, read_end: int) -> None:
@@ -96,7 +109,9 @@ class _Reader(threading.Thread):
     def end(self, log_pipe: LogPipe) -> None:
         """Copy all output and close the pipes. Several threads may call this method."""
         with self.lock:
-            for read_end in [read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe]:
+            for read_end in [
+                read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe
+            ]:
                 log_pipe.drain(read_end)
                 self._close(read_end)
             for file in log_pipe.files:
@@ -111,7 +126,8 @@ class _Reader(threading.Thread):
         while True:
             for read_end, _ in self.ready.poll():
                 with self.lock:
-                    if (log_pipe := self.pipes.get(read_end)) and not log_pipe.read(read_end):
+                    log_pipe = self.pipes.get(read_end)
+                    if log_pipe and not log_pipe.read(read_end):
                         self._close(read_end)
 
 
@@ -123,7 +139,10 @@ def _reader() -> _Reader:
 @cache
 def _create_reader() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    maximum = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if hard == resource.RLIM_INFINITY:
+        maximum = MAX_OPEN_FILES
+    else:
+        maximum = min(MAX_OPEN_FILES, hard)
     if 0 <= soft < maximum:  # each pod needs a few file descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

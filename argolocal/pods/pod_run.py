@@ -1,10 +1,12 @@
 """One running pod: where its files are on this machine, and its outputs.
 
-    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collect(name, store)
+    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs =
+    pod.collect(name, store)
 
-A pod's private files are below its root directory (filesystem.py). Without mount namespaces, the paths that replace
-`{{inputs|outputs...path}}` in the manifest are paths on this machine. As in Argo, the failure of the main container
-takes precedence over missing outputs, and outputs are collected even after a failure.
+A pod's private files are below its root directory (filesystem.py). Without mount namespaces, the
+paths that replace `{{inputs|outputs...path}}` in the manifest are paths on this machine. As in
+Argo, the failure of the main container takes precedence over missing outputs, and outputs are
+collected even after a failure.
 """
 
 import json
@@ -38,27 +40,34 @@ Store = Callable[[dict[str, Any]], Any]
 
 @dataclass
 class PodRun:
-    """One pod. `work`: the future of a thread's result, and the callback that gets the future in the event loop."""
+    """One pod. `work`: the future of a thread's result, and the callback that gets the future in
+    the event loop."""
 
     action: Start
     root: Path
     log: Path
     process: Process | None = None
-    descriptors: dict[str, int] = field(default_factory=dict)  # name of a container → pidfd of its process
+    # name of a container → pidfd of its process
+    descriptors: dict[str, int] = field(default_factory=dict)
     work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
     sidecars: Sidecars | None = None
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
-    working_directory: str = "/"  # working directory of the main container; relative output paths start here
-    expand: Callable[[str], str] = str  # replaces $(NAME) in a text by the value of the main container's variable
+    # working directory of the main container; relative output paths start here
+    working_directory: str = "/"
+    # replaces $(NAME) in a text by the value of the main container's variable
+    expand: Callable[[str], str] = str
     kill_reason: str | None = None
     kill_at: float | None = None
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
-        """The paths of the pod's own files; None without mount namespaces, where all paths come from template tags."""
+        """The paths of the pod's own files; None without mount namespaces, where all paths come
+        from template tags."""
         if not filesystem.available():
             return None
-        own_paths = [os.path.join(self.working_directory, path) for path in declared_paths(self.template)]
+        own_paths = [
+            os.path.join(self.working_directory, path) for path in declared_paths(self.template)
+        ]
         return (*own_paths, *((SCRIPT_PATH,) if "script" in self.template else ()))
 
     @property
@@ -67,12 +76,19 @@ class PodRun:
 
     @property
     def group(self) -> ContainerSet | None:
-        return self.sidecars if isinstance(self.sidecars, ContainerSet) else None
+        if isinstance(self.sidecars, ContainerSet):
+            return self.sidecars
+        return None
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed, without sidecars, which `collect` ends last."""
-        return [*self.group.running.values()] if self.group else [self.process] if self.process else []
+        """The processes to signal when the pod is killed, without sidecars, which `collect` ends
+        last."""
+        if self.group:
+            return [*self.group.running.values()]
+        if self.process:
+            return [self.process]
+        return []
 
     @property
     def volumes_folder(self) -> Path:
@@ -84,12 +100,16 @@ class PodRun:
         """The logs that are saved as artifacts, by the name of the container."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        log_paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
+        log_paths = {container["name"]: self._log(container) for container in self._members()} | {
+            "main": self.log
+        }
         return {name: path for name, path in log_paths.items() if path.exists()}
 
     def journal_key(self, container: str) -> str:
         """Return the key of a container's process in the journal."""
-        return self.action.id if container == "main" else f"{self.action.id} {container}"
+        if container == "main":
+            return self.action.id
+        return f"{self.action.id} {container}"
 
     def _members(self) -> list[dict[str, Any]]:
         return (self.template.get("containerSet") or {}).get("containers") or []
@@ -112,9 +132,14 @@ class PodRun:
         """The file system tree of the main container."""
         if self.private_paths is None:
             return None
-        view = self.group.view if self.group else self.process.view if self.process else None
+        if self.group:
+            view = self.group.view
+        else:
+            view = self.process.view if self.process else None
         mounts = main_container(self.template).get("volumeMounts") or []
-        return view or filesystem.View(self.root, self.private_paths, bind_mounts(self.volumes, mounts, self.expand))
+        return view or filesystem.View(
+            self.root, self.private_paths, bind_mounts(self.volumes, mounts, self.expand)
+        )
 
     def container_run(self, container: dict[str, Any], namespace: str) -> ContainerRun:
         """Return a container of this pod."""
@@ -127,24 +152,33 @@ class PodRun:
         run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(workflow)]
         specs = self.template.get("volumes") or []
         self.volumes = volumes.create(
-            specs, self.volumes_folder, cluster, lambda path, name: field_value(run, path, name), run_claims
+            specs,
+            self.volumes_folder,
+            cluster,
+            lambda path, name: field_value(run, path, name),
+            run_claims,
         )
 
     def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
-        """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError, ValueError."""
+        """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError,
+        ValueError."""
         # the check before the run does not know images that come from parameters
         containers.check_images(self.template, self.action.pod, cluster)
         template = resolve_paths(self.template, self.root if self.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
-        if source := container.pop("source", ""):
+
+        source = container.pop("source", "")
+        if source:
             script = filesystem.path_in_root(self.root, SCRIPT_PATH)
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(source)
             script.chmod(0o755)
             path = str(script) if self.private_paths is None else SCRIPT_PATH
             container["args"] = [*(container.get("args") or []), path]
+
         for path in declared_paths(template) if self.private_paths is None else ():
             self.host(path).parent.mkdir(parents=True, exist_ok=True)
+
         run = replace(
             self.container_run(container, namespace),
             private_paths=self.private_paths,
@@ -155,6 +189,7 @@ class PodRun:
             self.sidecars = ContainerSet(template, run, cluster)
         elif any(template.get(kind) for kind in KINDS) and not self.sidecars:
             self.sidecars = Sidecars(template, run, cluster)
+
         return run
 
     def host(self, path: str, keep_final_link: bool = False) -> Path:
@@ -165,14 +200,17 @@ class PodRun:
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
         path = os.path.join(self.working_directory, path)
-        if not (view := self.view):
+
+        view = self.view
+        if not view:
             return filesystem.path_in_root(self.root, path)
+
         parent, _, name = os.path.normpath(path).rpartition("/")
-        resolved_path = (
-            filesystem.resolve_links(parent, view.host_path) / name
-            if keep_final_link
-            else filesystem.resolve_links(path, view.host_path)
-        )
+        if keep_final_link:
+            resolved_path = filesystem.resolve_links(parent, view.host_path) / name
+        else:
+            resolved_path = filesystem.resolve_links(path, view.host_path)
+
         return view.host_path(resolved_path, must_exist=True)
 
     def collect(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
@@ -180,38 +218,54 @@ class PodRun:
         sidecar_failure = self.sidecars.stop(GRACE_S) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
+
         if self.group:
-            code, failure = self.group.codes.get("main"), self.group.failure()
+            code = self.group.codes.get("main")
+            failure = self.group.failure()
         else:
             assert self.process
             code = self.process.code
             failure = f"main: {self.process.failure}" if code else ""
+
         outputs: Outputs = {} if code is None else {"exitCode": str(code)}
         errors: list[str] = []
         if self.action.capture and code is not None:
-            outputs |= _read_result(self.root / ".stdout")
+            outputs.update(_read_result(self.root / ".stdout"))
+
         output_specs = self.template.get("outputs") or {}
         for parameter in output_specs.get("parameters") or []:
             value = self._read_parameter(parameter)
             if value is None:
                 missing_path = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
-                errors.append(f"open /var/run/argo/outputs/parameters/{missing_path}: no such file or directory")
-            outputs.setdefault("parameters", []).append(parameter if value is None else {**parameter, "value": value})
+                errors.append(
+                    f"open /var/run/argo/outputs/parameters/{missing_path}: no such file or"
+                    " directory"
+                )
+
+            outputs.setdefault("parameters", []).append(
+                parameter if value is None else {**parameter, "value": value}
+            )
+
         artifact_errors: list[str] = []
         for artifact in output_specs.get("artifacts") or []:
             try:
                 location = (self.template.get("archiveLocation") or {}).get("s3")
-                link, file = self.host(artifact["path"], keep_final_link=True), self.host(artifact["path"])
-                if saved_artifact := artifacts.save(
+                link = self.host(artifact["path"], keep_final_link=True)
+                file = self.host(artifact["path"])
+
+                saved_artifact = artifacts.save(
                     artifact, link, file, self.root, self.action.pod, workflow, store, location
-                ):
+                )
+                if saved_artifact:
                     outputs.setdefault("artifacts", []).append(saved_artifact)
             except (ArtifactError, OSError) as error:
                 artifact_errors.append(str(error))
+
         for name, log in self.archived_logs.items():
             outputs.setdefault("artifacts", []).append(
                 artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
             )
+
         if artifact_errors:
             errors.append("".join(f"{failure}; " for failure in artifact_errors))
         if self.kill_reason or failure:
@@ -220,34 +274,47 @@ class PodRun:
             return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
         if sidecar_failure:
             return "Failed", sidecar_failure, outputs
+
         return "Succeeded", "", outputs
 
     def _read_parameter(self, parameter: dict[str, Any]) -> str | None:
         source = parameter.get("valueFrom") or {}
         if "path" not in source:
             return parameter.get("value", source.get("default"))
+
         try:
             file = self.host(source["path"])
             if not file.is_file():  # reading a pipe would block
                 raise FileNotFoundError(file)
+
             text = file.read_bytes().decode(errors="replace")
         except OSError:
             text = source.get("default")
-        return text.removesuffix("\n") if text is not None else None
+
+        if text is not None:
+            return text.removesuffix("\n")
+
+        return None
 
 
 def declared_paths(template: dict[str, Any]) -> Iterator[str]:
     """Yield the paths that a template declares."""
-    yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
+    yield from (
+        artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path")
+    )
     outputs = template.get("outputs") or {}
-    yield from (artifact["path"] for artifact in outputs.get("artifacts") or [] if artifact.get("path"))
+    yield from (
+        artifact["path"] for artifact in outputs.get("artifacts") or [] if artifact.get("path")
+    )
     for parameter in outputs.get("parameters") or []:
-        if path := (parameter.get("valueFrom") or {}).get("path"):
+        path = (parameter.get("valueFrom") or {}).get("path")
+        if path:
             yield path
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Return the template with the marked paths moved below `root`; without `root`, only remove the marks."""
+    """Return the template with the marked paths moved below `root`; without `root`, only remove the
+    marks."""
     text = to_json(template, ensure_ascii=False)
     if MARK not in text:
         return template
@@ -265,22 +332,34 @@ def _read_result(stdout: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raise ConfigError if a template, before tags are replaced, has paths that cannot be private to its pods."""
-    where, text = f'template "{template.get("name")}"', to_json(main_container(template))
-    literal_paths = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
+    """Raise ConfigError if a template, before tags are replaced, has paths that cannot be private
+    to its pods."""
+    where = f'template "{template.get("name")}"'
+    text = to_json(main_container(template))
+    literal_paths = [
+        mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []
+    ]
     declared_paths = [*literal_paths]
+
     for direction in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):
             for entry in (template.get(direction) or {}).get(kind) or []:
-                if path := entry.get("path") or (entry.get("valueFrom") or {}).get("path"):
+                path = entry.get("path") or (entry.get("valueFrom") or {}).get("path")
+                if path:
                     declared_paths.append(path)
                     if path in text or f"{direction}.{kind}.{entry['name']}.path" not in text:
                         literal_paths.append(path)
-    if invalid := filesystem.unsupported_path(declared_paths):
-        raise ConfigError(f"{where}: the path {invalid} is in a system directory: use a path below /tmp.")
+
+    invalid = filesystem.unsupported_path(declared_paths)
+    if invalid:
+        raise ConfigError(
+            f"{where}: the path {invalid} is in a system directory: use a path below /tmp."
+        )
+
     if literal_paths and not filesystem.available():
         raise ConfigError(
-            f"{where} contains the path {literal_paths[0]}, which its pods would share, because private mount "
-            "namespaces are not available here. "
-            "Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this path."
+            f"{where} contains the path {literal_paths[0]}, which its pods would share, because"
+            " private mount namespaces are not available here. Write"
+            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this"
+            " path."
         )

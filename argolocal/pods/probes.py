@@ -12,7 +12,8 @@ from argolocal.pods.containers import port_number
 
 
 class Probe:
-    """One probe of a container, with Kubernetes' defaults; `kind`: the key of the probe in `container`."""
+    """One probe of a container, with Kubernetes' defaults; `kind`: the key of the probe in
+    `container`."""
 
     def __init__(self, container: Mapping[str, Any], kind: str) -> None:
         probe: Mapping[str, Any] = container[kind]
@@ -25,16 +26,23 @@ class Probe:
         self.success_threshold = int(probe.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
-        """Return True if the container answers the request with 2xx or 3xx, or accepts the connection. Blocks."""
+        """Return True if the container answers the request with 2xx or 3xx, or accepts the
+        connection. Blocks."""
         target = self.http or self.tcp or {}
-        host, port = target.get("host") or ip, port_number(self.container, target["port"])
+        host = target.get("host") or ip
+        port = port_number(self.container, target["port"])
+
         if not self.http:
             with contextlib.suppress(OSError):
                 socket.create_connection((host, port), self.timeout).close()
                 return True
+
             return False
-        scheme, path = (target.get("scheme") or "HTTP").lower(), (target.get("path") or "/").removeprefix("/")
+
+        scheme = (target.get("scheme") or "HTTP").lower()
+        path = (target.get("path") or "/").removeprefix("/")
         headers = [(header["name"], header["value"]) for header in target.get("httpHeaders") or []]
+
         try:
             with web.request(
                 f"{scheme}://{host}:{port}/{path}",
@@ -49,7 +57,8 @@ class Probe:
             return False
 
     async def passes(self, ip: str) -> bool:
-        """Call `answers` in a new thread: a blocked probe delays neither other probes nor the exit of the process."""
+        """Call `answers` in a new thread: a blocked probe delays neither other probes nor the exit
+        of the process."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[bool] = loop.create_future()
 

@@ -1,10 +1,11 @@
-"""A container as a process of this machine, with the manifest's environment and a session of its own.
+"""A container as a process of this machine, with the manifest's environment and a session of its
+own.
 
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
-The process dies with its parent. Container and script templates use this module, and so do the controllers, for the
-pods of jobs and deployments. `root` is the pod's own directory; `private_paths` are its private paths, in addition to
-its volumes (see filesystem.py).
+The process dies with its parent. Container and script templates use this module, and so do the
+controllers, for the pods of jobs and deployments. `root` is the pod's own directory;
+`private_paths` are its private paths, in addition to its volumes (see filesystem.py).
 """
 
 import os
@@ -36,7 +37,8 @@ class StartError(OSError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Interpreter and import path of the command that applied a pod, which the pod uses, too (see Cluster.path)."""
+    """Interpreter and import path of the command that applied a pod, which the pod uses, too (see
+    Cluster.path)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -45,9 +47,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` overrides the container's variables; `stdout`: file for a copy of stdout.
+    """One container to run. `extra_env` overrides the container's variables; `stdout`: file for a
+    copy of stdout.
 
-    `volumes`: directories to mount. `root_pid`: a process whose file system tree the container shares.
+    `volumes`: directories to mount. `root_pid`: a process whose file system tree the container
+    shares.
     """
 
     name: str
@@ -76,7 +80,8 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """The termination message of a container: a file in memory, whose path is in program.TERMINATION_LOG."""
+    """The termination message of a container: a file in memory, whose path is in
+    program.TERMINATION_LOG."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -120,43 +125,67 @@ class Process(subprocess.Popen[bytes]):
     @property
     def code(self) -> int:
         """The exit code of a container: 128 + N for signal N."""
-        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+        if self.returncode >= 0:
+            return self.returncode
+        return 128 - self.returncode
 
     @property
     def reason(self) -> str:
         """Kubernetes' reason for the failure of the container."""
-        return "OOMKilled" if self.memory and self.memory.limit_exceeded else "Error"
+        if self.memory and self.memory.limit_exceeded:
+            return "OOMKilled"
+        return "Error"
 
     @property
     def failure(self) -> str:
         """Argo's message for the failure of the container, with the termination message."""
-        return f"{self.reason} (exit code {self.code})" + (f": {self.message.text}" if self.message.text else "")
+        return f"{self.reason} (exit code {self.code})" + (
+            f": {self.message.text}" if self.message.text else ""
+        )
 
 
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     """Start the process of a container, without waiting for its end.
 
-    Raises ConfigError or StartError for a container that cannot run, and OSError or ValueError for its memory limit.
+    Raises ConfigError or StartError for a container that cannot run, and OSError or ValueError for
+    its memory limit.
     """
-    container, origin = run.container, run.origin or Origin(path=cluster.path)
+    container = run.container
+    origin = run.origin or Origin(path=cluster.path)
     environment = container_environment(run, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
+
     args = container.get("args") or ([] if container.get("command") else image.args)
     if not (command or args):
         raise ConfigError(
             f"{run.name}: the command of container {container['name']} is missing, and the default "
             "command of its image is not known. Set the command."
         )
+
     arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
     directory = container.get("workingDir") or image.directory
-    _check_nul([("workingDir", directory or ""), *(("an argument", word) for word in arguments), *environment.items()])
+
+    _check_nul(
+        [
+            ("workingDir", directory or ""),
+            *(("an argument", word) for word in arguments),
+            *environment.items(),
+        ]
+    )
+
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = origin.python if image.python == sys.executable else image.python
+
     run.root.mkdir(parents=True, exist_ok=True)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
-    private_paths = _add_working_directory(run, directory) if directory else run.private_paths
+
+    if directory:
+        private_paths = _add_working_directory(run, directory)
+    else:
+        private_paths = run.private_paths
+
     if private_paths is not None and run.root_pid:
         enter = filesystem.enter_process_root(run.root_pid)
     elif private_paths is not None:
@@ -165,10 +194,13 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         workloads = [Path(folder) for folder in origin.path.split(os.pathsep) if folder]
         view = filesystem.View(run.root, private_paths, binds)
         enter = view.prepare([*workloads, Path(origin.prefix)])
+
     with LogPipe(run.log, run.stdout) as log_pipe:
-        memory, message = limits.memory_cgroup(container, f"{run.name}.{container['name']}"), TerminationMessage()
+        memory = limits.memory_cgroup(container, f"{run.name}.{container['name']}")
+        message = TerminationMessage()
+
         try:
-            environment |= message.variable
+            environment.update(message.variable)
             process = Process(
                 arguments,
                 env=environment,
@@ -184,12 +216,18 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
             message.read()
             if memory:
                 memory.close()
+
             raise
         finally:
             if view:
                 view.child_started()
-    process.environment, process.log_pipe, process.message = environment, log_pipe, message
-    process.memory, process.view = memory, view
+
+    process.environment = environment
+    process.log_pipe = log_pipe
+    process.message = message
+    process.memory = memory
+    process.view = view
+
     return process
 
 
@@ -201,7 +239,8 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
 
 
 def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """Return the private paths, with the working directory if it does not exist: container runtimes would create it.
+    """Return the private paths, with the working directory if it does not exist: container runtimes
+    would create it.
 
     Raises StartError, and ConfigError if pods cannot have private directories.
     """
@@ -211,23 +250,33 @@ def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...]
         raise StartError(f"mkdir {directory}: file name too long")
     if os.path.exists(directory):
         return run.private_paths
+
     if filesystem.unsupported_path([directory]) or not filesystem.available():
         raise ConfigError(
-            f"{run.name}: the working directory {directory} cannot be created here. Use a path below /tmp."
+            f"{run.name}: the working directory {directory} cannot be created here. Use a path"
+            " below /tmp."
         )
+
     return (*(run.private_paths or ()), directory)
 
 
 def missing_command_message(error: OSError) -> str:
     """Return the message of Argo's executor (Go's exec.LookPath) for a missing command."""
-    name, reason = str(error.filename), "permission denied"
+    name = str(error.filename)
+    reason = "permission denied"
     if isinstance(error, FileNotFoundError):
-        reason = f"stat {name}: no such file or directory" if "/" in name else "executable file not found in $PATH"
+        if "/" in name:
+            reason = f"stat {name}: no such file or directory"
+        else:
+            reason = "executable file not found in $PATH"
     return f'failed to find name in PATH: exec: "{name}": {reason}'
 
 
 def _make_child_setup(
-    parent: int, memory: limits.MemoryCgroup | None, enter: Callable[[], None] | None, directory: str | None
+    parent: int,
+    memory: limits.MemoryCgroup | None,
+    enter: Callable[[], None] | None,
+    directory: str | None,
 ) -> Callable[[], None]:
     """Return the function that the new process calls before exec."""
 
@@ -240,34 +289,46 @@ def _make_child_setup(
         if enter:
             enter()
             if directory:
-                os.makedirs(directory, exist_ok=True)  # the directory is private: see _add_working_directory
+                # the directory is private: see _add_working_directory
+                os.makedirs(directory, exist_ok=True)
                 os.chdir(directory)
 
     return set_up_child
 
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
-    """Return PATH, HOME, LANG and HOSTNAME, then the variables in the kubelet's order: envFrom, env, `extra_env`."""
-    container, origin = run.container, run.origin or Origin(path=cluster.path)
+    """Return PATH, HOME, LANG and HOSTNAME, then the variables in the kubelet's order: envFrom,
+    env, `extra_env`."""
+    container = run.container
+    origin = run.origin or Origin(path=cluster.path)
+
     variables = {
-        "PATH": f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": (
+            f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        ),
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
         "HOSTNAME": run.name[:MAX_HOSTNAME].rstrip("-."),
     } | dict(cluster.service_variables())
-    variables |= {program.variable("PATH"): origin.path} if origin.path else {}
-    variables |= cluster.image(container["image"]).env
+
+    variables.update({program.variable("PATH"): origin.path} if origin.path else {})
+    variables.update(cluster.image(container["image"]).env)
     _check_names(run)
+
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:
                 values = _read_object(run, read, source[kind])
-                variables |= {source.get("prefix", "") + key: value for key, value in values.items()}
+                variables.update(
+                    {source.get("prefix", "") + key: value for key, value in values.items()}
+                )
+
     for variable in container.get("env") or []:
         value = _variable_value(run, variable, cluster)
         if value is not None:
             variables[variable["name"]] = expand_variables(value, variables)
+
     return variables | dict(run.extra_env) | {program.POD: str(run.root)}
 
 
@@ -275,12 +336,19 @@ def _check_names(run: ContainerRun) -> None:
     """Raise ConfigError for the name of an environment variable that the API server rejects."""
     container = run.container
     prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
-    names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
+
+    names_by_field = {
+        "env": [variable["name"] for variable in container.get("env") or []],
+        "envFrom": prefixes,
+    }
     for key, names in names_by_field.items():
         for index, name in enumerate(names):
             if not ENVIRONMENT_NAME.fullmatch(name):
                 where = f'Pod "{run.name}" is invalid: {container["name"]}.{key}[{index}]'
-                raise ConfigError(f"{where} is {name!r}: it must consist of printable ASCII characters except '='.")
+                raise ConfigError(
+                    f"{where} is {name!r}: it must consist of printable ASCII characters except"
+                    " '='."
+                )
 
 
 def _read_object(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
@@ -299,31 +367,40 @@ def _variable_value(run: ContainerRun, variable: Mapping[str, Any], cluster: Clu
     source = variable.get("valueFrom")
     if not source:
         return str(variable.get("value") or "")
+
     for kind, read in (("configMapKeyRef", cluster.configmap), ("secretKeyRef", cluster.secret)):
-        if reference := source.get(kind):
+        reference = source.get(kind)
+        if reference:
             values = _read_object(run, read, reference)
             if reference["key"] in values:
                 return values[reference["key"]]
             if reference.get("optional"):
                 return None
+
             raise ConfigError(
                 f"{run.name}: {reference['name']} does not contain {reference['key']!r} "
                 f"(for the variable {variable['name']})."
             )
+
     return field_value(run, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
 
 
 def field_value(run: ContainerRun, path: str, name: str) -> str:
     """Return the value of a fieldRef to `path` for the variable `name`. Raises ConfigError."""
     if path not in FIELDS:
-        raise ConfigError(f"{run.name}: the fieldPath {path!r} of {name} must be one of {', '.join(FIELDS)}.")
+        raise ConfigError(
+            f"{run.name}: the fieldPath {path!r} of {name} must be one of {', '.join(FIELDS)}."
+        )
     return FIELDS[path](run)
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by the variable's value, if the variable exists, and `$$` by `$`, as the kubelet does."""
+    """Replace `$(NAME)` by the variable's value, if the variable exists, and `$$` by `$`, as the
+    kubelet does."""
 
     def substitute(match: re.Match[str]) -> str:
-        return "$" if match[1] is None else environment.get(match[1], match[0])
+        if match[1] is None:
+            return "$"
+        return environment.get(match[1], match[0])
 
     return VARIABLE.sub(substitute, text)

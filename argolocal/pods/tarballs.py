@@ -1,4 +1,5 @@
-"""Reads an untrusted gzipped tar forwards, with limits on the size of a header and on the number of gzip members."""
+"""Reads an untrusted gzipped tar forwards, with limits on the size of a header and on the number of
+gzip members."""
 
 import io
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
-# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
-MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
+# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is
+# small
+MAX_SMALL_MEMBERS = 10_000
+SMALL_MEMBER_BYTES = 1024
 CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
 
 
@@ -24,7 +27,8 @@ class Entry(tarfile.TarInfo):
 
 
 class GzipMembers(io.RawIOBase):
-    """The decompressed members of a gzip file; to limit the time, only few members may be (almost) empty."""
+    """The decompressed members of a gzip file; to limit the time, only few members may be (almost)
+    empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,11 +56,16 @@ class GzipMembers(io.RawIOBase):
                 self.input = data.lstrip(b"\0")  # removes the padding between members
                 if not data:
                     return 0
+
                 if self.input:
                     self.small_members -= 1
                     if self.small_members < 0:
-                        raise tarfile.ReadError(f"its gzip members have fewer than {SMALL_MEMBER_BYTES} bytes each")
+                        raise tarfile.ReadError(
+                            f"its gzip members have fewer than {SMALL_MEMBER_BYTES} bytes each"
+                        )
+
                     self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
                 continue
 
             out = self.decoder.decompress(data, len(buffer))
@@ -79,7 +88,8 @@ class GzipMembers(io.RawIOBase):
 
 
 class TarStream:
-    """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still return."""
+    """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still
+    return."""
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)

@@ -1,7 +1,8 @@
-"""Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected, downwardAPI and claims.
+"""Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected,
+downwardAPI and claims.
 
-A claim is a directory in the home; it outlives pods, and also runs unless they delete their claims. Sources: Argo's
-addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
+A claim is a directory in the home; it outlives pods, and also runs unless they delete their claims.
+Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 
 import os
@@ -32,74 +33,116 @@ class VolumeDirectory:
 
 def delete(cluster: Any, volume: Volume) -> None:
     """Remove a claim and its contents."""
-    shutil.rmtree(_claim_path(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
+    shutil.rmtree(
+        _claim_path(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True
+    )
 
 
 def create(
-    volumes: list[Volume], folder: Path, cluster: Any, field_value: FieldValue, run_claims: Collection[str]
+    volumes: list[Volume],
+    folder: Path,
+    cluster: Any,
+    field_value: FieldValue,
+    run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
-    """Create the directories of volumes; `run_claims`: the names of the claims that the run creates.
+    """Create the directories of volumes; `run_claims`: the names of the claims that the run
+    creates.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
     directories: dict[str, VolumeDirectory] = {}
+
     for volume in volumes:
         name = volume["name"]
         object_names.LABEL.check(name, "the name of a volume")
-        if claim := volume.get("persistentVolumeClaim"):
+
+        claim = volume.get("persistentVolumeClaim")
+        if claim:
             path = _claim_path(cluster, claim["claimName"])
-            if claim["claimName"] not in run_claims and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
+            if claim["claimName"] not in run_claims and not cluster.find(
+                "PersistentVolumeClaim", claim["claimName"]
+            ):
                 raise ConfigError(
-                    f"volume {name}: the PersistentVolumeClaim {claim['claimName']!r} does not exist here: add it to "
-                    "the Workflow's file, separated by ---, or use volumeClaimTemplates."
+                    f"volume {name}: the PersistentVolumeClaim {claim['claimName']!r} does not"
+                    " exist here: add it to the Workflow's file, separated by ---, or use"
+                    " volumeClaimTemplates."
                 )
+
             path.mkdir(parents=True, exist_ok=True)
             directories[name] = VolumeDirectory(path, bool(claim.get("readOnly")))
             continue
+
         path = folder / name
         directories[name] = VolumeDirectory(path, any(kind in volume for kind in READ_ONLY_KINDS))
         path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
+
         for file, content, mode in _files(volume, cluster, field_value):
             if not (path / file).resolve().is_relative_to(path.resolve()):
-                raise ConfigError(f"volume {name}: the path {file!r} leads out of it. Use a path inside the volume.")
+                raise ConfigError(
+                    f"volume {name}: the path {file!r} leads out of it. Use a path inside the"
+                    " volume."
+                )
+
             (path / file).parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            with open(
+                os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+            ) as out:
                 out.write(content)
                 os.fchmod(out.fileno(), mode)
+
     return directories
 
 
 def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) -> None:
-    """Remove the volumes below `folder` that have contents of Secrets and ConfigMaps, which must not stay on disk."""
+    """Remove the volumes below `folder` that have contents of Secrets and ConfigMaps, which must
+    not stay on disk."""
     for directory in directories.values():
         if directory.read_only and directory.path.is_relative_to(folder):
             shutil.rmtree(directory.path, ignore_errors=True)
 
 
 def bind_mounts(
-    volumes: Mapping[str, VolumeDirectory], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
+    volumes: Mapping[str, VolumeDirectory],
+    mounts: list[Mapping[str, Any]],
+    expand: Callable[[str], str] = str,
 ) -> list[tuple[Path, str, bool]]:
-    """Return (source, mount path, read only) of a container's volume mounts; `expand` evaluates subPathExpr.
+    """Return (source, mount path, read only) of a container's volume mounts; `expand` evaluates
+    subPathExpr.
 
     Raises ConfigError for a missing subPath in a read-only volume.
     """
     binds = []
+
     for mount in mounts:
         volume = volumes.get(mount["name"])
         if volume is None:
             raise ConfigError(f"volume '{mount['name']}' not found in workflow spec")
+
         sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
         path = volume.path / sub_path
         if not path.resolve().is_relative_to(volume.path.resolve()):
-            raise ConfigError(f"volume {mount['name']}: {sub_path!r} leads out of it. Use a path inside the volume.")
+            raise ConfigError(
+                f"volume {mount['name']}: {sub_path!r} leads out of it. Use a path inside the"
+                " volume."
+            )
+
         if not path.exists():
             if volume.read_only:
-                raise ConfigError(f"volume {mount['name']}: {sub_path!r} does not exist in the volume.")
+                raise ConfigError(
+                    f"volume {mount['name']}: {sub_path!r} does not exist in the volume."
+                )
+
             path.mkdir(parents=True)
+
         mount_path = os.path.join("/", mount["mountPath"])
         if filesystem.unsupported_path([mount_path]):
-            raise ConfigError(f"volume {mount['name']}: {mount_path} is in a system directory. Use a path below /tmp.")
+            raise ConfigError(
+                f"volume {mount['name']}: {mount_path} is in a system directory. Use a path below"
+                " /tmp."
+            )
+
         binds.append((path, mount_path, bool(volume.read_only or mount.get("readOnly"))))
+
     return sorted(binds, key=lambda bind: bind[1].count("/"))
 
 
@@ -114,10 +157,16 @@ def _files(
     """Yield path, content and mode of every file of a volume."""
     for kind in READ_ONLY_KINDS:
         source = volume.get(kind) or {}
-        default = mode if source.get("defaultMode") is None else int(source["defaultMode"])
+        if source.get("defaultMode") is None:
+            default = mode
+        else:
+            default = int(source["defaultMode"])
+
         if kind == "projected":
             for projection in source.get("sources") or []:
-                yield from _files({"name": volume["name"], **projection}, cluster, field_value, default)
+                yield from _files(
+                    {"name": volume["name"], **projection}, cluster, field_value, default
+                )
         elif kind == "downwardAPI":
             for item in source.get("items") or []:
                 text = field_value(item["fieldRef"]["fieldPath"], item["path"])
@@ -127,22 +176,34 @@ def _files(
                 yield path, content, default if file_mode is None else file_mode
 
 
-def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> Iterator[tuple[str, bytes, int | None]]:
-    name, kind = source.get("secretName") or source["name"], "ConfigMap" if kind == "configMap" else "Secret"
+def _keys(
+    kind: str, source: Mapping[str, Any], volume: str, cluster: Any
+) -> Iterator[tuple[str, bytes, int | None]]:
+    name = source.get("secretName") or source["name"]
+    kind = "ConfigMap" if kind == "configMap" else "Secret"
+
     data = cluster.files(kind, name)
     if data is None and source.get("optional"):
         return
+
     if data is None:
         raise ConfigError(
             f"volume {volume}: the {kind} {name!r} does not exist here: add it to the "
             "Workflow's file, separated by ---."
         )
+
     items = source.get("items")
     for item in [{"key": key, "path": key} for key in data] if items is None else items:
         if item["key"] in data:
-            yield item["path"], data[item["key"]], None if item.get("mode") is None else int(item["mode"])
+            yield (
+                item["path"],
+                data[item["key"]],
+                None if item.get("mode") is None else int(item["mode"]),
+            )
         elif not source.get("optional"):
-            raise ConfigError(f"volume {volume}: the {kind} {name!r} does not contain the key {item['key']!r}.")
+            raise ConfigError(
+                f"volume {volume}: the {kind} {name!r} does not contain the key {item['key']!r}."
+            )
 
 
 def check_without_mounts(volumes: list[Volume], pod: str) -> None:
@@ -150,13 +211,14 @@ def check_without_mounts(volumes: list[Volume], pod: str) -> None:
     for volume in volumes:
         if "emptyDir" not in volume:
             raise ConfigError(
-                f"{pod}: the volume {volume['name']} needs private mount namespaces, which are not available here. "
-                "Remove the volume, or use another machine."
+                f"{pod}: the volume {volume['name']} needs private mount namespaces, which are not"
+                " available here. Remove the volume, or use another machine."
             )
 
 
 def check_pod(spec: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for a volume or a mount of a PodSpec that is invalid, or that pods here do not support."""
+    """Raise ConfigError for a volume or a mount of a PodSpec that is invalid, or that pods here do
+    not support."""
     _check_volumes(spec, where)
     names = {volume["name"] for volume in spec.get("volumes") or []}
     for index, volume in enumerate(spec.get("volumes") or []):
@@ -171,27 +233,46 @@ def _check_volumes(owner: Mapping[str, Any], where: str) -> None:
     for index, volume in enumerate(owner.get("volumes") or []):
         kinds = [key for key in volume if key != "name" and volume[key] is not None]
         if len(kinds) != 1:
-            raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one kind.")
+            raise ConfigError(
+                f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one kind."
+            )
         object_names.LABEL.check(volume.get("name"), f"{where}: the name of a volume")
 
 
 def _check_mount(mount: Mapping[str, Any], names: Collection[str], where: str) -> None:
     if mount["name"] not in names:
         valid_names = ", ".join(sorted(names)) or "one of spec.volumes"
-        raise ConfigError(f"{where} mounts {mount['name']!r}, which is not a volume: it must be {valid_names}.")
+        raise ConfigError(
+            f"{where} mounts {mount['name']!r}, which is not a volume: it must be {valid_names}."
+        )
 
 
 def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
-    """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
-    shared_volumes = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
+    """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one
+    kind."""
+    shared_volumes = [
+        *(spec.get("volumes") or []),
+        *((spec.get("templateDefaults") or {}).get("volumes") or []),
+    ]
     claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
-    if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]) not in GC_STRATEGIES:
-        raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC_STRATEGIES)}.")
+
+    strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]
+    if strategy not in GC_STRATEGIES:
+        raise ConfigError(
+            f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of"
+            f" {', '.join(GC_STRATEGIES)}."
+        )
+
     for owner, where in [(spec, "spec"), *templates]:
         _check_volumes(owner, where)
+
     for claim in claims:
         object_names.LABEL.check(claim["name"], "spec: the name of a volume")
+
     for template, where in templates:
-        names = {volume["name"] for volume in [*(template.get("volumes") or []), *shared_volumes, *claims]}
+        names = {
+            volume["name"]
+            for volume in [*(template.get("volumes") or []), *shared_volumes, *claims]
+        }
         for mount in mounts(template):
             _check_mount(mount, names, where)

@@ -1,10 +1,11 @@
-"""Requests to web addresses as Go's client sends them: http and https only; redirections do not leak credentials.
+"""Requests to web addresses as Go's client sends them: http and https only; redirections do not
+leak credentials.
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as answer: ...
 
-After a redirection to another host that is not a subdomain of the first host, no request has LOGIN_HEADERS; the
-comparison ignores ports. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier,
-shouldCopyHeaderOnRedirect, refererForURL).
+After a redirection to another host that is not a subdomain of the first host, no request has
+LOGIN_HEADERS; the comparison ignores ports. Source: Go's net/http/client.go (redirectBehavior,
+makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
 import base64
@@ -20,7 +21,14 @@ from typing import Any, BinaryIO
 from urllib.parse import SplitResult
 
 MAX_REDIRECTS = 10
-LOGIN_HEADERS = ("authorization", "www-authenticate", "cookie", "cookie2", "proxy-authorization", "proxy-authenticate")
+LOGIN_HEADERS = (
+    "authorization",
+    "www-authenticate",
+    "cookie",
+    "cookie2",
+    "proxy-authorization",
+    "proxy-authenticate",
+)
 BODY_HEADERS = ("content-encoding", "content-language", "content-location", "content-type")
 REDIRECTS = (301, 302, 303, 307, 308)
 PASSWORD_PATTERN = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
@@ -28,11 +36,13 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request without a complete answer. `url`: the address that failed, without its password; `cause`: the error."""
+    """A request without a complete answer. `url`: the address that failed, without its password;
+    `cause`: the error."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
-        self.url, self.cause = url, cause
+        self.url = url
+        self.cause = cause
 
 
 def request(
@@ -52,35 +62,61 @@ def request(
     context = None
     if not verify:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    first_parts, referer = _split(url), ""
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+
+    first_parts = _split(url)
+    referer = ""
     remaining_headers = {name.lower(): (name, value) for name, value in headers}
+
     for _ in range(MAX_REDIRECTS + 1):
         sent_headers = dict(remaining_headers.values()) | (
             {} if "referer" in remaining_headers or not referer else {"Referer": referer}
         )
         answer = _send(url, method, sent_headers, body, timeout, context, proxies)
+
         location = answer.headers.get("Location")
         if answer.status not in REDIRECTS or not location:
             return answer
-        previous_url, url = url, _redirect_target(url, location)
-        previous_parts, parts = _split(previous_url), _split(url)
+
+        previous_url = url
+        url = _redirect_target(url, location)
+        previous_parts = _split(previous_url)
+
+        parts = _split(url)
         if not leave_host and parts.hostname != previous_parts.hostname:
             return answer
+
         answer.close()
-        dropped_headers = () if _is_within(parts, first_parts) else LOGIN_HEADERS
+        if _is_within(parts, first_parts):
+            dropped_headers = ()
+        else:
+            dropped_headers = LOGIN_HEADERS
+
         if answer.status < 307:
-            method, body = method if method in ("GET", "HEAD") else "GET", None
+            method = method if method in ("GET", "HEAD") else "GET"
+            body = None
             dropped_headers += BODY_HEADERS
+
         if urllib.parse.urlsplit(_quote(location)).netloc:
             dropped_headers += ("host",)
-        remaining_headers = {name: header for name, header in remaining_headers.items() if name not in dropped_headers}
-        referer = _without_user(previous_url) if (previous_parts.scheme, parts.scheme) != ("https", "http") else ""
+
+        remaining_headers = {
+            name: header
+            for name, header in remaining_headers.items()
+            if name not in dropped_headers
+        }
+        if (previous_parts.scheme, parts.scheme) != ("https", "http"):
+            referer = _without_user(previous_url)
+        else:
+            referer = ""
+
     raise WebError(hide_password(url), f"stopped after {MAX_REDIRECTS} redirects")
 
 
 def copy(answer: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
-    """Write the body of an answer to a file. Raises OSError, and WebError if the body is incomplete or too long."""
+    """Write the body of an answer to a file. Raises OSError, and WebError if the body is incomplete
+    or too long."""
     size = 0
     while data := _read(answer):
         size += file.write(data)
@@ -90,7 +126,8 @@ def copy(answer: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
 
 def _read(answer: HTTPResponse) -> bytes:
     try:
-        if not (data := answer.read(1 << 20)) and answer.length:
+        data = answer.read(1 << 20)
+        if not data and answer.length:
             raise WebError(answer.url, "unexpected EOF")
     except (OSError, ValueError, HTTPException) as error:
         raise WebError(answer.url, error) from error
@@ -108,21 +145,33 @@ def _send(
 ) -> HTTPResponse:
     parts = _split(url)
     if parts.username is not None and not any(name.lower() == "authorization" for name in headers):
-        user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
-        headers = headers | {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-    # the default opener would also read files, follow redirections, and raise an error for some statuses
+        user, password = (
+            urllib.parse.unquote(text or "") for text in (parts.username, parts.password)
+        )
+        headers = headers | {
+            "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        }
+
+    # the default opener would also read files, follow redirections, and raise an error for some
+    # statuses
     opener = urllib.request.OpenerDirector()
-    handlers: list[Any] = [urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)]
+    handlers: list[Any] = [
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=context),
+    ]
     if proxies and not _is_local(parts.hostname or ""):
         handlers.append(urllib.request.ProxyHandler())
+
     for handler in handlers:
         opener.add_handler(handler)
+
     try:
         http_request = urllib.request.Request(
             _without_user(url), body, {"User-Agent": "Go-http-client/1.1"}, method=method
         )
         for name, value in headers.items():
             http_request.add_header(name, value)
+
         return opener.open(http_request, timeout=timeout)
     except (OSError, ValueError, HTTPException) as error:
         raise WebError(hide_password(url), getattr(error, "reason", error)) from error
@@ -132,7 +181,9 @@ def _redirect_target(url: str, location: str) -> str:
     try:
         return urllib.parse.urljoin(url, _quote(location))
     except ValueError as error:
-        raise WebError(hide_password(url), f"failed to parse Location header {location!r}: {error}") from None
+        raise WebError(
+            hide_password(url), f"failed to parse Location header {location!r}: {error}"
+        ) from None
 
 
 def _quote(location: str) -> str:
@@ -154,8 +205,10 @@ def _split(url: str) -> SplitResult:
 
 
 def _is_within(parts: SplitResult, first_parts: SplitResult) -> bool:
-    """Return True if the host of `parts` is the host of `first_parts` or its subdomain (not for IPv6 addresses)."""
-    host, parent = parts.hostname or "", first_parts.hostname or ""
+    """Return True if the host of `parts` is the host of `first_parts` or its subdomain (not for
+    IPv6 addresses)."""
+    host = parts.hostname or ""
+    parent = first_parts.hostname or ""
     return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
 
 

@@ -1,9 +1,11 @@
-"""This machine as the cluster that a manifest runs on, with ConfigMaps, Secrets, images, addresses and object store.
+"""This machine as the cluster that a manifest runs on, with ConfigMaps, Secrets, images, addresses
+and object store.
 
     cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
 
-All state is in the home: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An optional `images.yaml` in
-the home maps images to local commands: `alpine/git:v2: {command: [git], env: {A: b}}`.
+All state is in the home: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An
+optional `images.yaml` in the home maps images to local commands: `alpine/git:v2: {command: [git],
+env: {A: b}}`.
 """
 
 import base64
@@ -31,15 +33,23 @@ if TYPE_CHECKING:
     from argolocal.controllers.deployment import Deployments
     from argolocal.controllers.kinds import Kinds
 
-STORABLE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-MAX_ADDRESSES = 1000  # number of pods that keep their address; the addresses of older pods are assigned again
+STORABLE_KINDS = (
+    "WorkflowTemplate",
+    "ClusterWorkflowTemplate",
+    "ConfigMap",
+    "Secret",
+    "PersistentVolumeClaim",
+)
+# number of pods that keep their address; the addresses of older pods are assigned again
+MAX_ADDRESSES = 1000
 
 
 class LocalCluster:
     """The cluster whose state is in `home` (default: the home that commands use).
 
-    `images` maps images to local commands (default: images.yaml), `kinds` are the kinds that can be applied, and
-    `store` returns an artifact's object store from its `s3` (default: a folder of the home for each bucket).
+    `images` maps images to local commands (default: images.yaml), `kinds` are the kinds that can be
+    applied, and `store` returns an artifact's object store from its `s3` (default: a folder of the
+    home for each bucket).
     """
 
     bucket = "argolocal"  # bucket of artifacts that do not name a bucket
@@ -54,12 +64,14 @@ class LocalCluster:
     ) -> None:
         self.home = (home or homes.current()).resolve()
         self.images = Image.read_table(self.home / "images.yaml") if images is None else images
-        self._kinds, self._stores = kinds, store
+        self._kinds = kinds
+        self._stores = store
         self._polled_at = 0.0
 
     @property
     def path(self) -> str:
-        """Folders of modules that pods import, separated as in PYTHONPATH; pods see the folders at the same paths."""
+        """Folders of modules that pods import, separated as in PYTHONPATH; pods see the folders at
+        the same paths."""
         return os.environ.get(program.variable("PATH"), "")
 
     @cached_property
@@ -77,15 +89,18 @@ class LocalCluster:
 
     def keep_running(self) -> None:
         """Restart supervisors that died."""
-        if (self.home / "objects/Deployment").exists():  # saves the import of the controller (30 ms)
+        # saves the import of the controller (30 ms)
+        if (self.home / "objects/Deployment").exists():
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the ConfigMaps and Secrets that are not stored: (kind, name) → function that returns the data."""
+        """Return the ConfigMaps and Secrets that are not stored: (kind, name) → function that
+        returns the data."""
         return {}
 
     def configmap(self, name: str) -> dict[str, str]:
-        """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises KeyError."""
+        """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises
+        KeyError."""
         binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         data = _texts(self.files("ConfigMap", name), name)
         return {key: value for key, value in data.items() if key not in binary}
@@ -95,22 +110,37 @@ class LocalCluster:
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
-        """Return the files of a volume with a ConfigMap or Secret; None if the object does not exist."""
-        files, obj = {}, self.find(kind, name)
-        if read := self.built_in().get((kind, name)):
+        """Return the files of a volume with a ConfigMap or Secret; None if the object does not
+        exist."""
+        files = {}
+        obj = self.find(kind, name)
+
+        read = self.built_in().get((kind, name))
+        if read:
             files = {key: value.encode() for key, value in read().items()}
         elif obj is None:
             return None
-        encoded_field, plain_field = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
-        files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(encoded_field) or {}).items()}
-        return files | {key: value.encode() for key, value in ((obj or {}).get(plain_field) or {}).items()}
+
+        encoded_field, plain_field = (
+            ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
+        )
+        files.update(
+            {
+                key: base64.b64decode(value)
+                for key, value in ((obj or {}).get(encoded_field) or {}).items()
+            }
+        )
+        return files | {
+            key: value.encode() for key, value in ((obj or {}).get(plain_field) or {}).items()
+        }
 
     def image(self, image: str) -> Image:
         """Return the local command and environment of an image."""
         return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """Return the object store of an artifact whose location is `s3` ({}: default). Raises ConfigError, KeyError."""
+        """Return the object store of an artifact whose location is `s3` ({}: default). Raises
+        ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
         bucket = (s3 or {}).get("bucket") or self.bucket
@@ -120,44 +150,68 @@ class LocalCluster:
         return FolderStore(folder, bucket)
 
     def address(self, pod: str) -> str:
-        """Return a pod's loopback address: a pod keeps its address, and two pods never share an address."""
+        """Return a pod's loopback address: a pod keeps its address, and two pods never share an
+        address."""
         homes.make(self.home)
+
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             pod_of_address: dict[str, str] = read_object(path) if path.exists() else {}
-            digests = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
+            digests = (
+                hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest()
+                for attempt in count()
+            )
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in digests)
-            address = next(candidate for candidate in candidates if pod_of_address.setdefault(candidate, pod) == pod)
+
+            address = next(
+                candidate
+                for candidate in candidates
+                if pod_of_address.setdefault(candidate, pod) == pod
+            )
+
             write_atomically(path, to_json(dict(list(pod_of_address.items())[-MAX_ADDRESSES:])))
+
         return address
 
     def service_variables(self) -> dict[str, str]:
         """Return the environment variables that a kubelet sets in every pod for each Service.
 
-        NAME_SERVICE_HOST is the supervisor's address. Instead of a DNS record, a headless Service has these variables,
-        too, and NAME_SERVICE_ENDPOINTS: the addresses of its pods.
+        NAME_SERVICE_HOST is the supervisor's address. Instead of a DNS record, a headless Service
+        has these variables, too, and NAME_SERVICE_ENDPOINTS: the addresses of its pods.
         """
         variables = {}
+
         for path in sorted((self.home / "objects/Service").glob("*.json")):
             service = read_object(path)
             service_name = service["metadata"]["name"]
-            name, port = service_name.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
-            host = (
-                self.address(f"service/{service_name}") if service["spec"].get("clusterIP") == "None" else "127.0.0.1"
-            )
-            variables |= {f"{name}_SERVICE_HOST": host, f"{name}_SERVICE_PORT": port}
+            name = service_name.upper().replace("-", "_")
+            port = str(service["spec"]["ports"][0]["port"])
+
             if service["spec"].get("clusterIP") == "None":
-                variables[f"{name}_SERVICE_ENDPOINTS"] = ",".join(self._endpoints(service["spec"]["selector"]))
+                host = self.address(f"service/{service_name}")
+            else:
+                host = "127.0.0.1"
+
+            variables[f"{name}_SERVICE_HOST"] = host
+            variables[f"{name}_SERVICE_PORT"] = port
+            if service["spec"].get("clusterIP") == "None":
+                variables[f"{name}_SERVICE_ENDPOINTS"] = ",".join(
+                    self._endpoints(service["spec"]["selector"])
+                )
+
         return variables
 
     def _endpoints(self, selector: Mapping[str, str]) -> list[str]:
-        """Return the addresses of the Deployments' pods that a Service with this `selector` selects."""
+        """Return the addresses of the Deployments' pods that a Service with this `selector`
+        selects."""
         addresses = []
         for path in sorted((self.home / "objects/Deployment").glob("*.json")):
             labels = read_object(path)["spec"]["template"]["metadata"]["labels"]
             pods = (self.home / "deployments" / path.stem / "pods").glob("*")
-            addresses += [self.address(pod.name) for pod in pods if selector.items() <= labels.items()]
+            addresses += [
+                self.address(pod.name) for pod in pods if selector.items() <= labels.items()
+            ]
         return addresses
 
     @cached_property
@@ -172,19 +226,24 @@ class LocalCluster:
         return self.deployments.revive()
 
     def down(self) -> list[str]:
-        """Stop the Deployments, wait until they have ended, and return their names. Raises Busy during a run."""
+        """Stop the Deployments, wait until they have ended, and return their names. Raises Busy
+        during a run."""
         from argolocal.controllers.memory import clean_up_shared_memory
 
-        if run_names := [run.name for run in RunFiles.all(self.home) if run.runner()]:
+        run_names = [run.name for run in RunFiles.all(self.home) if run.runner()]
+        if run_names:
             raise Busy(
-                f"{', '.join(run_names)} must end before `{program.name} down` stops the deployments and services. "
-                f"Wait, or run `{program.name} stop {run_names[0]}` first."
+                f"{', '.join(run_names)} must end before `{program.name} down` stops the"
+                f" deployments and services. Wait, or run `{program.name} stop {run_names[0]}`"
+                " first."
             )
+
         clean_up_shared_memory()
         return [f"deployment {name}" for name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return a dict for each Deployment, see `Deployments.overview`. Restarts the supervisor if it died."""
+        """Return a dict for each Deployment, see `Deployments.overview`. Restarts the supervisor if
+        it died."""
         self.revive()
         return self.deployments.overview()
 
@@ -193,26 +252,37 @@ class LocalCluster:
         if not object_names.rule_of(kind).allows(name):
             return None
         path = self.home / "objects" / kind / f"{name}.json"
-        return read_object(path) if path.exists() else None
+        if path.exists():
+            return read_object(path)
+        return None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
         """Return True if the object exists and, if `key` is given, contains this key."""
         built_in = (kind, name) in self.built_in()
         obj = {} if built_in else self.find(kind, name)
-        keys = {data_key for field in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(field) or {}}
+        keys = {
+            data_key
+            for field in ("data", "binaryData", "stringData")
+            for data_key in (obj or {}).get(field) or {}
+        }
         return obj is not None and (key is None or key in keys or built_in)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
-        """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
+        """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises
+        ConfigError."""
         for obj in objects:
-            kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
+            kind = obj.get("kind")
+            name = (obj.get("metadata") or {}).get("name")
             if kind not in STORABLE_KINDS:
                 raise ConfigError(
-                    f"{kind} {name!r} in the Workflow's file is not supported: use one of {', '.join(STORABLE_KINDS)}."
+                    f"{kind} {name!r} in the Workflow's file is not supported: use one of"
+                    f" {', '.join(STORABLE_KINDS)}."
                 )
+
             object_names.check_object(kind, name)
             if kind in object_names.DATA_KINDS:
                 object_names.check_data(obj, str(kind), str(name))
+
             path = self.home / "objects" / str(kind) / f"{name}.json"
             homes.make(self.home)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,15 +290,18 @@ class LocalCluster:
 
 
 def trust(home: Path) -> None:
-    """Trust a home that this user did not create at this path, such as a copy; forget the original's processes.
+    """Trust a home that this user did not create at this path, such as a copy; forget the
+    original's processes.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """
     if not home.is_dir():
         raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")
+
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
-        with suppress(OSError, InvalidDocument, *WRONG_SHAPE):  # the file is not the record of a process
+        # the file is not the record of a process
+        with suppress(OSError, InvalidDocument, *WRONG_SHAPE):
             if not mentions_home(read_object(file)["pid"], home.resolve()):
                 file.unlink()
 

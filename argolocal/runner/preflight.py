@@ -1,4 +1,5 @@
-"""The supported subset of the Argo API: `check` rejects workflows that would not run as they do on Argo.
+"""The supported subset of the Argo API: `check` rejects workflows that would not run as they do on
+Argo.
 
     notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and the remedy
 
@@ -27,45 +28,64 @@ from argolocal.pods.kinds import container_set, daemon, sidecars
 POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 
 
-def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
-    """Return notes for the user on ignored fields of a workflow or its manifest, and on limits of this machine.
+def check(
+    workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return notes for the user on ignored fields of a workflow or its manifest, and on limits of
+    this machine.
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
     ignored = dict.fromkeys(walk(workflow, "Workflow", ""))
     if manifest:
-        ignored |= dict.fromkeys(walk(manifest, manifest["kind"], ""))
+        ignored.update(dict.fromkeys(walk(manifest, manifest["kind"], "")))
+
     for parameter in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
         if parameter.get("value") is None:
             name = parameter["name"]
-            raise ConfigError(f"the parameter {name} does not have a value: pass one with -p {name}=...")
-    ignored |= dict.fromkeys(_check_templates(workflow["spec"], cluster))
+            raise ConfigError(
+                f"the parameter {name} does not have a value: pass one with -p {name}=..."
+            )
+
+    ignored.update(dict.fromkeys(_check_templates(workflow["spec"], cluster)))
     volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
     _check_objects(workflow["spec"], cluster)
-    notes = (
-        [f"fields that are ignored, because one machine does not need them: {', '.join(ignored)}"] if ignored else []
-    )
+
+    if ignored:
+        notes = [
+            f"fields that are ignored, because one machine does not need them: {', '.join(ignored)}"
+        ]
+    else:
+        notes = []
+
     names = dict.fromkeys(limits.limit_names(workflow["spec"]))
-    if unenforced_limits := [name for name in names if name != "memory" or not limits.available()]:
-        notes.append(f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}")
+    unenforced_limits = [name for name in names if name != "memory" or not limits.available()]
+    if unenforced_limits:
+        notes.append(
+            f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}"
+        )
+
     if not filesystem.available():
         notes.append(
-            "pods are processes of this machine with your rights, as mount namespaces are not available: a process "
-            "that leaves its session and clears its environment outlives its pod"
+            "pods are processes of this machine with your rights, as mount namespaces are not"
+            " available: a process that leaves its session and clears its environment outlives"
+            " its pod"
         )
+
     return notes
 
 
 def _check_objects(spec: dict[str, Any], cluster: Any) -> None:
-    """Raise ConfigError for missing objects that pods would wait for, unless a resource template may create them."""
+    """Raise ConfigError for missing objects that pods would wait for, unless a resource template
+    may create them."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
     for where, kind, name, key in required_objects(spec):
         if not cluster.has(kind, name, key):
             missing = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
             raise ConfigError(
-                f"{where}: the {missing} does not exist here, and pods would wait for it. Add it to the "
-                "Workflow's file, separated by ---."
+                f"{where}: the {missing} does not exist here, and pods would wait for it. Add it to"
+                " the Workflow's file, separated by ---."
             )
 
 
@@ -89,40 +109,60 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
     template_types = [kind for kind in TEMPLATE_TYPES if kind in template]
     if len(template_types) != 1:
         raise ConfigError(
-            f"{where} ({template.get('name')}) has {len(template_types)} types {template_types}: it must have "
-            "exactly one type."
+            f"{where} ({template.get('name')}) has {len(template_types)} types {template_types}: it"
+            " must have exactly one type."
         )
+
     suspend.check(template, where)
     artifacts.check(template, where)
     _check_paths(template, where)
+
     if template.get("daemon") and where.endswith(".inline"):
         raise ConfigError(
-            f"{where}.daemon is true, but Argo waits for the pod of an inline template to end. Move the template to "
-            "spec.templates."
+            f"{where}.daemon is true, but Argo waits for the pod of an inline template to end. Move"
+            " the template to spec.templates."
         )
+
     if "resource" in template:
         kubectl_check.check(template["resource"], f"{where}.resource", cluster)
         kubectl_check.check_outputs(template, where)
+
     containers.check(template, where, cluster)
     containers.check_images(template, where, cluster)
+
     seconds = template.get("activeDeadlineSeconds")
-    if template.keys() & POD_TYPES and seconds is not None and "{{" not in str(seconds) and int(seconds) == 0:
-        raise ConfigError(f"{where}.activeDeadlineSeconds is 0: Kubernetes rejects a pod with a deadline below 1.")
+    if (
+        template.keys() & POD_TYPES
+        and seconds is not None
+        and "{{" not in str(seconds)
+        and int(seconds) == 0
+    ):
+        raise ConfigError(
+            f"{where}.activeDeadlineSeconds is 0: Kubernetes rejects a pod with a deadline below 1."
+        )
+
     if template.get("steps") == []:
-        raise ConfigError(f"{where}.steps is empty, and Argo sees a template without a type: add a step.")
+        raise ConfigError(
+            f"{where}.steps is empty, and Argo sees a template without a type: add a step."
+        )
+
     if "container" in template or "script" in template:
         pod_run.check(template)
         used_names = {"init", "main", "wait"}  # names of Argo's own containers
+
         for kind in sidecars.KINDS:
             for index, container in enumerate(template.get(kind) or []):
                 if container["name"] in used_names:
                     raise ConfigError(
-                        f"{where}.{kind}[{index}].name is {container['name']!r}, the name of another container: "
-                        "Kubernetes rejects such a pod. Choose another name."
+                        f"{where}.{kind}[{index}].name is {container['name']!r}, the name of"
+                        " another container: Kubernetes rejects such a pod. Choose another name."
                     )
+
                 used_names.add(container["name"])
+
         sidecars.check(template, where)
         daemon.check(template, where)
+
     if template.get("containerSet"):
         container_set.check(template, where)
         pod_run.check(template)
@@ -134,30 +174,50 @@ def _check_paths(template: dict[str, Any], where: str) -> None:
     Source: Argo's validateLeaf.
     """
     mounts = (template.get("container") or {}).get("volumeMounts") or []
-    path_owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
-    files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
+    path_owners = {
+        mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)
+    }
+
+    if "container" in template:
+        files = (template.get("inputs") or {}).get("artifacts") or []
+    else:
+        files = []
+
     for index, artifact in enumerate(files):
-        if path_owner := path_owners.get(path := posixpath.normpath(artifact["path"])):
+        path_owner = path_owners.get(path := posixpath.normpath(artifact["path"]))
+        if path_owner:
             raise ConfigError(
-                f"{where}.inputs.artifacts[{index}].path is {path!r}, which is also the path of {path_owner}. "
-                "Choose another path."
+                f"{where}.inputs.artifacts[{index}].path is {path!r}, which is also the path of"
+                f" {path_owner}. Choose another path."
             )
+
         path_owners[path] = f"inputs.artifacts[{index}]"
 
 
 def _check_callers(spec: dict[str, Any]) -> None:
     for caller, path in callers(spec, "spec"):
-        is_hook, expression = ".hooks." in path, caller.get("expression") or ""
+        is_hook = ".hooks." in path
+        expression = caller.get("expression") or ""
         if is_hook and not path.endswith(".hooks.exit") and not expression:
-            raise ConfigError(f"{path}.expression is missing: only an exit hook runs without an expression.")
+            raise ConfigError(
+                f"{path}.expression is missing: only an exit hook runs without an expression."
+            )
+
         if expression and "{{" not in expression:
             try:
                 expr.find_calls(expression)
             except ExprError as error:
                 raise ConfigError(f"{path}.expression is {expression!r}: {error}.") from None
+
         sequence = caller.get("withSequence")
-        if sequence is not None and len([field for field in ("count", "end") if sequence.get(field) is not None]) != 1:
-            raise ConfigError(f"{path}.withSequence must have either a count or an end: set one of them.")
+        if (
+            sequence is not None
+            and len([field for field in ("count", "end") if sequence.get(field) is not None]) != 1
+        ):
+            raise ConfigError(
+                f"{path}.withSequence must have either a count or an end: set one of them."
+            )
+
         if sequence and "{{" not in (number_format := sequence.get("format") or "%d"):
             try:
                 gofmt.sprintf(number_format, 0)
@@ -166,7 +226,8 @@ def _check_callers(spec: dict[str, Any]) -> None:
 
 
 def _check_expressions(value: Any, where: str) -> None:
-    """Raise ConfigError for calls of unknown functions, which would fail late or, worse, not be evaluated."""
+    """Raise ConfigError for calls of unknown functions, which would fail late or, worse, not be
+    evaluated."""
     if isinstance(value, dict):
         for key, child in value.items():
             _check_expressions(child, f"{where}.{key}")
@@ -174,7 +235,11 @@ def _check_expressions(value: Any, where: str) -> None:
         for index, child in enumerate(value):
             _check_expressions(child, f"{where}[{index}]")
     elif isinstance(value, str):
-        sources = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
+        if where.endswith((".expression", ".fromExpression", ".http.successCondition")):
+            sources = [value]
+        else:
+            sources = []
+
         for source in [*EXPRESSION.findall(value), *sources]:
             _check_functions(source, where)
 
@@ -184,13 +249,22 @@ def _check_functions(source: str, where: str) -> None:
         calls = expr.find_calls(source)
     except ExprError:
         return  # as on Argo, an expression with a syntax error is not evaluated, or fails its node
+
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
             _check_json_path(path, where)
-        known_functions = set(SPRIG) if name.startswith("sprig.") else {*ARGO_FUNCTIONS, *BUILTINS, *PREDICATES}
-        if (function := name.removeprefix("sprig.")) not in known_functions:
+
+        if name.startswith("sprig."):
+            known_functions = set(SPRIG)
+        else:
+            known_functions = {*ARGO_FUNCTIONS, *BUILTINS, *PREDICATES}
+
+        function = name.removeprefix("sprig.")
+        if function not in known_functions:
             hint = did_you_mean(function, known_functions)
-            raise ConfigError(f"{where} calls {name}(), which the local runner does not know.{hint}")
+            raise ConfigError(
+                f"{where} calls {name}(), which the local runner does not know.{hint}"
+            )
 
 
 def _check_json_path(path: str, where: str) -> None:

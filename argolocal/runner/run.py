@@ -1,12 +1,14 @@
-"""Run a manifest on this machine: this module uses the clock, processes and files, which the scheduler does not.
+"""Run a manifest on this machine: this module uses the clock, processes and files, which the
+scheduler does not.
 
-    status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's WorkflowStatus
+    status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's
+    WorkflowStatus
     status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
     resume_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
-Every change is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
-process: completed steps are kept, running steps are killed and start over. KeyboardInterrupt stops all pods gracefully
-and leaves a run that can be resumed.
+Every change is written to the run's journal before it takes effect, so `resume` works even after
+`kill -9` of this process: completed steps are kept, running steps are killed and start over.
+KeyboardInterrupt stops all pods gracefully and leaves a run that can be resumed.
 """
 
 import contextlib
@@ -66,10 +68,14 @@ def stop(name: str, cluster: Cluster) -> str:
     """
     files = RunFiles(cluster.home, name)
     files.workflow()
-    if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
+
+    phase = files.load()[0]["phase"]
+    if phase in COMPLETED and not files.runner():
         raise ConfigError(
-            f"{name} is completed ({phase}) and cannot be stopped. `{program.name} down` ends its deployments."
+            f"{name} is completed ({phase}) and cannot be stopped. `{program.name} down` ends its"
+            " deployments."
         )
+
     (files.root / "stop").touch()
     try:
         while pid := files.runner():
@@ -77,24 +83,32 @@ def stop(name: str, cluster: Cluster) -> str:
             deadline = time.monotonic() + 600
             while files.runner() == pid and time.monotonic() < deadline:
                 time.sleep(0.05)
+
         if files.load()[0]["phase"] not in COMPLETED:
             run = LocalRun.old(name, cluster)
             run.shutdown = "Stop"
             run.run()
     finally:
         (files.root / "stop").unlink(missing_ok=True)
+
     return name
 
 
 def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
     """Resume the suspended steps of a running workflow, with `values` as outputs.
 
-    Return False if no process runs the workflow. The request stays on disk until the runner has journaled it.
-    Raises ConfigError, or Busy if no step is suspended.
+    Return False if no process runs the workflow. The request stays on disk until the runner has
+    journaled it. Raises ConfigError, or Busy if no step is suspended.
     """
     files = RunFiles(home, name)
-    workflow, runs = files.workflow(), files.runner() is not None
-    nodes = suspend.resume_values(files.load()[0], values) if runs or values else {}
+    workflow = files.workflow()
+
+    runs = files.runner() is not None
+    if runs or values:
+        nodes = suspend.resume_values(files.load()[0], values)
+    else:
+        nodes = {}
+
     if runs and not nodes and not workflow["spec"].get("suspend"):
         files.lock()  # raises Busy
         files.close()
@@ -102,17 +116,25 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
         write_atomically(files.resume_request, to_json(nodes))
         while files.resume_request.exists() and files.runner():
             time.sleep(0.05)
+
         return not files.resume_request.exists()
+
     return False
 
 
 class LocalRun:
-    """One run, locked by this process. `name` and `files.root` can be read before the run is started."""
+    """One run, locked by this process. `name` and `files.root` can be read before the run is
+    started."""
 
-    def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
-        self.files, self.workflow, self.cluster = files, workflow, cluster
+    def __init__(
+        self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster
+    ) -> None:
+        self.files = files
+        self.workflow = workflow
+        self.cluster = cluster
         self.name: str = workflow["metadata"]["name"]
-        self.status, self.shutdown = status, ""
+        self.status = status
+        self.shutdown = ""
         self.on_change: OnChange | None = None
         self.status_json = ""
         self.resume_request = ""  # content of a resume request that is not in the journal yet
@@ -131,36 +153,50 @@ class LocalRun:
         `warn` gets the warnings about tasks that hold nothing back.
         """
         identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.random_suffix())
+
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
             if note:
                 note(line)
+
         findings = validate.check(workflow, find=cluster.find)
         for finding in validate.unheeded_tasks(findings):
             if warn:
                 warn(str(finding))
-        if manifest["kind"] == "CronWorkflow":  # Argo rejects a CronWorkflow whose Workflow is invalid
-            validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
+
+        # Argo rejects a CronWorkflow whose Workflow is invalid
+        if manifest["kind"] == "CronWorkflow":
+            validate.check(
+                {**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}}
+            )
+
         workflow = store_templates(
-            add_labels(workflow), cluster.find, lambda spec, path: preflight.check_referenced(spec, cluster, path)
+            add_labels(workflow),
+            cluster.find,
+            lambda spec, path: preflight.check_referenced(spec, cluster, path),
         )
+
         files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
     def old(cls, name: str, cluster: Cluster) -> "LocalRun":
-        """Load a run from disk, and kill the processes that its last runner has left. Raises ConfigError, Busy."""
+        """Load a run from disk, and kill the processes that its last runner has left. Raises
+        ConfigError, Busy."""
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
+
         try:
             _kill_left_over(files, pods)
             Resources(cluster, workflow, files.root).clean_up()
             now = format_time(time.time())
+
             if status["phase"] in FAILED:
                 status = reset(status) | {"startedAt": now}  # as in Argo's FormulateRetryWorkflow
                 shutil.rmtree(files.root / "creates", ignore_errors=True)
             else:
                 status = reset_interrupted(status, now)
+
             try:
                 files.snapshot(status)
             except DiskFull:  # the files of failed steps may have filled the disk
@@ -169,10 +205,14 @@ class LocalRun:
         except BaseException:
             files.close()
             raise
+
         return cls(files, workflow, status, cluster)
 
-    def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
-        """Run the workflow to its end and return its status. KeyboardInterrupt stops all pods; `old` continues the run.
+    def run(
+        self, on_change: OnChange | None = None, interrupts: Interrupts | None = None
+    ) -> Status:
+        """Run the workflow to its end and return its status. KeyboardInterrupt stops all pods;
+        `old` continues the run.
 
         `interrupts`: an object whose `with` block the caller has entered (default: a new object).
         """
@@ -180,21 +220,28 @@ class LocalRun:
         clean_up_shared_memory()
         shutdown = self.shutdown
         locks = SharedLocks(self.cluster)
+
         with contextlib.ExitStack() as stack:
             interrupts = interrupts or stack.enter_context(Interrupts())
             stack.enter_context(interrupts.deferred())
             stack.enter_context(contextlib.closing(self.files))
             stack.enter_context(contextlib.closing(locks))
+
             while True:
                 resources = Resources(self.cluster, self.workflow, self.files.root)
                 executor = Executor(self.files, self.workflow, self.cluster, interrupts, resources)
+
                 try:
-                    return self._loop(Scheduler(self.workflow, self.status, shutdown, locks), executor)
+                    return self._loop(
+                        Scheduler(self.workflow, self.status, shutdown, locks), executor
+                    )
                 except KeyboardInterrupt:
                     executor.halt(STOP_GRACE_S)
                     if shutdown or not (self.files.root / "stop").exists():
                         raise
-                    shutdown, self.status = "Stop", self.files.load()[0]
+
+                    shutdown = "Stop"
+                    self.status = self.files.load()[0]
                 except BaseException as error:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -202,31 +249,41 @@ class LocalRun:
                     # the cause may be a service that exited because of a full disk
                     if isinstance(error, ArgolocalError) and not isinstance(error, StateError):
                         self.files.check_space()
+
                     raise
                 finally:
                     executor.close()
-                    _kill_left_over(self.files, {})  # kills processes that left their session or had just started
+                    # kills processes that left their session or had just started
+                    _kill_left_over(self.files, {})
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
         events: list[Any] = []
+
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
             # delete the resume request, unless a newer request has replaced it
             if self.resume_request and self.files.resume_request.read_text() == self.resume_request:
                 self.files.resume_request.unlink()
+
             self.resume_request = ""
             if scheduler.done:
                 executor.halt(STOP_GRACE_S)
                 self._delete_leftovers(scheduler)
                 return scheduler.status
+
             for action in actions:
                 if isinstance(action, Kill):
                     executor.kill(action.id)
                 elif isinstance(action, Start):
                     executor.start(action)
-            timeout = None if scheduler.wake is None else max(0.0, scheduler.wake - time.time())
+
+            if scheduler.wake is None:
+                timeout = None
+            else:
+                timeout = max(0.0, scheduler.wake - time.time())
+
             events = [*executor.wait(timeout), *self._resumed_nodes()]
 
     def _resumed_nodes(self) -> list[Resumed]:
@@ -239,17 +296,22 @@ class LocalRun:
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
-        """Delete claims and artifacts that do not outlive the workflow; resuming a completed run does this again."""
+        """Delete claims and artifacts that do not outlive the workflow; resuming a completed run
+        does this again."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
-        changed = artifacts.collect_garbage(scheduler.status, self.workflow["spec"], self.cluster.store)
-        scheduler.table.changed_nodes |= dict.fromkeys(changed)
+        changed = artifacts.collect_garbage(
+            scheduler.status, self.workflow["spec"], self.cluster.store
+        )
+        scheduler.table.changed_nodes.update(dict.fromkeys(changed))
         self._record(scheduler)
 
     def _record(self, scheduler: Scheduler) -> None:
         entry = {key: value for key, value in scheduler.table.drain_changes().items() if value}
-        status_json = to_json({key: value for key, value in scheduler.status.items() if key != "nodes"})
+        status_json = to_json(
+            {key: value for key, value in scheduler.status.items() if key != "nodes"}
+        )
         if status_json != self.status_json:
             self.status_json = status_json
             entry["status"] = json.loads(status_json)
@@ -260,7 +322,8 @@ class LocalRun:
 
 
 def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
-    """Create the run on disk; the name of a CronWorkflow's run ends with the next unused second. Raises ConfigError."""
+    """Create the run on disk; the name of a CronWorkflow's run ends with the next unused second.
+    Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -274,21 +337,29 @@ def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFile
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Kill the processes of pods: each has a pod's session, a pod's root as `/`, or the variable program.POD."""
-    sessions, pods_folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
+    """Kill the processes of pods: each has a pod's session, a pod's root as `/`, or the variable
+    program.POD."""
+    sessions = {pid: since for pid, since in pods.values()}
+    pods_folder = f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    left_over = (pid for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, pods_folder))
+    left_over = (
+        pid for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, pods_folder)
+    )
+
     survivors = {pid: start_time(pid) for pid in left_over}
     for pid in survivors:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
     deadline = time.monotonic() + 5
     while any(since and is_alive(pid, since) for pid, since in survivors.items()):
         if time.monotonic() > deadline:
             raise ArgolocalError(
-                f"processes {sorted(survivors)} of {files.name} do not exit after SIGKILL: end them first."
+                f"processes {sorted(survivors)} of {files.name} do not exit after SIGKILL: end them"
+                " first."
             )
+
         time.sleep(0.01)
 
 
@@ -296,11 +367,17 @@ def _is_left_over(pid: int, sessions: Mapping[int, int], pods_folder: str) -> bo
     with contextlib.suppress(OSError):  # the process has exited or belongs to another user
         if os.readlink(f"/proc/{pid}/root").startswith(pods_folder):
             return True
+
     with contextlib.suppress(OSError):
-        if f"\0{program.POD}={pods_folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+        if (
+            f"\0{program.POD}={pods_folder}".encode()
+            in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+        ):
             return True
+
     try:
         since = sessions.get(os.getsid(pid))
     except (ProcessLookupError, PermissionError):
         return False
+
     return since is not None and (start_time(pid) or 0) >= since

@@ -1,6 +1,8 @@
-"""The process that supervises the Deployments. `Deployments.apply` starts this process, which outlives the run.
+"""The process that supervises the Deployments. `Deployments.apply` starts this process, which
+outlives the run.
 
-python -m argolocal.runner.supervise --home .argolocal --cluster argolocal.runner.cluster:LocalCluster
+python -m argolocal.runner.supervise --home .argolocal --cluster
+argolocal.runner.cluster:LocalCluster
 """
 
 import argparse
@@ -13,9 +15,13 @@ from argolocal.controllers.supervisor import Supervisor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m argolocal.runner.supervise", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m argolocal.runner.supervise", description=__doc__
+    )
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--cluster", required=True, help="MODULE:CLASS of the cluster that applied the objects")
+    parser.add_argument(
+        "--cluster", required=True, help="MODULE:CLASS of the cluster that applied the objects"
+    )
     args = parser.parse_args()
     wait_until_recorded()
     module, _, name = args.cluster.partition(":")

@@ -1,9 +1,10 @@
-"""A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
+"""A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/,
+logs/, pods/POD/}.
 
-The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id, and new `children`
-of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid, start time], null after its exit). Each
-line is written at once, before the change takes effect; an incomplete last line is ignored.
-manifest.yaml contains the resolved workflow, as JSON.
+The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id,
+and new `children` of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid,
+start time], null after its exit). Each line is written at once, before the change takes effect; an
+incomplete last line is ignored. manifest.yaml contains the resolved workflow, as JSON.
 """
 
 import errno
@@ -28,9 +29,20 @@ Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 MAX_FILE_BYTES = 4 << 30  # maximum size of a file of a run that is read
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # exceptions that data of an unexpected structure raises
+# exceptions that data of an unexpected structure raises
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)
 STATUS_TEXTS = ("startedAt", "finishedAt", "message")
-TEXTS = ("id", "name", "displayName", "type", "phase", "templateName", "boundaryID", "startedAt", "message")
+TEXTS = (
+    "id",
+    "name",
+    "displayName",
+    "type",
+    "phase",
+    "templateName",
+    "boundaryID",
+    "startedAt",
+    "message",
+)
 OBJECTS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
@@ -38,7 +50,8 @@ LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's 
 
 
 class StateError(ArgolocalError):
-    """The state of a run cannot be written: the run is interrupted, as no event of any node can be recorded."""
+    """The state of a run cannot be written: the run is interrupted, as no event of any node can be
+    recorded."""
 
 
 class DiskFull(StateError):
@@ -50,30 +63,40 @@ class Busy(ArgolocalError):
 
 
 class RunFiles:
-    """The directory of one run. Only the process that holds the run's lock writes into the directory."""
+    """The directory of one run. Only the process that holds the run's lock writes into the
+    directory."""
 
     def __init__(self, home: Path, name: str) -> None:
         """Describe the run `name`; nothing is read or written. Raises InvalidName."""
-        self.home, self.name = home.resolve(), RunName(name)
+        self.home = home.resolve()
+        self.name = RunName(name)
         self.root = self.home / "runs" / name
-        self.logs, self.pods = self.root / "logs", self.root / "pods"
-        self.resume_request = self.root / "asked"  # file of the suspended nodes to resume, and their values
-        self.journal, self.lock_descriptor = -1, -1  # file descriptors
+        self.logs = self.root / "logs"
+        self.pods = self.root / "pods"
+        # file of the suspended nodes to resume, and their values
+        self.resume_request = self.root / "asked"
+        # file descriptors
+        self.journal = -1
+        self.lock_descriptor = -1
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
         """Yield the runs of a home. A folder that has not the name of a run is passed over."""
         for path in (home / "runs").glob("*/manifest.yaml"):
-            if name := RunName.or_none(path.parent.name):
+            name = RunName.or_none(path.parent.name)
+            if name:
                 yield cls(home, name)
 
     def create(self, workflow: dict[str, Any]) -> None:
-        """Create the directory of a run and lock the run. Raises ConfigError if the run exists already."""
+        """Create the directory of a run and lock the run. Raises ConfigError if the run exists
+        already."""
         if (self.root / "manifest.yaml").exists():
             raise ConfigError(
-                f'the run "{self.name}" exists already: names are unique. Continue it with '
-                f"`{program.name} resume {self.name}`, remove {self.root}, or use metadata.generateName."
+                f'the run "{self.name}" exists already: names are unique. Continue it with'
+                f" `{program.name} resume {self.name}`, remove {self.root}, or use"
+                " metadata.generateName."
             )
+
         try:
             homes.make(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -85,7 +108,8 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
-        """Lock an existing run. Return its workflow, its status, and the pods that may still run."""
+        """Lock an existing run. Return its workflow, its status, and the pods that may still
+        run."""
         workflow = self.workflow()
         self.lock()
         try:
@@ -107,23 +131,37 @@ class RunFiles:
     def workflow(self) -> dict[str, Any]:
         """Return the workflow of this run. Raises ConfigError if the run does not exist."""
         path = self.root / "manifest.yaml"
+
         try:
             workflow = json.loads(self._read(path))
-            if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
+            if not (
+                workflow["metadata"]["name"]
+                and workflow["spec"]["entrypoint"]
+                and workflow["spec"]["templates"]
+            ):
                 raise ValueError("its name, entrypoint or templates are missing")
+
             return workflow
         except (ValueError, RecursionError, *WRONG_SHAPE) as error:
             raise self._corrupt(path, error) from None
         except OSError as error:
             if error.errno not in NOT_FOUND:
                 raise
+
             runs = self.home / "runs"
-            names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
+            if runs.is_dir():
+                names = {folder.name for folder in runs.iterdir()}
+            else:
+                names = set()
+
             hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all runs."
-            raise ConfigError(f'the run "{self.name[:100]}" does not exist in {runs}.{hint}') from None
+            raise ConfigError(
+                f'the run "{self.name[:100]}" does not exist in {runs}.{hint}'
+            ) from None
 
     def _read(self, path: Path) -> bytes:
-        """Return the content of a file of the run. Raises ConfigError for a pipe or a device, which may have no end."""
+        """Return the content of a file of the run. Raises ConfigError for a pipe or a device, which
+        may have no end."""
         try:
             return read_regular(path, MAX_FILE_BYTES)
         except OSError as error:
@@ -132,7 +170,8 @@ class RunFiles:
             raise self._corrupt(path, error) from None
 
     def is_own_folder(self) -> bool:
-        """True if the folder is the run's: a folder of the home, not a link, whose manifest has the run's name."""
+        """True if the folder is the run's: a folder of the home, not a link, whose manifest has the
+        run's name."""
         is_in_home = self.root.resolve() == (self.home / "runs").resolve() / self.name
         if not is_in_home or not (self.root / "manifest.yaml").is_file():
             return False
@@ -142,54 +181,77 @@ class RunFiles:
             return False
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
-        """Return the run's status, and the pods that may still run. Raises ConfigError for a corrupt journal."""
+        """Return the run's status, and the pods that may still run. Raises ConfigError for a
+        corrupt journal."""
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
+
         path = self.root / "journal.jsonl"
-        lines = self._read(path).splitlines(keepends=True) if path.exists() else []
+        if path.exists():
+            lines = self._read(path).splitlines(keepends=True)
+        else:
+            lines = []
+
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break
+
             try:
                 entry = json.loads(line)
-                status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
-                status["nodes"] |= entry.get("nodes", {})
+                if "status" in entry:
+                    status = {**entry["status"], "nodes": status["nodes"]}
+                else:
+                    status = status
+
+                status["nodes"].update(entry.get("nodes", {}))
                 for id, new_children in entry.get("children", {}).items():
                     status["nodes"][id].setdefault("children", []).extend(new_children)
+
                 for id, process_record in entry.get("pods", {}).items():
                     pods[id] = process_record
             except (ValueError, RecursionError, *WRONG_SHAPE) as error:
                 raise self._corrupt(f"{path}, line {number}", error) from None
+
         try:
             _check_status(status)
             _check_pods(pods)
         except (ValueError, *WRONG_SHAPE) as error:
             raise self._corrupt(path, error) from error
+
         return status, {id: process_record for id, process_record in pods.items() if process_record}
 
     def _corrupt(self, where: Path | str, error: Exception) -> ConfigError:
-        shape_problem = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
+        if isinstance(error, KeyError):
+            shape_problem = f"{error} is missing"
+        else:
+            shape_problem = "a value has the wrong type"
         reason = shape_problem if isinstance(error, WRONG_SHAPE) else error
         return ConfigError(
-            f"{where} was changed ({reason}): only the runner may change it. Restore the file, or remove "
-            f"{self.root} and start the run again."
+            f"{where} was changed ({reason}): only the runner may change it. Restore the file, or"
+            f" remove {self.root} and start the run again."
         )
 
     def lock(self) -> None:
         """Lock the run until this process exits. Raises Busy if another process holds the lock."""
-        self.lock_descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.lock_descriptor = os.open(
+            self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
         deadline = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
+
         while not _try_lock(self.lock_descriptor):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
             # a child that a killed runner was starting has the lock until the child calls exec
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
+
             os.close(self.lock_descriptor)
             raise Busy(
-                f'run "{self.name}" is being run by process {pid}: only one process may run it. Follow it with '
-                f"`{program.name} logs -f {self.name}`, or stop it with `{program.name} stop {self.name}`."
+                f'run "{self.name}" is being run by process {pid}: only one process may run it.'
+                f" Follow it with `{program.name} logs -f {self.name}`, or stop it with"
+                f" `{program.name} stop {self.name}`."
             )
+
         os.ftruncate(self.lock_descriptor, 0)
         os.pwrite(self.lock_descriptor, f"{os.getpid()}\n".encode(), 0)
 
@@ -200,7 +262,9 @@ class RunFiles:
         except FileNotFoundError:
             return None
         try:
-            return None if _try_lock(probe) else int(os.read(probe, 32) or 0) or None
+            if _try_lock(probe):
+                return None
+            return int(os.read(probe, 32) or 0) or None
         finally:
             os.close(probe)
 
@@ -222,7 +286,10 @@ class RunFiles:
         free_bytes = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
         if free_bytes < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
             is_full = free_bytes < MIN_FREE_BYTES
-            reason = f"{free_bytes // 1000} kB are free" if is_full else "no more files can be created"
+            if is_full:
+                reason = f"{free_bytes // 1000} kB are free"
+            else:
+                reason = "no more files can be created"
             raise write_error(OSError(errno.ENOSPC, reason), self.root)
 
     def close(self) -> None:
@@ -238,7 +305,8 @@ class RunFiles:
 
 
 def run_claims(run: RunFiles) -> list[str]:
-    """Return the names of the claims that a run creates from its volumeClaimTemplates; [] for an unknown run."""
+    """Return the names of the claims that a run creates from its volumeClaimTemplates; [] for an
+    unknown run."""
     if not (run.root / "manifest.yaml").exists():
         return []
     return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
@@ -249,12 +317,19 @@ def _check_status(status: Status) -> None:
     nodes = status["nodes"]
     if not all(isinstance(status.get(name) or "", str) for name in ("phase", *STATUS_TEXTS)):
         raise TypeError("a text")
+
     for id, node in nodes.items():
         _check_types(node)
-        if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
+        if (
+            node["id"] != id
+            or node["phase"] not in PHASES
+            or not (node["name"] and node["type"] and node["startedAt"])
+        ):
             raise ValueError(f"the name, type or phase of node {id} is missing or unknown")
+
         if node.get("boundaryID", id) not in nodes:
             raise ValueError(f"the boundaryID {node['boundaryID']} of node {id} does not exist")
+
     if status["phase"] not in PHASES | {""}:
         raise ValueError(f"{status['phase']!r} is not a phase")
 
@@ -292,35 +367,48 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def write_error(error: OSError, root: Path) -> StateError:
-    """Return an error that says why the state of a run cannot be written to `root`, and how to fix the cause."""
+    """Return an error that says why the state of a run cannot be written to `root`, and how to fix
+    the cause."""
     if error.errno in DISK_FULL:
-        remedy = (
-            f"then `{program.name} resume {root.name}`, which deletes the files of failed steps in pods/ if needed"
-            if (root / "manifest.yaml").exists()
-            else "then start the run again"
-        )
+        if (root / "manifest.yaml").exists():
+            remedy = (
+                f"then `{program.name} resume {root.name}`, which deletes the files of failed steps"
+                " in pods/ if needed"
+            )
+        else:
+            remedy = "then start the run again"
+
         return DiskFull(
-            f"no space is left for the state of the run in {root} ({error.strerror}): the run is interrupted. "
-            f"Free some space, {remedy}."
+            f"no space is left for the state of the run in {root} ({error.strerror}): the run is"
+            f" interrupted. Free some space, {remedy}."
         )
+
     return StateError(
-        f"{root} cannot be written ({error.strerror}): a run keeps its state in this directory. Make it writable."
+        f"{root} cannot be written ({error.strerror}): a run keeps its state in this directory."
+        " Make it writable."
     )
 
 
 def reset_interrupted(status: Status, now: str) -> Status:
-    """Return the status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
+    """Return the status of a run whose runner died, ready to resume: running nodes start over at
+    `now` (RFC 3339).
 
-    Nodes that depend on a daemon wait for the daemon again: the daemon's step group or task group is running again.
+    Nodes that depend on a daemon wait for the daemon again: the daemon's step group or task group
+    is running again.
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
+
     for id, node in nodes.items():
         if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
             node.pop("podIP", None)
             for group in (parent for parent in nodes.values() if id in parent.get("children", [])):
                 if group["type"] in ("StepGroup", "TaskGroup"):
-                    group |= {"phase": "Running", "finishedAt": None}
+                    group["phase"] = "Running"
+                    group["finishedAt"] = None
+
         restarts = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
         if restarts and "synchronizationStatus" not in node:
-            node |= {"phase": "Pending", "startedAt": now}
+            node["phase"] = "Pending"
+            node["startedAt"] = now
+
     return status

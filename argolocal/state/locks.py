@@ -1,10 +1,11 @@
 """State shared by all runs in one home folder: mutexes, semaphores and memoized outputs.
 
-    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", resolve_locks(...)); locks.release("node")
+    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", resolve_locks(...));
+    locks.release("node")
 
-A slot of a lock is a file locked with flock, so the kernel releases the slot when the process exits for any reason;
-waiting processes poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
-Source: Argo's workflow/sync and workflow/controller/cache.
+A slot of a lock is a file locked with flock, so the kernel releases the slot when the process exits
+for any reason; waiting processes poll. Memoized outputs are stored in ConfigMaps of the home, as in
+Argo. Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
 import fcntl
@@ -32,11 +33,13 @@ class SharedLocks:
     """The locks that this process holds, and the memoization cache of the home."""
 
     def __init__(self, cluster: Any) -> None:
-        self.configmap, self.home = cluster.configmap, cluster.home
+        self.configmap = cluster.configmap
+        self.home = cluster.home
         self.held_locks: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
-        """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two empty strings."""
+        """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two
+        empty strings."""
         held_locks = self.held_locks.setdefault(caller, {})
         earlier_locks = set(held_locks)
         for name, limit in locks:
@@ -74,27 +77,43 @@ class SharedLocks:
                 return True
         return False
 
-    def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
-        """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid. Raises NodeError."""
+    def load(
+        self, cache: str, key: str, max_age: str | None, now: float
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid.
+        Raises NodeError."""
         if not CACHE_KEY.fullmatch(key) or not object_names.DATA_KEY.allows(key):
             raise NodeError(f"invalid cache key: {key}")
+
         try:
             age = gofmt.parse_duration(max_age) if max_age else None
         except ValueError as error:
             raise NodeError(f"invalid maxAge: {error}") from None
+
         with self._configmap(cache) as configmap:
             if not configmap["data"].get(key):
                 return False, None
+
             entry = json.loads(configmap["data"][key])
             entry["lastHitTimestamp"] = format_time(now)
             configmap["data"][key] = to_json(entry)
-        hit = bool(entry["nodeID"]) and (age is None or now - parse_time(entry["creationTimestamp"]) <= age)
+
+        hit = bool(entry["nodeID"]) and (
+            age is None or now - parse_time(entry["creationTimestamp"]) <= age
+        )
         return hit, entry["outputs"] if hit else None
 
-    def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
+    def save(
+        self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float
+    ) -> None:
         """Cache the outputs of a successful node. Raises NodeError."""
         time = format_time(now)
-        entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": time, "lastHitTimestamp": time}
+        entry = {
+            "nodeID": id,
+            "outputs": outputs,
+            "creationTimestamp": time,
+            "lastHitTimestamp": time,
+        }
         with self._configmap(cache) as configmap:
             configmap["data"][key] = to_json(entry)
 
@@ -107,20 +126,34 @@ class SharedLocks:
         object_names.check_object("ConfigMap", name)
         folder = self.home / "objects/ConfigMap"
         folder.mkdir(parents=True, exist_ok=True)
+
         with open(folder / f".{name}.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = folder / f"{name}.json"
             labels = {CONFIG_MAP_TYPE: CACHE_TYPE}
-            empty = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
+
+            empty = {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": name, "labels": labels},
+            }
+
             old_text = path.read_text() if path.exists() else to_json(empty)
             configmap = read_object(path) if path.exists() else empty
+
             label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if label is None:
-                raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
+                raise NodeError(
+                    f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to"
+                    " use it"
+                )
+
             if label != CACHE_TYPE:
                 raise NodeError(
-                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE_TYPE}, refusing to use it"
+                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE_TYPE},"
+                    " refusing to use it"
                 )
+
             configmap["data"] = configmap.get("data") or {}
             yield configmap
             if configmap["data"] and (new_text := to_json(configmap, indent=1)) != old_text:

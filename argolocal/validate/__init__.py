@@ -2,8 +2,8 @@
 
     argolocal lint workflow.yaml templates/ -o json
 
-Hera does not report an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these
-workflows. The checks need no cluster, network or Hera.
+Hera does not report an unknown entrypoint, a misspelt argument or a tag without a value, and Argo
+runs some of these workflows. The checks need no cluster, network or Hera.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,50 +26,75 @@ Reports = dict[tuple[Any, Any], list[Finding]]  # (kind, name) of an object → 
 
 
 def check(
-    manifest: Manifest, file: str = "", other_objects: Iterable[Manifest] = (), find: Find | None = None
+    manifest: Manifest,
+    file: str = "",
+    other_objects: Iterable[Manifest] = (),
+    find: Find | None = None,
 ) -> list[Finding]:
     """Return the non-fatal findings of the manifest and `other_objects`.
 
-    With `find`, return the findings of the manifest and of the objects that it refers to, instead of `other_objects`.
-    Raises ConfigError with all fatal findings, one line each.
+    With `find`, return the findings of the manifest and of the objects that it refers to, instead
+    of `other_objects`. Raises ConfigError with all fatal findings, one line each.
     """
     all_objects = [(file, manifest), *((file, item) for item in other_objects)]
     findings = lint(manifest, file, find) if find else lint_all(all_objects)
-    if fatal_findings := [str(finding) for finding in findings if finding.fatal]:
+    fatal_findings = [str(finding) for finding in findings if finding.fatal]
+    if fatal_findings:
         raise ConfigError("\n".join(["the manifest cannot run:", *fatal_findings]))
     return findings
 
 
 def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings about tasks that hold nothing back, such as an approval that nothing waits for."""
+    """Return the findings about tasks that hold nothing back, such as an approval that nothing
+    waits for."""
     return [finding for finding in findings if finding.rule == unheeded.RULE]
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """Return the findings of objects that may refer to each other; each object has the name of its file."""
-    find, reports = find_in(manifest for _, manifest in objects), Reports()
-    return [finding for file, manifest in objects for finding in lint(manifest, file, find, reports)]
+    """Return the findings of objects that may refer to each other; each object has the name of its
+    file."""
+    find = find_in(manifest for _, manifest in objects)
+    reports = Reports()
+    return [
+        finding for file, manifest in objects for finding in lint(manifest, file, find, reports)
+    ]
 
 
 def lint(
-    manifest: Manifest, file: str = "", find: Find = lambda kind, name: None, reports: Reports | None = None
+    manifest: Manifest,
+    file: str = "",
+    find: Find = lambda kind, name: None,
+    reports: Reports | None = None,
 ) -> list[Finding]:
-    """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as a training job.
+    """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as
+    a training job.
 
-    The findings of objects that the manifest refers to are included. With `reports`, these findings are added to
-    `reports` instead, and the result has only the findings about how the manifest uses the objects.
+    The findings of objects that the manifest refers to are included. With `reports`, these findings
+    are added to `reports` instead, and the result has only the findings about how the manifest uses
+    the objects.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
-    return findings.all() if rules is None or reports is None else [*_unreported(findings.all(), rules, reports)]
+    if rules is None or reports is None:
+        return findings.all()
+    return [*_unreported(findings.all(), rules, reports)]
 
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
-    """Add the findings of the manifest to `findings`, and return the rules if the manifest is a workflow."""
-    version, kind = manifest.get("apiVersion", API_VERSION), manifest.get("kind")
+    """Add the findings of the manifest to `findings`, and return the rules if the manifest is a
+    workflow."""
+    version = manifest.get("apiVersion", API_VERSION)
+
+    kind = manifest.get("kind")
     if kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate") and version != API_VERSION:
-        message = f"{show(version)} is not {API_VERSION}: this {kind} would not be an object of Argo. Correct it."
-        findings.add("apiVersion", "version", message, fatal=str(version).startswith("argoproj.io/"))
+        message = (
+            f"{show(version)} is not {API_VERSION}: this {kind} would not be an object of Argo."
+            " Correct it."
+        )
+        findings.add(
+            "apiVersion", "version", message, fatal=str(version).startswith("argoproj.io/")
+        )
+
     is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if is_other_object or kind in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(findings, "", shape.without_nulls(manifest))
@@ -80,25 +105,42 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
         rules = WorkflowRules(shape.without_nulls(manifest), findings, find)
         rules.run()
         return rules
+
     return None
 
 
-def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
-    """Yield the findings that are not reported for other objects. A path in another object contains its name."""
-    reported_findings, root = set[tuple[str, str, bool]](), rules.root
+def _unreported(
+    findings: list[Finding], rules: WorkflowRules, reports: Reports
+) -> Iterator[Finding]:
+    """Yield the findings that are not reported for other objects. A path in another object contains
+    its name."""
+    reported_findings = set[tuple[str, str, bool]]()
+    root = rules.root
+
     for path, other_object in rules.other_objects.items():
         identity = other_object.get("kind"), other_object["metadata"]["name"]
         if identity not in reports:
             reports[identity] = lint(other_object, find=rules.find)
-        reported_findings |= {
-            (finding.path.replace("spec", path, 1), finding.rule, finding.fatal) for finding in reports[identity]
-        }
+
+        reported_findings.update(
+            {
+                (finding.path.replace("spec", path, 1), finding.rule, finding.fatal)
+                for finding in reports[identity]
+            }
+        )
+
     base_name = (rules.other_objects.get(root) or {}).get("metadata", {}).get("name")
-    templates_path = f"{root}.workflowTemplateRef[{base_name}].templates" if base_name else f"{root}.templates"
+    if base_name:
+        templates_path = f"{root}.workflowTemplateRef[{base_name}].templates"
+    else:
+        templates_path = f"{root}.templates"
+
     # a warning about another object is reported with that object
     other_paths = tuple(rules.other_objects.keys() - {root})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (
             finding.fatal or not finding.path.startswith(other_paths)
         ):
-            yield replace(finding, path=finding.path.replace(f"{root}.templates", templates_path, 1))
+            yield replace(
+                finding, path=finding.path.replace(f"{root}.templates", templates_path, 1)
+            )

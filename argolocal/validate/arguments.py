@@ -13,14 +13,25 @@ from argolocal.validate import tag_rules
 from argolocal.validate.findings import Findings
 
 KINDS = ("parameters", "artifacts")
-STORAGE_LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
+STORAGE_LOCATIONS = (
+    "s3",
+    "gcs",
+    "http",
+    "git",
+    "raw",
+    "hdfs",
+    "oss",
+    "azure",
+    "artifactory",
+    "plugin",
+)
 ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
 # fields of valueFrom in an output parameter
 PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
-OUTPUT_SOURCES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
+OUTPUT_SOURCES.update(dict.fromkeys(("dag", "steps"), ("parameter", "expression")))
 VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # fields of valueFrom in an argument
 
 
@@ -28,16 +39,32 @@ def check(findings: Findings, path: str, arguments: Data, allow_later: bool = Fa
     """Check `arguments`; `allow_later`: a later argument, such as -p, may supply missing values."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
-        _check_parameter(findings, f"{path}.parameters[{parameter.get('name')}]", parameter, allow_later)
+        _check_parameter(
+            findings, f"{path}.parameters[{parameter.get('name')}]", parameter, allow_later
+        )
+
     for artifact in arguments.get("artifacts") or []:
         where = f"{path}.artifacts[{artifact.get('name')}]"
-        has_location = any(kind in artifact for kind in STORAGE_LOCATIONS[1:]) or (artifact.get("s3") or {}).get("key")
+        has_location = any(kind in artifact for kind in STORAGE_LOCATIONS[1:]) or (
+            artifact.get("s3") or {}
+        ).get("key")
+
         if artifact.get("from") and artifact.get("fromExpression"):
-            findings.add(where, "argument", "both from and fromExpression are set: remove one of them.")
+            findings.add(
+                where, "argument", "both from and fromExpression are set: remove one of them."
+            )
         elif not artifact.get("from") and not has_location:
             by_expression = artifact.get("fromExpression")
-            reason = "fromExpression alone is not allowed" if by_expression else "the artifact's source is missing"
-            findings.add(where, "argument", f"{reason}: give from, or a location (s3), even for an optional artifact.")
+            if by_expression:
+                reason = "fromExpression alone is not allowed"
+            else:
+                reason = "the artifact's source is missing"
+
+            findings.add(
+                where,
+                "argument",
+                f"{reason}: give from, or a location (s3), even for an optional artifact.",
+            )
 
 
 def check_names(findings: Findings, path: str, fields: Data) -> None:
@@ -45,7 +72,11 @@ def check_names(findings: Findings, path: str, fields: Data) -> None:
     for kind in KINDS:
         for name, count in Counter(names(fields.get(kind))).items():
             if not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", name)) or count > 1:
-                findings.add(f"{path}.{kind}", "name", f'"{name}" must be letters, digits, - and _, and unique.')
+                findings.add(
+                    f"{path}.{kind}",
+                    "name",
+                    f'"{name}" must be letters, digits, - and _, and unique.',
+                )
 
 
 def check_inputs(
@@ -59,71 +90,120 @@ def check_inputs(
 ) -> None:
     """Check that a call passes the inputs of a template; messages call the template `title`.
 
-    `allow_extra`: arguments without an input are allowed. `allow_later`: missing arguments may be supplied later.
+    `allow_extra`: arguments without an input are allowed. `allow_later`: missing arguments may be
+    supplied later.
     """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
-        passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
-        for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
-            # Argo accepts an unknown argument; it is an error only if its name may be a misspelt input that lacks one
+        passed_names = dict.fromkeys(names(passed_arguments.get(kind)))
+
+        input_names = set(names(inputs))
+        for name in (
+            [] if allow_extra else [name for name in passed_names if name not in input_names]
+        ):
+            # Argo accepts an unknown argument; it is an error only if its name may be a misspelt
+            # input that lacks one
             suggestion = did_you_mean(name, input_names.difference(passed_names))
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
-        for name in [] if allow_later else [str(item.get("name")) for item in inputs if _is_required(item, kind)]:
+
+        for name in (
+            []
+            if allow_later
+            else [str(item.get("name")) for item in inputs if _is_required(item, kind)]
+        ):
             if name not in passed_names:
                 message = f'{title} needs the input "{name}": add it to the arguments.'
                 findings.add(path, "input", message + findings.suggest(name, passed_names))
 
 
 def check_outputs(findings: Findings, path: str, outputs: Data, template_type: str) -> None:
-    """Check that each output parameter has exactly one source, which this type of template supports."""
+    """Check that each output parameter has exactly one source, which this type of template
+    supports."""
     allowed_sources = OUTPUT_SOURCES.get(template_type, PARAMETER_SOURCES)
+
     for kind in ("parameters", "artifacts"):
         for output in outputs.get(kind) or []:
-            where, name = f"{path}.outputs.{kind}[{output.get('name')}]", output.get("globalName")
+            where = f"{path}.outputs.{kind}[{output.get('name')}]"
+            name = output.get("globalName")
             if name and not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", str(name))):
-                findings.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
+                findings.add(
+                    f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.'
+                )
+
     for output in outputs.get("parameters") or []:
-        where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
-        sources = ["value"] * ("value" in output) + [key for key in PARAMETER_SOURCES if source.get(key, "") != ""]
+        where = f"{path}.outputs.parameters[{output.get('name')}]"
+        source = output.get("valueFrom") or {}
+
+        sources = ["value"] * ("value" in output) + [
+            key for key in PARAMETER_SOURCES if source.get(key, "") != ""
+        ]
         if len(sources) != 1 or ("value" in output and "valueFrom" in output):
-            message = f"the output has {' and '.join(sources) or 'no source'}: it must have exactly one valueFrom"
+            message = (
+                f"the output has {' and '.join(sources) or 'no source'}: it must have exactly one"
+                " valueFrom"
+            )
             findings.add(where, "output", f"{message}, with {' or '.join(allowed_sources)}.")
         elif sources[0] not in (*allowed_sources, "value"):
-            message = f"{sources[0]} is not for this type of template: give {' or '.join(allowed_sources)}."
+            message = (
+                f"{sources[0]} is not for this type of template: give"
+                f" {' or '.join(allowed_sources)}."
+            )
             findings.add(f"{where}.valueFrom.{sources[0]}", "output", message)
 
 
 def check_timeout(
     findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
 ) -> None:
-    """Check that a timeout from arguments has a unit: Argo substitutes known values before it checks the timeout."""
+    """Check that a timeout from arguments has a unit: Argo substitutes known values before it
+    checks the timeout."""
     values: dict[str, str] = {}
+
     inputs = template.get("inputs") or {}
-    for prefix, holder in (("workflow", workflow_arguments), ("inputs", inputs), ("inputs", passed_arguments)):
+    for prefix, holder in (
+        ("workflow", workflow_arguments),
+        ("inputs", inputs),
+        ("inputs", passed_arguments),
+    ):
         for parameter in holder.get("parameters") or []:
             value = parameter.get("value", parameter.get("default", ""))
             values[f"{prefix}.parameters.{parameter.get('name')}"] = anystring(value)
+
     text = str(template.get("timeout", ""))
     for _ in range(2):  # the value of an argument may be a tag, too
         text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
+
     if INTEGER.fullmatch(text):
-        message = f'arguments set the timeout of {template.get("name")} to "{text}": give a unit, as in 30s.'
+        message = (
+            f'arguments set the timeout of {template.get("name")} to "{text}": give a unit, as in'
+            " 30s."
+        )
         findings.add(path, "argument", message)
 
 
 def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:
-    source, choices = parameter.get("valueFrom"), parameter.get("enum")
+    source = parameter.get("valueFrom")
+    choices = parameter.get("enum")
+
     if source is not None and not any(key in source for key in VALUE_SOURCES):
-        message = "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give it, or a value."
+        message = (
+            "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give it,"
+            " or a value."
+        )
         findings.add(f"{path}.valueFrom", "argument", message)
     elif source is None and "value" not in parameter and not allow_later:
         findings.add(path, "argument", "the value is missing: give a value.")
+
     if not allow_later and isinstance(choices, list) and choices:
-        allowed_values, value = [anystring(choice) for choice in choices], parameter.get("value")
-        if value is None or ("{{" not in (value := anystring(value)) and value not in allowed_values):
+        allowed_values = [anystring(choice) for choice in choices]
+        value = parameter.get("value")
+        if value is None or (
+            "{{" not in (value := anystring(value)) and value not in allowed_values
+        ):
             findings.add(
-                f"{path}.value", "argument", f'"{value}" is not in the enum: it must be {" or ".join(allowed_values)}.'
+                f"{path}.value",
+                "argument",
+                f'"{value}" is not in the enum: it must be {" or ".join(allowed_values)}.',
             )
 
 

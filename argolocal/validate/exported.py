@@ -1,10 +1,12 @@
-"""The scope of `workflow.outputs`: Argo's validation walks from the entrypoint, and collects global outputs on the way.
+"""The scope of `workflow.outputs`: Argo's validation walks from the entrypoint, and collects global
+outputs on the way.
 
     outputs = GlobalOutputs(templates, ["main", "exit"]); outputs.tags_at(step)
 
-An output with a globalName is known after the visit of the template that has it: in later steps, in the whole DAG, and
-in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint and of a hook's template are
-never known. If a globalName contains tags, any name is allowed. Source: validate.go, addOutputsToScope.
+An output with a globalName is known after the visit of the template that has it: in later steps, in
+the whole DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the
+entrypoint and of a hook's template are never known. If a globalName contains tags, any name is
+allowed. Source: validate.go, addOutputsToScope.
 """
 
 from collections import Counter
@@ -18,17 +20,23 @@ MISSING_TEMPLATE: Data = {}  # stands for a template that is not in the manifest
 
 
 class GlobalOutputs:
-    """Global outputs that are known at a template or step; in expressions, which Argo does not check, all are known."""
+    """Global outputs that are known at a template or step; in expressions, which Argo does not
+    check, all are known."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
-        bodies = [template for template, _ in all_templates({"templates": [*templates.values()]}, "")]
+        bodies = [
+            template for template, _ in all_templates({"templates": [*templates.values()]}, "")
+        ]
         self.all_tags = set[str]().union(*map(global_outputs, bodies))
         self.expression_tags = {f"={tag}" for tag in self.all_tags} | (self.all_tags & ANY_OUTPUT)
         self.known_tags: set[str] = set()
-        self.known_names, self.all_names = Names(self.expression_tags), Names(self.all_tags | self.expression_tags)
+        self.known_names = Names(self.expression_tags)
+        self.all_names = Names(self.all_tags | self.expression_tags)
         self.names_by_id: dict[int, Names] = {}  # id of a template or step → known tags
-        if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:  # WorkflowRules reports a missing entrypoint
+
+        # WorkflowRules reports a missing entrypoint
+        if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:
             self._walk([templates[name] for name in roots if name in templates])
 
     def tags_at(self, holder: Data) -> Names:
@@ -37,7 +45,8 @@ class GlobalOutputs:
 
     def _walk(self, roots: list[Data]) -> None:
         visits = [self._visit(template) for template in reversed(roots)]
-        while visits:  # a recursion would fail, as templates may be nested deeper than Python's stack
+        # a recursion would fail, as templates may be nested deeper than Python's stack
+        while visits:
             template = next(visits[-1], None)
             if template is None:
                 visits.pop()
@@ -48,39 +57,51 @@ class GlobalOutputs:
         """Visit a template. Yields the templates to visit before the rest of this template."""
         if id(template) in self.names_by_id:
             return
+
         self.names_by_id[id(template)] = self.known_names
         if "dag" in template:
             yield from self._tasks(template)
+
         for step, called_template in self._calls(template) if "steps" in template else ():
             yield called_template
             known_after_step = self.known_tags | global_outputs(called_template)
             if "onExit" in step or "exit" in (step.get("hooks") or {}):
                 self._set_known(known_after_step)
+
             self.names_by_id[id(step)] = self.known_names
             self._set_known(known_after_step)
+
         self.names_by_id[id(template)] = self.known_names
 
     def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Visit the tasks of a DAG. Argo visits them in random order, so all other tasks may come before a task."""
+        """Visit the tasks of a DAG. Argo visits them in random order, so all other tasks may come
+        before a task."""
         called_templates = [called_template for _, called_template in self._calls(dag)]
         outputs = [self._outputs_below(called_template) for called_template in called_templates]
-        counts, known_before = Counter(tag for tags in outputs for tag in tags), self.known_tags
+        counts = Counter(tag for tags in outputs for tag in tags)
+        known_before = self.known_tags
         for called_template, own_outputs in zip(called_templates, outputs, strict=True):
-            self._set_known(known_before | {tag for tag in counts if counts[tag] > (tag in own_outputs)})
+            self._set_known(
+                known_before | {tag for tag in counts if counts[tag] > (tag in own_outputs)}
+            )
             yield called_template
         self._set_known(known_before | set(counts))
 
     def _set_known(self, tags: set[str]) -> None:
         if tags != self.known_tags:
-            self.known_tags, self.known_names = tags, Names(tags | self.expression_tags)
+            self.known_tags = tags
+            self.known_names = Names(tags | self.expression_tags)
 
     def _outputs_below(self, root: Data) -> set[str]:
         """Return the global tags that the template `root` and the templates that it calls set."""
-        tags, templates, seen_ids = set[str](), [root], set[int]()
+        tags = set[str]()
+        templates = [root]
+        seen_ids = set[int]()
         while templates:
-            if id(template := templates.pop()) not in seen_ids:
+            template = templates.pop()
+            if id(template) not in seen_ids:
                 seen_ids.add(id(template))
-                tags |= global_outputs(template)
+                tags.update(global_outputs(template))
                 templates += [callee for _, callee in self._calls(template)]
         return tags
 
@@ -88,4 +109,8 @@ class GlobalOutputs:
         """Yield each step or task with the template that it calls."""
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         for step in (step for group in groups for step in group):
-            yield step, step.get("inline") or self.templates.get(str(step.get("template")), MISSING_TEMPLATE)
+            yield (
+                step,
+                step.get("inline")
+                or self.templates.get(str(step.get("template")), MISSING_TEMPLATE),
+            )

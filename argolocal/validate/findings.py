@@ -11,7 +11,8 @@ MAX_NAMES = 6  # maximum number of names in a hint
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a manifest: path, rule, and a message with the fix. A `fatal` problem prevents the run."""
+    """A problem of a manifest: path, rule, and a message with the fix. A `fatal` problem prevents
+    the run."""
 
     file: str
     path: str
@@ -26,7 +27,8 @@ class Finding:
 
 
 class Findings:
-    """Findings in order, without duplicates. A problem of an image is one finding even if many containers use it."""
+    """Findings in order, without duplicates. A problem of an image is one finding even if many
+    containers use it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -41,26 +43,36 @@ class Findings:
         self.add(path, rule, message, fatal=False)
 
     def suggest(self, word: str, names: Iterable[str]) -> str:
-        """Return `did_you_mean`, but only for the first MAX_HINTS mistakes: a search in many names is slow."""
+        """Return `did_you_mean`, but only for the first MAX_HINTS mistakes: a search in many names
+        is slow."""
         self.hint_count += 1
-        return did_you_mean(word, set(names)) if self.hint_count <= MAX_HINTS else ""
+        if self.hint_count <= MAX_HINTS:
+            return did_you_mean(word, set(names))
+        return ""
 
     def hint(self, word: str, choices: Iterable[str]) -> str:
         """Return a hint for an unknown name: a similar name, or the existing names."""
-        if (suggestion := self.suggest(word, choices)) or self.hint_count > MAX_HINTS:
+        suggestion = self.suggest(word, choices)
+        if suggestion or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."
         names = sorted(set(choices))
-        others = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        return (
-            f" Available: {', '.join(names[:MAX_NAMES])}{others}." if names else " Define it, or remove the reference."
-        )
+        if len(names) > MAX_NAMES:
+            others = f" and {len(names) - MAX_NAMES} more"
+        else:
+            others = ""
+        if names:
+            return f" Available: {', '.join(names[:MAX_NAMES])}{others}."
+        return " Define it, or remove the reference."
 
     def add_image(self, path: str, image: str, problem: str) -> None:
         self.image_paths.setdefault((image, problem), []).append(path)
 
     def all(self) -> list[Finding]:
         for (image, problem), paths in self.image_paths.items():
-            others = f" {len(paths)} containers run this image." if len(paths) > 1 else ""
+            if len(paths) > 1:
+                others = f" {len(paths)} containers run this image."
+            else:
+                others = ""
             self.warn(paths[0], "image", f'"{image}" {problem}{others}')
         self.image_paths.clear()
         return list(self.findings)

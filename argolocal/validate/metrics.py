@@ -15,11 +15,24 @@ KINDS = ("gauge", "counter", "histogram")
 def check(findings: Findings, path: str, metrics: Data) -> None:
     for number, metric in enumerate(metrics.get("prometheus") or []):
         where = f"{path}.prometheus[{metric.get('name', number)}]"
-        for name in [metric.get("name", ""), *(label.get("key", "") for label in metric.get("labels") or [])]:
+        for name in [
+            metric.get("name", ""),
+            *(label.get("key", "") for label in metric.get("labels") or []),
+        ]:
             if "{{" not in str(name) and not NAME.fullmatch(str(name)):
-                findings.add(where, "metric", f'"{name}" must be letters, digits and _, and not begin with a digit.')
+                findings.add(
+                    where,
+                    "metric",
+                    f'"{name}" must be letters, digits and _, and not begin with a digit.',
+                )
+
         if not metric.get("help"):
-            findings.add(f"{where}.help", "metric", "the help text is missing: describe the metric.")
+            findings.add(
+                f"{where}.help", "metric", "the help text is missing: describe the metric."
+            )
+
         for kind in KINDS:
             if kind in metric and not metric[kind].get("value"):
-                findings.add(f"{where}.{kind}.value", "metric", "the value is missing: give a value.")
+                findings.add(
+                    f"{where}.{kind}.value", "metric", "the value is missing: give a value."
+                )

@@ -14,12 +14,13 @@ from argolocal.validate.findings import Findings
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
 # first words of the tags that are substituted
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
-# all first words of tags; Argo leaves a tag with another first word in the text, such as a tag of Jinja
+# all first words of tags; Argo leaves a tag with another first word in the text, such as a tag of
+# Jinja
 FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
 SIMILARITY = 0.8  # lowest similarity of a misspelt first word
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
-# A tag that begins with one of these is not checked by Argo, but remains in the text if it does not have a value.
-# Source: validate.go, resolveAllVariables.
+# A tag that begins with one of these is not checked by Argo, but remains in the text if it does not
+# have a value. Source: validate.go, resolveAllVariables.
 UNCHECKED = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
 METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
@@ -28,8 +29,8 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 class Use:
     """Use of a text with a tag: these facts decide whether a tag without a value prevents the run.
 
-    `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation reads the text.
-    `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
+    `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation
+    reads the text. `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
     """
 
     parameters_known: bool = True
@@ -38,11 +39,13 @@ class Use:
     retries: bool = True
 
     def is_fatal(self, tag: str, name: str) -> bool:
-        """Return True if Argo rejects the tag, or a run would use its text; `name` is a name that `tag` reads."""
+        """Return True if Argo rejects the tag, or a run would use its text; `name` is a name that
+        `tag` reads."""
         if name.startswith("workflow.parameters") and not self.parameters_known:
             return False
         if tag.startswith("="):
-            # An item fails only at run time, and labels may be added when the workflow is submitted.
+            # An item fails only at run time, and labels may be added when the workflow is
+            # submitted.
             is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
             return (self.is_validated or self.is_used) and not is_late
         if name.startswith(UNCHECKED):
@@ -62,14 +65,23 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
         for name in names:
             # Argo does not substitute a simple tag that is only a first word, such as {{inputs}}.
             is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
-            if name.split(".")[0] in PREFIXES and not is_first_word and not _has_value(tag, name, scope):
+            if (
+                name.split(".")[0] in PREFIXES
+                and not is_first_word
+                and not _has_value(tag, name, scope)
+            ):
                 message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
                 findings.add(path, "tag", message, use.is_fatal(tag, name))
+
             is_variable = tag.startswith("=") and "." not in name
             is_part = any(other.startswith(f"{name}.") for other in names)
             if not is_variable and not is_part and (correct_name := _correct_first_word(name)):
-                message = f'"{name}" is not a tag, so Argo leaves it in the text. Did you mean "{correct_name}"?'
+                message = (
+                    f'"{name}" is not a tag, so Argo leaves it in the text. Did you mean'
+                    f' "{correct_name}"?'
+                )
                 findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
+
             if RETRY_TAG.fullmatch(name) and not use.retries:
                 message = "the template does not have a retryStrategy: add one, or remove the tag."
                 findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
@@ -79,21 +91,36 @@ def _correct_first_word(name: str) -> str:
     """Return the tag that a name with a misspelt first word seems to mean, or ""."""
     first_word, dot, rest = name.partition(".")
     if first_word == "node":
-        return "" if name == "node.name" or not dot else "node.name"
+        if name == "node.name" or not dot:
+            return ""
+        return "node.name"
+
     if first_word in FIRST_WORDS or not re.fullmatch(r"[A-Za-z]+", first_word):
         return ""
 
-    similar_words = difflib.get_close_matches(first_word.lower(), map(str.lower, FIRST_WORDS), 1, SIMILARITY)
-    index = [word.lower() for word in FIRST_WORDS].index(similar_words[0]) if similar_words else None
-    return "" if index is None else f"{FIRST_WORDS[index]}{dot}{rest}"
+    similar_words = difflib.get_close_matches(
+        first_word.lower(), map(str.lower, FIRST_WORDS), 1, SIMILARITY
+    )
+    if similar_words:
+        index = [word.lower() for word in FIRST_WORDS].index(similar_words[0])
+    else:
+        index = None
+
+    if index is None:
+        return ""
+
+    return f"{FIRST_WORDS[index]}{dot}{rest}"
 
 
 def _has_value(tag: str, name: str, scope: Scope) -> bool:
-    return f"={name}" in scope if tag.startswith("=") else name in scope
+    if tag.startswith("="):
+        return f"={name}" in scope
+    return name in scope
 
 
 def find_tagged_texts(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
-    """Return path and text of the strings in `value` that contain tags, and report unclosed tags."""
+    """Return path and text of the strings in `value` that contain tags, and report unclosed
+    tags."""
     tagged_texts = [(where, text) for where, text in texts(value, path) if "{{" in text]
     for where, text in tagged_texts:
         if "{{" in TAG.sub("", text):
@@ -102,21 +129,34 @@ def find_tagged_texts(findings: Findings, path: str, value: Any) -> list[tuple[s
 
 
 def shorten(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
-    if metadata := METADATA_TAG.fullmatch(name):
+    metadata = METADATA_TAG.fullmatch(name)
+    if metadata:
         kind, key = metadata.groups()
         prefix = f"workflow.{kind}s."
         keys = {tag.removeprefix(prefix) for tag in scope.global_names() if tag.startswith(prefix)}
         suggestion = findings.suggest(key, keys - {"json"})
         remedy = suggestion or f" Add it to {kind}s in the metadata, or remove the tag."
+
         return f'the workflow does not have the {kind} "{key}".{remedy}'
+
     if name == "workflow.scheduledTime":
-        return "only a workflow of a CronWorkflow has a scheduled time: remove the tag, or run it by a CronWorkflow."
+        return (
+            "only a workflow of a CronWorkflow has a scheduled time: remove the tag, or run it by a"
+            " CronWorkflow."
+        )
+
     if f"={name}" in scope:
-        return f"Argo's validation does not know {name} here: write {{{{={name}}}}}, which is checked only in the run."
+        return (
+            f"Argo's validation does not know {name} here: write {{{{={name}}}}}, which is checked"
+            " only in the run."
+        )
+
     return f"{name} does not have a value here.{findings.hint(*scope.find_alternatives(name))}"
 
 

@@ -1,4 +1,5 @@
-"""Facts about a workflow that its rules need: its templates, the tags that have a value, and which values are used."""
+"""Facts about a workflow that its rules need: its templates, the tags that have a value, and which
+values are used."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from argolocal.validate.findings import Findings
 
 Manifest = Mapping[str, Any]
 
-TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # kinds that do not require an entrypoint
+# kinds that do not require an entrypoint
+TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 PARAMETER_TAG = re.compile(r"workflow\.parameters\.([-\w]+)")
 
 
@@ -22,30 +24,42 @@ class WorkflowFacts:
     """Facts about one manifest and the objects that it refers to."""
 
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
-        self.manifest, self.findings, self.find = manifest, findings, find
-        self.add, self.warn = findings.add, findings.warn
-        self.other_objects: dict[str, Manifest] = {}  # path of a spec in findings → referenced object
+        self.manifest = manifest
+        self.findings = findings
+        self.find = find
+        self.add = findings.add
+        self.warn = findings.warn
+        # path of a spec in findings → referenced object
+        self.other_objects: dict[str, Manifest] = {}
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
-        self.spec: dict[str, Any] = (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
+        self.spec: dict[str, Any] = (
+            (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
+        )
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Templates of each referenced object, by the object's scope; None if the object is missing."""
+        """Templates of each referenced object, by the object's scope; None if the object is
+        missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, references)
+
         while references:
             scope, reference, _ = references.pop()
             if scope not in templates:
                 other = resolve.find_template(reference, self.find)
-                spec, templates[scope] = {}, None
+                spec = {}
+                templates[scope] = None
+
                 if other and not any(shape.shape_errors(other)):  # reported for `other`
                     self.other_objects[self.object_path(scope)] = other
                     spec = shape.without_nulls(other.get("spec") or {})
                     templates[scope] = _by_name(spec)
+
                 resolve.qualify(spec, scope, f"{scope}.spec", references)
+
         return templates
 
     def object_path(self, scope: str) -> str:
@@ -55,9 +69,12 @@ class WorkflowFacts:
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Templates by the names that callers use."""
-        stored = self.stored_templates.items()  # `stored_templates` also writes full template names into callers
+        # `stored_templates` also writes full template names into callers
+        stored = self.stored_templates.items()
         return _by_name(self.spec) | {
-            f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
+            f"{scope}/{name}": t
+            for scope, templates in stored
+            for name, t in (templates or {}).items()
         }
 
     @cached_property
@@ -66,18 +83,31 @@ class WorkflowFacts:
 
     @property
     def workflow_metadata(self) -> Manifest:
-        """Labels and annotations of the workflow besides those of its spec. Source: ConvertCronWorkflowToWorkflow."""
+        """Labels and annotations of the workflow besides those of its spec. Source:
+        ConvertCronWorkflowToWorkflow."""
         metadata = self.manifest.get("metadata") or {}
+
         if self.kind in TEMPLATE_KINDS:
             # the workflow that uses the template may have a scheduled time
-            return {**metadata, "annotations": {argo_names.SCHEDULED_TIME: "", **(metadata.get("annotations") or {})}}
+            return {
+                **metadata,
+                "annotations": {
+                    argo_names.SCHEDULED_TIME: "",
+                    **(metadata.get("annotations") or {}),
+                },
+            }
+
         if self.kind != "CronWorkflow":
             return metadata
 
         own_metadata = (self.manifest.get("spec") or {}).get("workflowMetadata") or {}
+
         return {
             "labels": {argo_names.CRON_WORKFLOW: "", **(own_metadata.get("labels") or {})},
-            "annotations": {argo_names.SCHEDULED_TIME: "", **(own_metadata.get("annotations") or {})},
+            "annotations": {
+                argo_names.SCHEDULED_TIME: "",
+                **(own_metadata.get("annotations") or {}),
+            },
         }
 
     @cached_property
@@ -87,17 +117,29 @@ class WorkflowFacts:
 
     @cached_property
     def running_ids(self) -> set[int]:
-        """Ids of templates that run before the workflow completes, and thus cannot read workflow.failures."""
-        return {id(template) for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()}
+        """Ids of templates that run before the workflow completes, and thus cannot read
+        workflow.failures."""
+        return {
+            id(template)
+            for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()
+        }
 
     def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """Return the templates named in `queue` and all templates that they call; `hooks`: also in their hooks."""
+        """Return the templates named in `queue` and all templates that they call; `hooks`: also in
+        their hooks."""
         templates: dict[str, Manifest] = {}
+
         while queue:
-            if (name := queue.pop()) in self.templates and name not in templates:
+            name = queue.pop()
+            if name in self.templates and name not in templates:
                 templates[name] = self.templates[name]
                 callers = resolve.callers({"templates": [templates[name]]}, "")
-                queue += [str(caller.get("template")) for caller, path in callers if hooks or ".hooks." not in path]
+                queue += [
+                    str(caller.get("template"))
+                    for caller, path in callers
+                    if hooks or ".hooks." not in path
+                ]
+
         return templates
 
     @property
@@ -105,21 +147,29 @@ class WorkflowFacts:
         return self.spec.get("templateDefaults") or {}
 
     def inputs_without_argument(self, template: Manifest) -> set[str]:
-        """Return the input parameters of a template that a caller in this workflow does not pass."""
+        """Return the input parameters of a template that a caller in this workflow does not
+        pass."""
         return self.unpassed_inputs.get(id(template), set())
 
     @cached_property
     def unpassed_inputs(self) -> dict[int, set[str]]:
         """Id of a template → the input parameters that one of its callers does not pass."""
-        roots = [str(self.spec.get(field)) for field in ("entrypoint", "onExit") if self.spec.get(field)]
+        roots = [
+            str(self.spec.get(field)) for field in ("entrypoint", "onExit") if self.spec.get(field)
+        ]
         workflow_arguments = self.spec.get("arguments") or {}
         calls = [(self.templates.get(name), workflow_arguments) for name in roots]
         hooks = [*(self.spec.get("hooks") or {}).values()]
         roots += [str(hook.get("template")) for hook in hooks]
+
         if self.kind in TEMPLATE_KINDS:
             roots += names(self.spec.get("templates"))
+
         reached = self.called_templates(roots)
-        callers = [*hooks, *(caller for caller, _ in resolve.callers({"templates": [*reached.values()]}, ""))]
+        callers = [
+            *hooks,
+            *(caller for caller, _ in resolve.callers({"templates": [*reached.values()]}, "")),
+        ]
         for caller in callers:
             template = caller.get("inline") or self.templates.get(str(caller.get("template")))
             calls.append((template, caller.get("arguments") or {}))
@@ -130,8 +180,11 @@ class WorkflowFacts:
         for template, passed_arguments in calls:
             if template is not None:
                 input_names = names((template.get("inputs") or {}).get("parameters"))
-                unpassed_names = set(input_names).difference(names(passed_arguments.get("parameters")))
+                unpassed_names = set(input_names).difference(
+                    names(passed_arguments.get("parameters"))
+                )
                 unpassed_inputs.setdefault(id(template), set()).update(unpassed_names)
+
         return unpassed_inputs
 
     @cached_property
@@ -140,7 +193,10 @@ class WorkflowFacts:
 
     def global_tags(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
         """Return the global tags that are known in a template, or at one of its steps."""
-        workflow_tags = self.tags_while_running if id(template) in self.running_ids else self.workflow_tags
+        if id(template) in self.running_ids:
+            workflow_tags = self.tags_while_running
+        else:
+            workflow_tags = self.workflow_tags
         return workflow_tags, self.global_outputs.tags_at(template if step is None else step)
 
     @cached_property
@@ -149,19 +205,30 @@ class WorkflowFacts:
         used_names = set[str]()
         for _, text in tag_scope.texts([*self.templates.values()], ""):
             if "workflow.parameters." in text:
-                used_names |= {name for tag in TAG.findall(text) for name in PARAMETER_TAG.findall(tag)}
+                used_names.update(
+                    {name for tag in TAG.findall(text) for name in PARAMETER_TAG.findall(tag)}
+                )
         for field in ("entrypoint", "onExit"):
             template = self.templates.get(str(self.spec.get(field))) or {}
-            used_names |= set(names((template.get("inputs") or {}).get("parameters")))
+            used_names.update(set(names((template.get("inputs") or {}).get("parameters"))))
         return used_names
 
 
 def _by_name(spec: Manifest) -> dict[str, Manifest]:
-    return {str(template["name"]): template for template in spec.get("templates") or [] if template.get("name")}
+    return {
+        str(template["name"]): template
+        for template in spec.get("templates") or []
+        if template.get("name")
+    }
 
 
 def reads_input(template: Manifest, name: str) -> bool:
-    """Return True if a field of the template besides its inputs may read the input parameter `name`."""
+    """Return True if a field of the template besides its inputs may read the input parameter
+    `name`."""
     body = {key: value for key, value in template.items() if key != "inputs"}
-    texts_with_inputs = [text for _, text in tag_scope.texts(body, "") if "inputs.parameters" in text]
-    return any(name in text or "inputs.parameters}}" in text.replace(" ", "") for text in texts_with_inputs)
+    texts_with_inputs = [
+        text for _, text in tag_scope.texts(body, "") if "inputs.parameters" in text
+    ]
+    return any(
+        name in text or "inputs.parameters}}" in text.replace(" ", "") for text in texts_with_inputs
+    )

@@ -3,8 +3,8 @@
     with display.show(name, LogErrors(name, logs, deployments).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-The tree and the lines read only the workflow's status (plain data) and the result of `progress`. Only the tree imports
-rich.
+The tree and the lines read only the workflow's status (plain data) and the result of `progress`.
+Only the tree imports rich.
 """
 
 import os
@@ -45,17 +45,23 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # maximum share of the time for examining many steps
+# maximum share of the time for examining many steps
+MANY_STEPS = 200
+MAX_LOOK_SHARE = 1 / 30
 NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run
-NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # reasons of a pending pod that are not reported
-JOB_FAILED = "failure condition"  # part of Argo's message for a step whose job failed; the job's logs contain the cause
+# reasons of a pending pod that are not reported
+NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
+# part of Argo's message for a step whose job failed; the job's logs contain the cause
+JOB_FAILED = "failure condition"
 MAX_CAUSE_LENGTH = 400
-# a function that returns the progress of a running step, the error in the logs of a failed job, or ""
+# a function that returns the progress of a running step, the error in the logs of a failed job, or
+# ""
 ProgressOf = Callable[[Step], str]
 
 
 class Shown(Protocol):
-    """A display, called with every new status. `tick` is called a few times per second; `say` prints a line."""
+    """A display, called with every new status. `tick` is called a few times per second; `say`
+    prints a line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -63,9 +69,13 @@ class Shown(Protocol):
 
 
 @contextmanager
-def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
+def show(
+    name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO
+) -> Iterator[Shown]:
     """Show a run on `out`, as a tree on a terminal, else as lines."""
-    shown: Shown = Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
+    shown: Shown = (
+        Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
+    )
     stop = threading.Event()
 
     def tick() -> None:
@@ -74,6 +84,7 @@ def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: Text
 
     ticker = threading.Thread(target=tick, name="display", daemon=True)
     ticker.start()
+
     try:
         with shown.live if isinstance(shown, Tree) else nullcontext():
             yield shown
@@ -90,57 +101,91 @@ def is_terminal(out: TextIO) -> bool:
 
 
 class Lines:
-    """Prints a line for each change of a step, and the progress of trainings at most every five seconds.
+    """Prints a line for each change of a step, and the progress of trainings at most every five
+    seconds.
 
-    The steps of a run with many steps are examined less often, because this would take longer than the steps.
+    The steps of a run with many steps are examined less often, because this would take longer than
+    the steps.
     """
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
-        self.name, self.progress, self.out = name, progress, out
+        self.name = name
+        self.progress = progress
+        self.out = out
         self.printed_phases: dict[str, str] = {}
         self.printed_reasons: set[tuple[str, str]] = set()
         self.status: Status = {}
-        self.next_look, self.changed = 0.0, False
+        self.next_look = 0.0
+        self.changed = False
         self.running: list[Step] = []
         self.last_progress = ("", 0.0)
         self.lock = threading.RLock()  # several threads and the signal handlers print
 
     def __call__(self, status: Status) -> None:
         if not self.status:
-            finished = [row for row in steps(self.name, status) if row.phase in FINISHED and row.phase != "Cached"]
+            finished = [
+                row
+                for row in steps(self.name, status)
+                if row.phase in FINISHED and row.phase != "Cached"
+            ]
+
             self.printed_phases = {row.name: row.phase for row in finished}
             self.say(
-                f"{self.name} running" + (f"; {len(leaves(finished))} steps had completed before" if finished else "")
+                f"{self.name} running"
+                + (f"; {len(leaves(finished))} steps had completed before" if finished else "")
             )
-        self.status, self.changed = status, True
+
+        self.status = status
+        self.changed = True
         if time.monotonic() >= self.next_look:
             self.look()
 
     def look(self) -> None:
         """Print all changes since the last call."""
         with self.lock:
-            started_at, self.changed = time.monotonic(), False
+            started_at = time.monotonic()
+            self.changed = False
             rows = steps(self.name, self.status)
             self.running = [row for row in rows if row.phase == "Running"]
+
             for row in rows:
                 if row.phase == "Pending":
                     self._report_waiting(row)
                 elif row.phase != self.printed_phases.get(row.name):
                     self.printed_phases[row.name] = row.phase
-                    duration_text = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
-                    cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
-                    self.say(f"{row.name} {row.phase.lower()}{duration_text}" + (f": {cause}" if cause else ""))
-                    if not row.label.startswith("("):  # an attempt has the same warnings as its step
+                    if row.phase in FINISHED and row.seconds:
+                        duration_text = f" in {duration(row.seconds)}"
+                    else:
+                        duration_text = ""
+
+                    if row.phase in (*FAILED, "Cached"):
+                        cause = cause_of(row, self.progress)
+                    else:
+                        cause = ""
+
+                    self.say(
+                        f"{row.name} {row.phase.lower()}{duration_text}"
+                        + (f": {cause}" if cause else "")
+                    )
+                    # an attempt has the same warnings as its step
+                    if not row.label.startswith("("):
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
+
             self.next_look = (
-                started_at + (time.monotonic() - started_at) / MAX_LOOK_SHARE if len(rows) > MANY_STEPS else 0.0
+                started_at + (time.monotonic() - started_at) / MAX_LOOK_SHARE
+                if len(rows) > MANY_STEPS
+                else 0.0
             )
 
     def _report_waiting(self, row: Step) -> None:
         """Print each reason why a pod is pending once, such as an image that cannot be pulled."""
         reason = row.message.partition(":")[0]
-        if reason and reason not in NORMAL_PENDING_REASONS and (row.name, reason) not in self.printed_reasons:
+        if (
+            reason
+            and reason not in NORMAL_PENDING_REASONS
+            and (row.name, reason) not in self.printed_reasons
+        ):
             self.printed_reasons.add((row.name, reason))
             self.say(f"{row.name} is waiting: {' '.join(row.message.split())[:200]}")
 
@@ -165,7 +210,9 @@ class Lines:
 class Tree:
     """Shows the steps as a tree that redraws in place."""
 
-    def __init__(self, name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> None:
+    def __init__(
+        self, name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO
+    ) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -192,15 +239,23 @@ class Tree:
 
         table = Table.grid(padding=(0, 2))
         elapsed = duration(time.time() - self.began)
-        table.add_row(Text(self.name, "bold"), Text(elapsed, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
+
+        table.add_row(
+            Text(self.name, "bold"),
+            Text(elapsed, "dim"),
+            Text(self.status.get("phase") or "Pending", "dim"),
+        )
+
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
             note = Text(visible(self.progress(row) if row.phase == "Running" else self._cause(row)))
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {visible(row.label)}", style)
+
             if row.phase in NOT_RUN_PHASES:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
             else:
                 table.add_row(step, Text(duration(row.seconds), "dim"), note)
+
         return table
 
     def _cause(self, row: Step) -> str:
@@ -212,7 +267,8 @@ class Tree:
 
 
 def cause_of(row: Step, progress: ProgressOf) -> str:
-    """Return the cause of a failure on one line: the error of the step's job, or the step's message."""
+    """Return the cause of a failure on one line: the error of the step's job, or the step's
+    message."""
     error = progress(row) if JOB_FAILED in row.message else ""
     return " ".join((error or causes.plain(row.message)).split())[:MAX_CAUSE_LENGTH]
 
@@ -223,39 +279,60 @@ def task_of(row: Step) -> str:
 
 
 class LogErrors:
-    """Reads the errors of failed jobs and deployments from the logs of their pods (`WORKFLOW-STEP-*.log`)."""
+    """Reads the errors of failed jobs and deployments from the logs of their pods
+    (`WORKFLOW-STEP-*.log`)."""
 
     def __init__(self, name: str, logs: Path, deployments: Path) -> None:
-        self.name, self.logs, self.deployments = name, logs, deployments
+        self.name = name
+        self.logs = logs
+        self.deployments = deployments
 
     def of(self, row: Step) -> str:
         if row.phase not in FAILED:
             return ""
         log = applied_log(self.name, row.node or {}, task_of(row), self.logs, self.deployments)
-        return last_error(end_of(log, 65536)) if log else ""
+        if log:
+            return last_error(end_of(log, 65536))
+        return ""
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:
     """Return a line of a log with its step, as text or as a JSON object.
 
-    Of a line with carriage returns, the text shows what a terminal would show last, such as the end of a progress bar.
+    Of a line with carriage returns, the text shows what a terminal would show last, such as the end
+    of a progress bar.
     """
     if not as_json:
         text = text.rstrip("\r").rpartition("\r")[2]
-    return visible(to_json({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
+    return visible(
+        to_json({"step": label, "line": text}, ensure_ascii=False)
+        if as_json
+        else f"{label} | {text}"
+    )
 
 
-def follow(logs: Path, run: str, step: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> bool:
-    """Copy the logs of the pods of `run` with `step` in their names to `out`, each line with the name of its pod.
+def follow(
+    logs: Path,
+    run: str,
+    step: str,
+    is_finished: Any,
+    out: TextIO = sys.stdout,
+    as_json: bool = False,
+) -> bool:
+    """Copy the logs of the pods of `run` with `step` in their names to `out`, each line with the
+    name of its pod.
 
     The name of a pod starts with the name of its run, which may contain the name of a step, too.
 
     Return when `is_finished()` is true and all lines are copied: True if there was a line.
     """
     offsets: dict[Path, int] = {}
+
     while True:
         completed = is_finished()
-        matching_logs = [path for path in logs.glob("*.log") if step in path.stem.removeprefix(f"{run}-")]
+        matching_logs = [
+            path for path in logs.glob("*.log") if step in path.stem.removeprefix(f"{run}-")
+        ]
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
@@ -263,9 +340,14 @@ def follow(logs: Path, run: str, step: str, is_finished: Any, out: TextIO = sys.
                 for line in file:
                     if not line.endswith(b"\n") and not completed:
                         break
+
                     offsets[path] = offsets.get(path, 0) + len(line)
-                    out.write(log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n")
+                    out.write(
+                        log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n"
+                    )
+
         out.flush()
         if completed:
             return bool(offsets)
+
         time.sleep(0.2)

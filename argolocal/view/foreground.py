@@ -1,4 +1,5 @@
-"""Run a workflow in the foreground: show it, stop it on signals, print its outcome, and return the exit code.
+"""Run a workflow in the foreground: show it, stop it on signals, print its outcome, and return the
+exit code.
 
     Foreground(create_run(cluster, manifest, parameters)).run(as_json=False, ask=True)
     # → 0 succeeded, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
@@ -38,34 +39,46 @@ def create_run(
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: print the ignored fields. `needs_ports`: reject a run if a port of its Services is in use.
+    `notes`: print the ignored fields. `needs_ports`: reject a run if a port of its Services is in
+    use.
     """
     cluster.keep(other_objects)
     if needs_ports:
         _check_ports(manifest, cluster)
+
     note = (lambda line: say(f"note: {line}")) if notes else None
     local = LocalRun.new(manifest, parameters, cluster, note, lambda line: say(f"warning: {line}"))
     for line in python_version_warnings(local.workflow["spec"], cluster):
         say(f"warning: {line}")
+
     return local
 
 
-def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool) -> LocalRun | None:
-    """Load a run to resume. If another process executes the run, resume the suspended steps and return None.
+def load_run(
+    cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool
+) -> LocalRun | None:
+    """Load a run to resume. If another process executes the run, resume the suspended steps and
+    return None.
 
     Raises ConfigError, Busy.
     """
     name = name or runs.resumable(cluster.home)
     if resume_suspended(name, values, cluster.home):
-        print(to_json({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
+        print(
+            to_json({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed",
+            flush=True,
+        )
         return None
+
     return LocalRun.old(name, cluster)
 
 
 def _check_ports(manifest: Mapping[str, Any], cluster: Any) -> None:
-    """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in use."""
+    """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
+    use."""
     if any(shape_errors(manifest)):
         return  # LocalRun.new will reject the manifest
+
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
         if "Service" in text:
@@ -81,7 +94,9 @@ class Foreground:
     """Runs one workflow and shows its outcome. Subclasses can show more details."""
 
     def __init__(self, local: LocalRun) -> None:
-        self.local, self.name, self.deployments = local, local.name, local.cluster.home / "deployments"
+        self.local = local
+        self.name = local.name
+        self.deployments = local.cluster.home / "deployments"
 
     def begin(self) -> None:
         """Prepare the run; this method is called before the run starts."""
@@ -92,7 +107,9 @@ class Foreground:
 
     def exit_code(self, status: Status) -> int:
         """Return the exit code of a run that was not interrupted."""
-        return 0 if status.get("phase") == "Succeeded" else 1
+        if status.get("phase") == "Succeeded":
+            return 0
+        return 1
 
     def succeeded(self, code: int) -> bool:
         """Return True if the run with this exit code did not fail."""
@@ -108,37 +125,58 @@ class Foreground:
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
         """Run the workflow. `full_status`: add the status to the JSON output."""
-        local, out = self.local, sys.stderr if as_json else sys.stdout
+        local = self.local
+        out = sys.stderr if as_json else sys.stdout
         interrupts = StopSignals(local.files.root / "stop", ask, STOP_HINT_AFTER_S)
-        status, runner_error = local.status, ""
+        status = local.status
+        runner_error = ""
+
         with interrupts, display.show(self.name, self.progress, local.workflow, out) as shown:
             interrupts.say = shown.say
             try:
                 self.begin()
                 status = local.run(_with_resume_hints(local, shown), interrupts)
             except KeyboardInterrupt:
-                status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
+                status = {
+                    **local.status,
+                    "phase": "Interrupted",
+                    "message": "stopped by Ctrl-C, SIGTERM or SIGHUP",
+                }
             except ConfigError:
                 raise
             except (ArgolocalError, OSError) as error:  # such as a full disk
                 runner_error = str(error)
                 status = {**local.status, "phase": "Error", "message": runner_error}
-        code = 128 + interrupts.caught if interrupts.caught else self.exit_code(status)
+
+        if interrupts.caught:
+            code = 128 + interrupts.caught
+        else:
+            code = self.exit_code(status)
+
         if as_json:
-            print(to_json(self.as_json(status) | ({"status": status} if full_status else {})), flush=True)
+            print(
+                to_json(self.as_json(status) | ({"status": status} if full_status else {})),
+                flush=True,
+            )
+
         resume = f"{program.name} resume {self.name}"
         if self.succeeded(code):
             out.write(self.success(status))
         elif interrupts.caught:
-            sys.stderr.write(f"\n{self.name} is stopped, with all its processes\nresume  {resume}\n")
+            sys.stderr.write(
+                f"\n{self.name} is stopped, with all its processes\nresume  {resume}\n"
+            )
         else:
             sys.stderr.write(f"\n{self._failure(status, runner_error, resume)}\n")
+
         return code
 
     def _failure(self, status: Status, runner_error: str, resume: str) -> str:
         step = summary.failed_step(summary.steps(self.name, status))
         log = summary.log_of(self.name, status, step, self.local.files.logs, self.deployments)
-        tail, log_path = (summary.end_of(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
+        tail, log_path = (
+            (summary.end_of(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
+        )
         return summary.failure(self.name, status, tail, log_path, resume, runner_error)
 
 
@@ -146,7 +184,10 @@ def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[Statu
     """Wrap `shown` so that it also prints, once for each suspended step, how to resume the step."""
     hinted_ids: set[str] = set()
     if local.workflow["spec"].get("suspend"):
-        shown.say(f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal resumes it")
+        shown.say(
+            f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal"
+            " resumes it"
+        )
 
     def on_change(status: Status) -> None:
         shown(status)

@@ -1,4 +1,5 @@
-"""Show runs and deployments of this machine: the tables of `argolocal status`, and the logs of a run.
+"""Show runs and deployments of this machine: the tables of `argolocal status`, and the logs of a
+run.
 
 A run is a directory in .argolocal/runs (argolocal/state/journal.py); these functions only read it.
 """
@@ -19,7 +20,15 @@ from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from argolocal.view import display, summary
-from argolocal.view.summary import FINISHED, Status, Step, check_step, named_warnings, steps, timestamp
+from argolocal.view.summary import (
+    FINISHED,
+    Status,
+    Step,
+    check_step,
+    named_warnings,
+    steps,
+    timestamp,
+)
 
 Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
@@ -27,35 +36,47 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 def names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
     files = [run.root / "manifest.yaml" for run in RunFiles.all(home)]
-    return [path.parent.name for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)]
+    return [
+        path.parent.name
+        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+    ]
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the name of the newest run; with `phases`, of the newest run in these phases. Raises ConfigError."""
+    """Return the name of the newest run; with `phases`, of the newest run in these phases. Raises
+    ConfigError."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name
     missing = f"run that is {' or '.join(phases).lower()}" if phases else "run"
     raise ConfigError(
-        f"there is no {missing} in {home}: `{program.name} status` lists all runs, `{program.name} run` starts a run."
+        f"there is no {missing} in {home}: `{program.name} status` lists all runs, `{program.name}"
+        " run` starts a run."
     )
 
 
 def resumable(home: Path) -> str:
-    """Return the name of the newest run that is suspended, interrupted or failed. Raises ConfigError."""
+    """Return the name of the newest run that is suspended, interrupted or failed. Raises
+    ConfigError."""
     phases = ("Interrupted", "Failed", "Error")
     for name, status in _runs(home):
-        if status["phase"] in phases or (status["phase"] == "Running" and _is_suspended(home, name, status)):
+        if status["phase"] in phases or (
+            status["phase"] == "Running" and _is_suspended(home, name, status)
+        ):
             return name
     return newest(home, (*phases, "Suspended"))
 
 
 def _is_suspended(home: Path, name: str, status: Status) -> bool:
-    return bool(next(iter(suspended(status)), None) or RunFiles(home, name).workflow()["spec"].get("suspend"))
+    return bool(
+        next(iter(suspended(status)), None)
+        or RunFiles(home, name).workflow()["spec"].get("suspend")
+    )
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
-    """Return the status of a run; the phase is Interrupted if the runner died. Raises ConfigError for a missing run."""
+    """Return the status of a run; the phase is Interrupted if the runner died. Raises ConfigError
+    for a missing run."""
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
@@ -65,11 +86,18 @@ def state(home: Path, name: str) -> dict[str, Any]:
 
 
 def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> str:
-    """Return the tables of runs and deployments. `row` creates the row of a run (default: run_row)."""
-    make_row, runs_and_status = row or run_row, _runs(cluster.home)
-    runs = [make_row(name, status, status["phase"], status.get("startedAt")) for name, status in runs_and_status]
+    """Return the tables of runs and deployments. `row` creates the row of a run (default:
+    run_row)."""
+    make_row = row or run_row
+    runs_and_status = _runs(cluster.home)
+    runs = [
+        make_row(name, status, status["phase"], status.get("startedAt"))
+        for name, status in runs_and_status
+    ]
     tables = {"runs": runs, "serving": cluster.overview()}
-    return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts a run")
+    return show_tables(
+        tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts a run"
+    )
 
 
 def run(home: Path, name: str, as_json: bool) -> str:
@@ -83,7 +111,9 @@ def run(home: Path, name: str, as_json: bool) -> str:
 
 def processes_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of live pods below the table of steps, or ""."""
-    return f"\n\n{table(rows)}" if rows else ""
+    if rows:
+        return f"\n\n{table(rows)}"
+    return ""
 
 
 def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> str:
@@ -97,27 +127,42 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
         }
         for row in (steps(name, status) if rows is None else rows)
     ]
-    head = f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
-    warned = [f"\nwarning: {visible(text)}" for text in named_warnings((status.get("nodes") or {}).values())]
+
+    head = (
+        f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
+    )
+    warned = [
+        f"\nwarning: {visible(text)}"
+        for text in named_warnings((status.get("nodes") or {}).values())
+    ]
+
     return head.rstrip() + "\n\n" + table(shown_rows) + "".join(warned)
 
 
 def processes(home: Path, name: str) -> list[dict[str, Any]]:
-    """Return the live pods of a run and the pids of their main processes; the end of that process ends the pod."""
+    """Return the live pods of a run and the pids of their main processes; the end of that process
+    ends the pod."""
     files = RunFiles(home, name)
     if not files.runner():
         return []
+
     status, recorded = files.load()
-    found = {status["nodes"][id]["displayName"]: record for id, record in recorded.items() if id in status["nodes"]}
+    found = {
+        status["nodes"][id]["displayName"]: record
+        for id, record in recorded.items()
+        if id in status["nodes"]
+    }
     for path in sorted((files.root / "pids").glob("*")):
         # the file of a pod that has just ended may be gone or incomplete
         with suppress(OSError, ValueError):
             found[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
+
     return [{"pod": pod, "pid": record[0]} for pod, record in found.items() if is_alive(*record)]
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> str:
-    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint for an unfinished run.
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint for an
+    unfinished run.
 
     A `name` that is no run, but a step of the newest run, selects this step.
     """
@@ -126,16 +171,33 @@ def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_
         with suppress(ConfigError):  # without such a step, the error below names the missing run
             check_step(run_names[0], name, newest_run.workflow())
             name, step = run_names[0], name
+
     files = RunFiles(home, name := name or newest(home))
-    manifest, step = files.workflow(), step.removeprefix(f"{name}-")  # STEP may be the name of a pod
-    check_step(name, step, manifest, [path.stem.removeprefix(f"{name}-") for path in files.logs.glob("*.log")])
-    has_lines = display.follow(files.logs, name, step, lambda: not follow or files.runner() is None, out, as_json)
+    # STEP may be the name of a pod
+    manifest = files.workflow()
+    step = step.removeprefix(f"{name}-")
+
+    check_step(
+        name,
+        step,
+        manifest,
+        [path.stem.removeprefix(f"{name}-") for path in files.logs.glob("*.log")],
+    )
+
+    has_lines = display.follow(
+        files.logs, name, step, lambda: not follow or files.runner() is None, out, as_json
+    )
+
     reasons = {
-        "Interrupted": f"{name} was interrupted, so its logs are incomplete: "
-        f"`{program.name} resume {name}` continues it.",
+        "Interrupted": (
+            f"{name} was interrupted, so its logs are incomplete: "
+            f"`{program.name} resume {name}` continues it."
+        ),
         "Running": f"{name} is running: `{program.name} logs {name} -f` follows its logs.",
     }
+
     silence = "" if has_lines else f"{step or name} has printed nothing."
+
     return reasons.get(state(home, name)["phase"], silence)
 
 
@@ -150,7 +212,8 @@ def _runs(home: Path) -> Iterator[tuple[str, Status]]:
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
     """Return the row of a run in the table of runs."""
-    start, end = status.get("startedAt"), status.get("finishedAt")
+    start = status.get("startedAt")
+    end = status.get("finishedAt")
     return {
         "run": name,
         "phase": phase,
@@ -160,7 +223,8 @@ def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[
 
 
 def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_empty: str) -> str:
-    """Return the tables as text, or as one JSON object; `text_if_empty` is the text if all tables are empty."""
+    """Return the tables as text, or as one JSON object; `text_if_empty` is the text if all tables
+    are empty."""
     if as_json:
         return to_json(tables, indent=2)
     return "\n\n".join(table(rows) for rows in tables.values() if rows) or text_if_empty
@@ -169,12 +233,20 @@ def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_
 def table(rows: list[dict[str, Any]]) -> str:
     """Format rows as columns with headers, like `kubectl get`."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [[name.upper() for name in columns], *[[_cell(row.get(name, "")) for name in columns] for row in rows]]
+    lines = [
+        [name.upper() for name in columns],
+        *[[_cell(row.get(name, "")) for name in columns] for row in rows],
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
 def _cell(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else visible(str(value))
+    if isinstance(value, bool):
+        if value:
+            return "yes"
+        return "no"
+    return visible(str(value))

@@ -1,7 +1,8 @@
 """Summarize a run, from Argo's WorkflowStatus as plain data, as text and as a JSON object.
 
-Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template `PARENT[GROUP].STEP`, an attempt of a
-retried node `NAME(N)`. So a node's name starts with the name of its parent in the tree.
+Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template
+`PARENT[GROUP].STEP`, an attempt of a retried node `NAME(N)`. So a node's name starts with the name
+of its parent in the tree.
 """
 
 import json
@@ -30,7 +31,8 @@ GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a run; `name` lacks the run's name: `ship.release` instead of `demo-4k2xp.ship.release`."""
+    """One node of a run; `name` lacks the run's name: `ship.release` instead of
+    `demo-4k2xp.ship.release`."""
 
     name: str
     label: str
@@ -47,7 +49,10 @@ class Step:
         """Duration of the step until its end, or until now; None if the step has not started."""
         if not self.started:
             return None
-        return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
+        return round(
+            (timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started),
+            3,
+        )
 
 
 def timestamp(text: str) -> float:
@@ -62,80 +67,122 @@ def _tasks(template: Mapping[str, Any]) -> list[str]:
 
 
 def planned(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entrypoint's tasks in the manifest's order, so that a tree can show pending tasks."""
+    """Return the names of the entrypoint's tasks in the manifest's order, so that a tree can show
+    pending tasks."""
     spec = manifest.get("spec", {})
-    entries = (template for template in spec.get("templates", []) if template.get("name") == spec.get("entrypoint"))
+    entries = (
+        template
+        for template in spec.get("templates", [])
+        if template.get("name") == spec.get("entrypoint")
+    )
     return _tasks(next(entries, {}))
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError unless the name of a task or log contains `step`, or `step` contains the name of a task."""
-    spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
+    """Raise ConfigError unless the name of a task or log contains `step`, or `step` contains the
+    name of a task."""
+    spec = (
+        (manifest.get("status") or {}).get("storedWorkflowTemplateSpec")
+        or manifest.get("spec")
+        or {}
+    )
+
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
     tasks = tasks or {name}  # the workflow has a single template
-    # pattern of the names that contain a task's name: `ship.release`, `prepare(0)`, `train-worker-1`
+
+    # pattern of the names that contain a task's name: `ship.release`, `prepare(0)`,
+    # `train-worker-1`
     longer_name = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
     if not any(step in name for name in (*tasks, *logs)) and not longer_name.search(step):
         hint = did_you_mean(step, tasks)
-        raise ConfigError(f'the step "{step}" does not exist in {name}.{hint} Steps: {", ".join(sorted(tasks))}.')
+        raise ConfigError(
+            f'the step "{step}" does not exist in {name}.{hint} Steps: {", ".join(sorted(tasks))}.'
+        )
 
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
-    """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
-    unsorted_nodes = list((status.get("nodes") or {}).values())  # a copy, because the runner may add a node at any time
+    """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not
+    started."""
+    # a copy, because the runner may add a node at any time
+    unsorted_nodes = list((status.get("nodes") or {}).values())
     nodes = {n["name"]: n for n in sorted(unsorted_nodes, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
+
     for node_name in nodes:
         if node_name != name:
             children.setdefault(_parent(node_name, nodes) or name, []).append(node_name)
+
     rows: list[Step] = []
 
     def add(parent: str, depth: int) -> None:
         for child in children.get(parent, []):
             node = nodes[child]
-            will_be_retried = node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
-            is_only_attempt = _is_attempt(child, nodes) and len(children[parent]) == 1 and not will_be_retried
+            will_be_retried = (
+                node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
+            )
+            is_only_attempt = (
+                _is_attempt(child, nodes) and len(children[parent]) == 1 and not will_be_retried
+            )
+
             is_hidden = node.get("type") == "StepGroup" or is_only_attempt
             if not is_hidden:
                 row = _step(name, parent, node, depth)
-                if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
+                if (
+                    row.kind == "Retry"
+                    and row.phase == "Running"
+                    and status.get("phase") in FINISHED
+                ):
                     # when Argo stops a run, it does not complete a Retry node
                     last = last_attempt(status, row)
-                    end = {key: last[key] for key in ("phase", "finishedAt", "message") if key in last}
+                    end = {
+                        key: last[key] for key in ("phase", "finishedAt", "message") if key in last
+                    }
                     row = _step(name, parent, {**node, **end}, depth)
+
                 if row.kind == "Retry" and row.phase == "Running":
                     row = _with_waiting_attempt(row, status)
                 if row.kind == "Retry" and row.phase in FAILED:  # show why the last attempt failed
                     row = replace(row, message=_root_message(row, status))
+
                 rows.append(row)
+
             add(child, depth + (not is_hidden))
 
     add(name, 0)
     if name in nodes and all(row.name.startswith("onExit") for row in rows):
         rows.insert(0, _step(name, "", nodes[name], 0))
+
     started = {row.name for row in rows if row.depth == 0}
     waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in started]
     exit_rows = [row for row in rows if row.name.startswith("onExit")]
+
     return [row for row in rows if row not in exit_rows] + waiting + exit_rows
 
 
 def _root_message(row: Step, status: Status) -> str:
-    """Return why a retried step failed: the message of its process, not of the node that counts the attempts."""
-    return causes.root_message(row.message, [str(node.get("message") or "") for node in _attempts(status, row)])
+    """Return why a retried step failed: the message of its process, not of the node that counts the
+    attempts."""
+    return causes.root_message(
+        row.message, [str(node.get("message") or "") for node in _attempts(status, row)]
+    )
 
 
 def run_message(name: str, status: Status) -> str:
-    """Return the message of a run; if it only refers to a node, the message of the step that failed."""
+    """Return the message of a run; if it only refers to a node, the message of the step that
+    failed."""
     message = str(status.get("message") or "")
     if not message or not causes.is_secondary(message):
         return message
-    root = next((node for node in list((status.get("nodes") or {}).values()) if node["name"] == name), None)
+    root = next(
+        (node for node in list((status.get("nodes") or {}).values()) if node["name"] == name), None
+    )
     row = failed_step(steps(name, status)) or (_step(name, "", root, 0) if root else None)
     return (_root_message(row, status) if row else "") or message
 
 
 def _with_waiting_attempt(row: Step, status: Status) -> Step:
-    """Return a retried step with the message of its active attempt; while the attempt's pod waits, the step waits."""
+    """Return a retried step with the message of its active attempt; while the attempt's pod waits,
+    the step waits."""
     last = last_attempt(status, row)
     message = str(last.get("message") or "")
     if last.get("phase") not in ("Pending", "Running") or not message:
@@ -144,23 +191,36 @@ def _with_waiting_attempt(row: Step, status: Status) -> Step:
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """Return the steps that have started, except groups of steps and the single attempts of a retried step."""
+    """Return the steps that have started, except groups of steps and the single attempts of a
+    retried step."""
     return [
-        row for row in rows if row.kind not in GROUP_TYPES and not row.label.startswith("(") and row.phase != "Waiting"
+        row
+        for row in rows
+        if row.kind not in GROUP_TYPES and not row.label.startswith("(") and row.phase != "Waiting"
     ]
 
 
 def failed_step(rows: list[Step]) -> Step | None:
-    """Return the step that failed first, else a running step. A step whose retry succeeded has not failed."""
+    """Return the step that failed first, else a running step. A step whose retry succeeded has not
+    failed."""
     failed_steps = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
-    failed = leaves(failed_steps) or failed_steps or leaves([row for row in rows if row.phase == "Running"])
-    return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
+    failed = (
+        leaves(failed_steps)
+        or failed_steps
+        or leaves([row for row in rows if row.phase == "Running"])
+    )
+    return min(
+        failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None
+    )
 
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
-    """Return the node of a step's last attempt; for a step without retries, return the step's own node."""
+    """Return the node of a step's last attempt; for a step without retries, return the step's own
+    node."""
     attempts = _attempts(status, step)
-    return attempts[-1] if attempts else step.node or {}
+    if attempts:
+        return attempts[-1]
+    return step.node or {}
 
 
 def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
@@ -172,11 +232,15 @@ def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts`: keys to add or override before the key `steps`."""
+    """Return the object that `-o json` prints. `facts`: keys to add or override before the key
+    `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
-    if message := run_message(name, status):
+
+    message = run_message(name, status)
+    if message:
         result["message"] = causes.plain(message)
-    result |= facts
+
+    result.update(facts)
     result["steps"] = [
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds")}
         | {"message": causes.plain(row.message)}
@@ -187,7 +251,9 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 def outputs(node: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of the output parameters in a node, or in a workflow's status, by name."""
-    return {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
+    return {
+        p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []
+    }
 
 
 def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -207,7 +273,11 @@ def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     steps_of: dict[str, str] = {}
     for node in list(nodes):
         # an attempt, such as prepare(0), has the warnings of its step
-        step_name = re.sub(r"\(\d+\)$", "", str(node.get("displayName") or node.get("name") or "").rpartition(".")[2])
+        step_name = re.sub(
+            r"\(\d+\)$",
+            "",
+            str(node.get("displayName") or node.get("name") or "").rpartition(".")[2],
+        )
         for text in warnings([node]):
             steps_of.setdefault(text, step_name)
     return [f"{step_name}: {text}" if step_name else text for text, step_name in steps_of.items()]
@@ -221,17 +291,23 @@ def pod_of(name: str, node: Mapping[str, Any]) -> str:
     return f"{name}-{template}-{node.get('id', '').rpartition('-')[2]}"
 
 
-def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
-    """Return the log that explains a step's outcome: the log of its pod, or of a pod of its job or deployment."""
+def log_of(
+    name: str, status: Status, step: Step | None, logs: Path, deployments: Path
+) -> Path | None:
+    """Return the log that explains a step's outcome: the log of its pod, or of a pod of its job or
+    deployment."""
     if step is None:
         return None
     node = last_attempt(status, step)
-    if (log := logs / f"{pod_of(name, node)}.log").exists():
+    log = logs / f"{pod_of(name, node)}.log"
+    if log.exists():
         return log
     return applied_log(name, node, step.label, logs, deployments)
 
 
-def applied_log(name: str, node: Mapping[str, Any], task: str, logs: Path, deployments: Path) -> Path | None:
+def applied_log(
+    name: str, node: Mapping[str, Any], task: str, logs: Path, deployments: Path
+) -> Path | None:
     """Return the log that explains the outcome of the job or deployment that a step has applied."""
     paths = list(logs.glob(f"{name}-{task}-*.log"))
     if str(node.get("templateName")).startswith("deployment"):
@@ -240,7 +316,8 @@ def applied_log(name: str, node: Mapping[str, Any], task: str, logs: Path, deplo
 
 
 def with_first_error(paths: list[Path]) -> Path | None:
-    """Return the oldest log that contains an error, or, without such a log, the oldest of all logs."""
+    """Return the oldest log that contains an error, or, without such a log, the oldest of all
+    logs."""
     errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -253,16 +330,21 @@ def end_of(path: Path, size: int) -> str:
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """Return up to `lines` lines of a log: from the last `error: ...` line, or, without such a line, the last lines."""
+    """Return up to `lines` lines of a log: from the last `error: ...` line, or, without such a
+    line, the last lines."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
-    return nonempty[-lines:] if last is None else nonempty[last : last + lines]
+    if last is None:
+        return nonempty[-lines:]
+    return nonempty[last : last + lines]
 
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome of a run: one line per fact, then the duration, and the warnings."""
     elapsed = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
-    warning_facts = [("warning", text) for text in named_warnings((status.get("nodes") or {}).values())]
+    warning_facts = [
+        ("warning", text) for text in named_warnings((status.get("nodes") or {}).values())
+    ]
     return lines_of([*facts.items(), ("took", elapsed), *warning_facts])
 
 
@@ -271,19 +353,31 @@ def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
     return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in facts if text)
 
 
-def failure(name: str, status: Status, log: str, log_path: str | None, resume: str, runner_error: str = "") -> str:
-    """Return at most 15 lines: the step, the cause, the end and path of its log, two warnings, and how to resume.
+def failure(
+    name: str, status: Status, log: str, log_path: str | None, resume: str, runner_error: str = ""
+) -> str:
+    """Return at most 15 lines: the step, the cause, the end and path of its log, two warnings, and
+    how to resume.
 
-    `runner_error` (the error of the runner itself, if any) takes precedence over the failure of a step.
+    `runner_error` (the error of the runner itself, if any) takes precedence over the failure of a
+    step.
     """
     row = failed_step(steps(name, status))
     warned = warnings((status.get("nodes") or {}).values())
-    lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
+    lines = [
+        f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")
+    ]
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = str((row and row.message) or run_message(name, status))
     cause = runner_error or last_error(log) or causes.plain(message)
-    # the rest of the message, such as a termination message; the message of a failed job only repeats its log
-    details = "" if causes.plain(message) != message else message.replace(cause, "").rstrip(": ")
+
+    # the rest of the message, such as a termination message; the message of a failed job only
+    # repeats its log
+    if causes.plain(message) != message:
+        details = ""
+    else:
+        details = message.replace(cause, "").rstrip(": ")
+
     cause += f" ({details})" if details else ""
     lines += [
         f"step    {row.name if row else 'none: ' + run_message(name, status)}",
@@ -296,9 +390,14 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
 
 
 def last_error(log: str) -> str:
-    """Return the text of the last `error: ...` line of a log, which is clearer than a job's failed condition."""
-    errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
-    return errors[-1] if errors else ""
+    """Return the text of the last `error: ...` line of a log, which is clearer than a job's failed
+    condition."""
+    errors = [
+        line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")
+    ]
+    if errors:
+        return errors[-1]
+    return ""
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
@@ -314,9 +413,13 @@ def _is_attempt(name: str, nodes: Mapping[str, Any]) -> bool:
 
 def _step(workflow: str, parent: str, node: Mapping[str, Any], depth: int) -> Step:
     name = node["name"]
-    path = re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".") or workflow
+    path = (
+        re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".")
+        or workflow
+    )
     label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent)).lstrip(".") or path
     cached = CACHED_MESSAGE.fullmatch(node.get("message") or "")
+
     return Step(
         name=path,
         label=label,

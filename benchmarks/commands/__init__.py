@@ -15,10 +15,14 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "REKINDLE_HOME": str(home)}
 
 
-def rekindle(folder: Path, home: Path, *arguments: str, codes: tuple[int, ...] = FINISHED) -> dict[str, Any]:
+def rekindle(
+    folder: Path, home: Path, *arguments: str, codes: tuple[int, ...] = FINISHED
+) -> dict[str, Any]:
     """Return the output of a command in `folder`. Raises SystemExit for other exit codes."""
     command = [REKINDLE, *arguments, "-o", "json"]
-    done = subprocess.run(command, cwd=folder, env=environment(home), stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(home), stdout=subprocess.PIPE, text=True
+    )
     if done.returncode not in codes or not done.stdout:
         raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
     return json.loads(done.stdout)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.commands.plan [--json] [--runs 3] [--tasks 500]
 
-Accuracy: the demo runs `--runs` times with different seeds. Then the forecasts of three changes are compared with runs
-of these changes: another seed, another gate (the data and the model are cached), and other epochs. A forecast counts
-the conditional tasks if the run has released its model. CPU time: of `rekindle plan` for a pipeline of `--tasks` steps,
-without the import of Hera: before the first run, after the run, and after a change of the first step's input.
+Accuracy: the demo runs `--runs` times with different seeds. Then the forecasts of three changes are
+compared with runs of these changes: another seed, another gate (the data and the model are cached),
+and other epochs. A forecast counts the conditional tasks if the run has released its model. CPU
+time: of `rekindle plan` for a pipeline of `--tasks` steps, without the import of Hera: before the
+first run, after the run, and after a change of the first step's input.
 """
 
 import subprocess
@@ -24,7 +25,11 @@ from rekindle.cache import entries
 from rekindle.local.cluster import LocalCluster
 
 DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
-CHANGES = {"seed": ("train.seed=90", 0.25), "gate": ("gate.minimum.auc=0.7", 0.25), "epochs": ("train.epochs=8", 0.40)}
+CHANGES = {
+    "seed": ("train.seed=90", 0.25),
+    "gate": ("gate.minimum.auc=0.7", 0.25),
+    "epochs": ("train.epochs=8", 0.40),
+}
 STEP = """
 from rekindle import Reuse, StepInputs, StepOutputs
 
@@ -66,19 +71,44 @@ def accuracy(folder: Path, runs: int) -> list[Bar]:
     (folder / "configs/demo.yaml").write_text(DEMO.read_text())
     for seed in range(1, runs + 1):
         rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set=train.seed={seed}")
+
     bars = []
     for name, (change, limit) in CHANGES.items():
-        plan = rekindle(folder, home_of(folder), "plan", "configs/demo.yaml", f"--set={change}", codes=(10,))
+        plan = rekindle(
+            folder, home_of(folder), "plan", "configs/demo.yaml", f"--set={change}", codes=(10,)
+        )
         run = rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set={change}")
+
         released = run["verdict"] == "release"
-        total = plan["total"]["seconds"] if released else plan["without_conditional_tasks"]["seconds"]
-        cost = plan["cost"] if released else plan["without_conditional_tasks"]["cost"]
+        if released:
+            total = plan["total"]["seconds"]
+        else:
+            total = plan["without_conditional_tasks"]["seconds"]
+
+        if released:
+            cost = plan["cost"]
+        else:
+            cost = plan["without_conditional_tasks"]["cost"]
+
         seconds = _seconds(run)
         spent = run["cost"]["total"]
-        for kind, forecast, actual, unit in (("time", total, seconds, "s"), ("cost", cost, spent, plan["currency"])):
+        for kind, forecast, actual, unit in (
+            ("time", total, seconds, "s"),
+            ("cost", cost, spent, plan["currency"]),
+        ):
             text = f"{forecast:.3g} {unit} for {actual:.3g} {unit}; {run['verdict']}"
             error = abs(forecast / actual - 1)
-            bars.append(bar(f"other {name}: {kind}, relative error of the forecast", error, "", limit, text=text))
+
+            bars.append(
+                bar(
+                    f"other {name}: {kind}, relative error of the forecast",
+                    error,
+                    "",
+                    limit,
+                    text=text,
+                )
+            )
+
     return bars
 
 
@@ -87,7 +117,9 @@ def _seconds(run: dict[str, Any]) -> float:
     from argolocal.view.summary import timestamp
 
     steps = [step for step in run["steps"] if step["started"] and step["finished"]]
-    return max(timestamp(step["finished"]) for step in steps) - min(timestamp(step["started"]) for step in steps)
+    return max(timestamp(step["finished"]) for step in steps) - min(
+        timestamp(step["started"]) for step in steps
+    )
 
 
 def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
@@ -103,43 +135,66 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
         command = [REKINDLE, "plan", "configs/large.yaml", "-o", "json", *sets]
 
         def plan() -> None:
-            done = subprocess.run(command, cwd=folder, env=environment(home_of(folder)), stdout=subprocess.DEVNULL)
+            done = subprocess.run(
+                command, cwd=folder, env=environment(home_of(folder)), stdout=subprocess.DEVNULL
+            )
             if done.returncode != code:
                 raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
 
-        return bar(f"plan of {tasks} tasks, {name}", [cpu(plan) - hera for _ in range(runs)], "CPU s", limit)
+        return bar(
+            f"plan of {tasks} tasks, {name}",
+            [cpu(plan) - hera for _ in range(runs)],
+            "CPU s",
+            limit,
+        )
 
     limit = 1.0 if tasks == 500 else None
     bars = [measure("before the first run", 10)]
     rekindle(folder, home_of(folder), "run", "configs/large.yaml")
     bars += [measure("all cached", 0), measure("with another input", 10, "--set=start=1000000")]
+
     for name, delete in ((" without an index", True), (", with the index", False)):
         seconds = [_look_up_seconds(folder, tasks, delete) for _ in range(runs)]
         bars.append(bar(f"look-up of {tasks} cached results{name}", seconds, "s", limit))
+
     return bars
 
 
 def _look_up_seconds(folder: Path, tasks: int, delete: bool) -> float:
-    """Return the seconds that a new client needs to find the results of all tasks, and to claim them for a run."""
+    """Return the seconds that a new client needs to find the results of all tasks, and to claim
+    them for a run."""
     store = LocalCluster(home_of(folder)).store()
     keys = [entry.key for entry in entries.entries(store)]
+
     if delete:
         store.delete([entries.INDEX_KEY])
+
     start = time.perf_counter()
     lookup = entries.Lookup(LocalCluster(home_of(folder)).store(), tasks)
     found = sum(lookup.find(key) is not None for key in keys)
     lookup.close()
     seconds = time.perf_counter() - start
+
     if found < tasks:
         raise SystemExit(f"{found} of {tasks} results were found")
+
     return seconds
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=3, help="number of runs before the forecasts, and of measurements")
-    command.add_argument("--tasks", type=int, default=500, help="number of steps of the large pipeline")
+    command.add_argument(
+        "--runs",
+        type=int,
+        default=3,
+        help="number of runs before the forecasts, and of measurements",
+    )
+
+    command.add_argument(
+        "--tasks", type=int, default=500, help="number of steps of the large pipeline"
+    )
     options = command.parse_args()
+
     with tempfile.TemporaryDirectory(dir=Path.home()) as base:
         folder = Path(base) / "plans"
         project.create(folder)
@@ -147,6 +202,7 @@ def main() -> int:
             bars = plan_cpu(folder, options.tasks, options.runs) + accuracy(folder, options.runs)
         finally:
             down(home_of(folder))
+
     return report(bars, as_json=options.json)
 
 

@@ -1,11 +1,14 @@
-"""Releases of this repository's configs, reproduced from another clone: equal weights, and the time.
+"""Releases of this repository's configs, reproduced from another clone: equal weights, and the
+time.
 
     python -m benchmarks.commands.reproduce
-    python -m benchmarks.commands.reproduce configs/handbook.yaml --set data.source=FILE --set train.epochs=1
+    python -m benchmarks.commands.reproduce configs/handbook.yaml --set data.source=FILE \\
+      --set train.epochs=1
 
-The model of each config is trained and released in one clone of this repository, which is then deleted. `rekindle
-reproduce` trains it again in another clone, with the same home for the released files, which all configs share: a
-refresh needs the model of the demo, and fine-tuning the model of language. Only committed changes are measured.
+The model of each config is trained and released in one clone of this repository, which is then
+deleted. `rekindle reproduce` trains it again in another clone, with the same home for the released
+files, which all configs share: a refresh needs the model of the demo, and fine-tuning the model of
+language. Only committed changes are measured.
 """
 
 import shutil
@@ -24,43 +27,73 @@ from benchmarks.loop import free_port
 ROOT = Path(__file__).parents[2]
 NAMES = ("demo", "refresh", "digits", "language", "finetuning", "sweep", "mpi", "trees", "nightly")
 CONFIGS = [f"configs/{name}.yaml" for name in NAMES]
-SETTINGS = {  # newer data for the refresh of the demo's model
-    "configs/refresh.yaml": ["data.source=simulate://7?cards=700&terminals=1400&days=98&takeovers=2"]
+# newer data for the refresh of the demo's model
+SETTINGS = {
+    "configs/refresh.yaml": [
+        "data.source=simulate://7?cards=700&terminals=1400&days=98&takeovers=2"
+    ]
 }
 
 
 def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
     """Release the model of a config, and reproduce it in another clone."""
-    model, name, home = yaml.safe_load((ROOT / config).read_text())["name"], Path(config).stem, base / "home"
-    first, second = base / f"{name}-first", base / f"{name}-second"
+    model = yaml.safe_load((ROOT / config).read_text())["name"]
+    name = Path(config).stem
+    home = base / "home"
+    first = base / f"{name}-first"
+
+    second = base / f"{name}-second"
     for clone in (first, second):
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+
     try:
         settings = [f"serve.port={free_port()}", *SETTINGS.get(config, []), *sets]
         start_time = time.monotonic()
         run = rekindle(first, home, "run", config, *(f"--set={setting}" for setting in settings))
         end_time = time.monotonic()
+
         if not any(evaluation["verdict"] == "release" for evaluation in run["verdicts"]):
             raise SystemExit(f"{config}: nothing is released: {run['verdicts']}")
+
         shutil.rmtree(first)
         result = rekindle(second, home, "reproduce", model)
-        reproduction_s, run_s = time.monotonic() - end_time, end_time - start_time
+        reproduction_s = time.monotonic() - end_time
+        run_s = end_time - start_time
     finally:
         down(home)
+
     text = result["difference"] or "; ".join(finding["text"] for finding in result["findings"])
+
     return [
         bar(f"{name}: 1 if the weights differ, else 0", int(not result["equal"]), "", 0, text=text),
-        bar(f"{name}: time of the reproduction, relative to the run with its release", reproduction_s / run_s, "x"),
+        bar(
+            f"{name}: time of the reproduction, relative to the run with its release",
+            reproduction_s / run_s,
+            "x",
+        ),
     ]
 
 
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("configs", nargs="*", default=CONFIGS, help="configs in this repository")
-    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="setting of a config")
+
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="A.B=C",
+        help="setting of a config",
+    )
+
     options = command.parse_args()
+
     with tempfile.TemporaryDirectory(dir=Path.home()) as base:
-        bars = [line for config in options.configs for line in measure(Path(base), config, options.sets)]
+        bars = [
+            line for config in options.configs for line in measure(Path(base), config, options.sets)
+        ]
+
     return report(bars, as_json=options.json)
 
 

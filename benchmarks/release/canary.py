@@ -1,10 +1,11 @@
-"""Decisions of canaries about good and bad candidates, with real servers, their metrics and the code of the step.
+"""Decisions of canaries about good and bad candidates, with real servers, their metrics and the
+code of the step.
 
     python -m benchmarks.release.canary [--runs 20] [--json]
 
-The champion is the model of configs/digits.yaml. A candidate has another seed (good), a short training (2 points less
-accuracy), errors for 1 % of the requests, or twice the champion's median response time. Champion and candidate get the
-same load.
+The champion is the model of configs/digits.yaml. A candidate has another seed (good), a short
+training (2 points less accuracy), errors for 1 % of the requests, or twice the champion's median
+response time. Champion and candidate get the same load.
 """
 
 import asyncio
@@ -37,7 +38,9 @@ PORTS = {"champion": 18_490, "candidate": 18_491}
 def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
     """Run a command of Rekindle, and return its JSON output."""
     command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
-    done = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": str(home)}, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command, env={**os.environ, "REKINDLE_HOME": str(home)}, stdout=subprocess.PIPE, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -50,15 +53,30 @@ def create_releases(home: Path) -> dict[str, str]:
     from rekindle.storage import Store
 
     trained = {}
+
     for number, (name, settings) in enumerate(SETTINGS.items()):
-        sets = [f"name={name}", "gate.minimum={accuracy: 0.5}", f"serve.port={18_492 + number}", *settings]
-        result = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
+        sets = [
+            f"name={name}",
+            "gate.minimum={accuracy: 0.5}",
+            f"serve.port={18_492 + number}",
+            *settings,
+        ]
+
+        result = rekindle(
+            home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting))
+        )
         print(f"{name}: accuracy {result['metrics']['accuracy']:.4f}", file=sys.stderr)
         services = Services(home, {})
-        os.environ |= services.environment() | services.credentials() | services.login()
+        os.environ.update(services.environment() | services.credentials() | services.login())
         keys = [entry.key for entry in Store.from_env().list(f"releases/{name}/")]
-        trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix("release.json")
-    return {name: copy_release(name, trained.get(name, trained["champion"])) for name in (*SETTINGS, *FAULTS)}
+        trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix(
+            "release.json"
+        )
+
+    return {
+        name: copy_release(name, trained.get(name, trained["champion"]))
+        for name in (*SETTINGS, *FAULTS)
+    }
 
 
 def copy_release(name: str, prefix: str) -> str:
@@ -69,36 +87,51 @@ def copy_release(name: str, prefix: str) -> str:
     from rekindle.release.files import commit
     from rekindle.storage import Store
 
-    store, copy, hashes = Store.from_env(), f"releases/digits/{name}/", {}
+    store = Store.from_env()
+    copy = f"releases/digits/{name}/"
+    hashes = {}
     record = json.loads(store.get(f"{prefix}release.json"))
     workload = "benchmarks.workloads.faulty"
+
     for key in record["files"]:
         content = store.get(prefix + key)
         if key == "model.json":
             description = json.loads(content)
-            description |= {
-                "workload": workload,
-                "model": description["model"] | {"fault": name if name in FAULTS else ""},
-            }
+            description.update(
+                {
+                    "workload": workload,
+                    "model": description["model"] | {"fault": name if name in FAULTS else ""},
+                }
+            )
             content = json.dumps(description).encode()
+
         store.put(copy + key, content)
         hashes[key] = sha256(content).hexdigest()
+
     version = "1" if name == "champion" else "2"
-    commit(store, copy, record | {"name": "digits", "version": version, "files": hashes, "workload": workload})
+    commit(
+        store,
+        copy,
+        record | {"name": "digits", "version": version, "files": hashes, "workload": workload},
+    )
     return copy
 
 
 def requests() -> list[bytes]:
-    """Return requests with one image of the test split each; noise in the images makes all requests different."""
+    """Return requests with one image of the test split each; noise in the images makes all requests
+    different."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
-    draw, texts = random.Random(1), []
+    draw = random.Random(1)
+    texts = []
+
     for _ in range(REQUESTS):
         pixels = draw.choice(digits.images[1438:]).tolist()
         pixels[0][0] = draw.random()
         body = json.dumps({"instances": [{"pixels": pixels}]})
         texts.append((HEAD.format("/v1/models/digits:predict", len(body)) + body).encode())
+
     return texts
 
 
@@ -111,7 +144,9 @@ def load_on_both(texts: list[bytes]) -> Iterator[None]:
         while not over.is_set():
             until = time.perf_counter() + 1
             loads = [Load(port, texts) for port in PORTS.values() for _ in range(CLIENTS)]
-            await asyncio.gather(*(load.client(random.randrange(REQUESTS), until) for load in loads))
+            await asyncio.gather(
+                *(load.client(random.randrange(REQUESTS), until) for load in loads)
+            )
 
     thread = threading.Thread(target=lambda: asyncio.run(clients()))
     thread.start()
@@ -128,7 +163,8 @@ def serve(side: str, prefix: str) -> Iterator[None]:
     port = PORTS[side]
     flags = [f"--model={prefix}", f"--port={port}", f"--deployment={side}"]
     command = [sys.executable, "-m", "rekindle", "step", "steps.serve", *flags]
-    os.environ |= {f"{side.upper()}_SERVICE_HOST": "127.0.0.1", f"{side.upper()}_SERVICE_PORT": str(port)}
+    os.environ[f"{side.upper()}_SERVICE_HOST"] = "127.0.0.1"
+    os.environ[f"{side.upper()}_SERVICE_PORT"] = str(port)
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     with running(command, env, f"http://127.0.0.1:{port}/health/ready"):
         yield
@@ -151,18 +187,31 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
     from steps import canary
 
     rule = CanaryConfig(steps=[50, 100], minutes=0.02, wait_minutes=10)
-    versions = {"name": "digits", "version": "2", "champion": "1", "server": "candidate", "former": "champion"}
+
+    versions = {
+        "name": "digits",
+        "version": "2",
+        "champion": "1",
+        "server": "candidate",
+        "former": "champion",
+    }
+
     inputs = canary.Inputs.model_validate({**versions, "percent": 50, "rule": rule})
-    count, texts = 0, requests()
+    count = 0
+    texts = requests()
+
     if kind == "slow":
         # a request also waits while the model predicts for the other clients
         os.environ["SLOW_SECONDS"] = str(median_seconds(prefixes["champion"], texts) / CLIENTS)
+
     with serve("champion", prefixes["champion"]), serve("candidate", prefixes[kind]):
         for run in range(runs):
             with load_on_both(texts):
                 outcome = canary.run(inputs).canary
+
             count += outcome != "passed"
             print(f"{kind} {run + 1}: {outcome}", file=sys.stderr)
+
     return count
 
 
@@ -170,9 +219,10 @@ def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
     """Return how often each kind of candidate is rolled back."""
     prefixes = create_releases(home)
     counts = {kind: count_rollbacks(kind, prefixes, runs) for kind in kinds}
-    bars = (
-        [bar(f"good candidates rolled back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
-    )
+    if "good" in counts:
+        bars = [bar(f"good candidates rolled back, of {runs}", counts.pop("good"), "", runs / 20)]
+    else:
+        bars = []
     return bars + [
         bar(f"candidates rolled back, of {runs} with fault {kind}", count, "", runs, "more")
         for kind, count in counts.items()
@@ -182,10 +232,17 @@ def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument(
-        "--runs", type=int, default=20, help="number of canaries of each kind of candidate (default: 20)"
+        "--runs",
+        type=int,
+        default=20,
+        help="number of canaries of each kind of candidate (default: 20)",
     )
-    command.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of candidate (default: all)")
+
+    command.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of candidate (default: all)"
+    )
     arguments = command.parse_args()
+
     with tempfile.TemporaryDirectory() as folder:
         try:
             bars = measure(Path(folder), arguments.kinds, arguments.runs)
@@ -194,6 +251,7 @@ def main() -> int:
 
             rekindle(Path(folder), "down")
             Services(Path(folder), {}).down()
+
     return report(bars, as_json=arguments.json)
 
 

@@ -1,11 +1,14 @@
-"""Two runs at once: whole pipelines in pairs on one champion, with rollbacks in between, some killed and resumed.
+"""Two runs at once: whole pipelines in pairs on one champion, with rollbacks in between, some
+killed and resumed.
 
-    python -m benchmarks.release.pairs [--pairs 200] [--minutes 60] [--rollbacks 20] [--seed 1] [--json]
+    python -m benchmarks.release.pairs [--pairs 200] [--minutes 60] [--rollbacks 20] [--seed 1] \\
+      [--json]
 
-Each pair has two candidates of different quality, and starts its runs up to a few seconds apart. A third of the pairs
-runs in one home with the mutex of `decide`, a third in one home without it, and a third in two homes that share the
-object store and MLflow. The evaluations are read from the records of the releases and of MLflow. Then rollbacks are
-killed at random times, which the seed determines, and repeated.
+Each pair has two candidates of different quality, and starts its runs up to a few seconds apart. A
+third of the pairs runs in one home with the mutex of `decide`, a third in one home without it, and
+a third in two homes that share the object store and MLflow. The evaluations are read from the
+records of the releases and of MLflow. Then rollbacks are killed at random times, which the seed
+determines, and repeated.
 """
 
 import json
@@ -31,7 +34,8 @@ from rekindle.local.services.services import Services
 from rekindle.release import promotion
 from rekindle.storage import NotFound, Store
 
-NAME, INSTANCE = "pairs", "app.kubernetes.io/instance"
+NAME = "pairs"
+INSTANCE = "app.kubernetes.io/instance"
 CONFIG = """
 name: pairs
 pipeline: benchmarks.release.pipeline
@@ -49,34 +53,59 @@ class Home:
     """A home with runs and servers, as a namespace of its own."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.resumed = folder, 0
-        self.environment = {**os.environ, "REKINDLE_HOME": str(folder), "REKINDLE_SERVE__PORT": str(port)}
+        self.folder = folder
+        self.resumed = 0
+        self.environment = {
+            **os.environ,
+            "REKINDLE_HOME": str(folder),
+            "REKINDLE_SERVE__PORT": str(port),
+        }
         cluster = LocalCluster(folder)
         self.kinds = cluster.kinds.controllers(cluster, folder / "run")
 
     def rekindle(self, *arguments: str, kill_s: float = 0) -> tuple[int, dict[str, Any], str]:
-        """Run a command, and kill it after `kill_s` (0: never). Return exit code, JSON and stderr."""
-        command, pipe = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"], subprocess.PIPE
-        process = subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True)
+        """Run a command, and kill it after `kill_s` (0: never). Return exit code, JSON and
+        stderr."""
+        command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, env=self.environment, stdout=pipe, stderr=pipe, text=True
+        )
         timer = threading.Timer(kill_s, process.send_signal, (signal.SIGKILL,))
+
         if kill_s:
             timer.start()
+
         stdout, stderr = process.communicate()
         timer.cancel()
         return process.returncode, json.loads(stdout or "{}"), stderr
 
-    def run(self, config: Path, quality: float, mutex: bool, kills: list[float]) -> tuple[int, dict[str, Any], str]:
+    def run(
+        self, config: Path, quality: float, mutex: bool, kills: list[float]
+    ) -> tuple[int, dict[str, Any], str]:
         """Run the pipeline, and resume it after each kill."""
         sets = (f"candidate.quality={quality}", f"candidate.mutex={str(mutex).lower()}")
-        command = ("run", str(config), "--no-cache", *(flag for each in sets for flag in ("--set", each)))
+
+        command = (
+            "run",
+            str(config),
+            "--no-cache",
+            *(flag for each in sets for flag in ("--set", each)),
+        )
+
         moments = [*kills, 0]
+
         code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
         while code == -signal.SIGKILL:
             manifests = self.folder.glob("runs/*/manifest.yaml")
-            name = next((path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), "")
-            command = ("resume", name) if name else command  # without a name, it was killed before its run began
+            name = next(
+                (path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), ""
+            )
+            # without a name, it was killed before its run began
+            command = ("resume", name) if name else command
             self.resumed += bool(name)
             code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
+
         return code, result, stderr
 
     def deployments(self) -> dict[str, int]:
@@ -87,15 +116,19 @@ class Home:
     def serving(self) -> str:
         """Return the Deployment that gets the traffic."""
         service = self.kinds["Service"].read(NAME)
-        return service["spec"]["selector"][INSTANCE] if service else ""
+        if service:
+            return service["spec"]["selector"][INSTANCE]
+        return ""
 
 
 class Champions:
     """The champions in their order, from the record of promotions."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.over = store, threading.Event()
-        self.changes: list[tuple[str, bool]] = []  # version, and True if a rollback made it the champion
+        self.store = store
+        self.over = threading.Event()
+        # version, and True if a rollback made it the champion
+        self.changes: list[tuple[str, bool]] = []
 
     def watch(self) -> None:
         while not self.over.wait(0.03):
@@ -103,7 +136,9 @@ class Champions:
                 state = json.loads(self.store.get(f"releases/{NAME}/promotion.json"))
             except NotFound:
                 continue
-            if state.get("version") and (not self.changes or self.changes[-1][0] != state["version"]):
+            if state.get("version") and (
+                not self.changes or self.changes[-1][0] != state["version"]
+            ):
                 self.changes.append((state["version"], "rollback" in state))
 
     @contextmanager
@@ -121,9 +156,11 @@ def quality_of(release: tracking.Release) -> float:
     return json.loads(Store.from_env().get(f"{release.uri}model.safetensors"))[0]
 
 
-def run_pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[str, int, list[Problem]]:
-    """Run a pair, perhaps with kills and a rollback. Return a log, the number of repeated evaluations, and the
-    problems."""
+def run_pair(
+    homes: list[Home], config: Path, draw: Random, mode: str
+) -> tuple[str, int, list[Problem]]:
+    """Run a pair, perhaps with kills and a rollback. Return a log, the number of repeated
+    evaluations, and the problems."""
     pair_homes = homes if mode == "two homes" else [homes[0], homes[0]]
     champion = tracking.champion(NAME)
     base = quality_of(champion) if champion else 0.5
@@ -131,7 +168,8 @@ def run_pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[
     # most runs take between 10 and 40 s
     kills = [[draw.uniform(2, 30)] if draw.random() < 0.35 else [] for _ in pair_homes]
     delays = [0.0, draw.uniform(0, 3)]
-    rolls_back, moment = draw.random() < 0.4, draw.uniform(3, 15)
+    rolls_back = draw.random() < 0.4
+    moment = draw.uniform(3, 15)
 
     def start(number: int) -> tuple[int, dict[str, Any], str]:
         time.sleep(delays[number])
@@ -143,17 +181,25 @@ def run_pair(homes: list[Home], config: Path, draw: Random, mode: str) -> tuple[
         if rolls_back:
             time.sleep(moment)
             rollback_code = str(pair_homes[draw.randrange(2)].rekindle("rollback", NAME)[0])
-    results, problems = [run.result() for run in runs], list[Problem]()
+
+    results = [run.result() for run in runs]
+    problems = list[Problem]()
     for quality, (code, result, stderr) in zip(qualities, results, strict=True):
         problems += [("end", text) for text in end_problems(quality, code, result, stderr)]
+
     for home in homes:
         pods = {name: count for name, count in home.deployments().items() if count}
         if set(pods) - {home.serving()}:
             problems.append(("end", f"{pods} have pods, and {home.serving() or 'nothing'} serves"))
+
     ends = [f"{result.get('verdict')}, exit code {code}" for code, result, _ in results]
     steps = [step for _, result, _ in results for step in result.get("steps", [])]
     again = sum(step["name"].endswith("-again") and step["phase"] == "Succeeded" for step in steps)
-    log = f"{mode}: {qualities} killed {kills} rollback {rollback_code}: {ends}, {again} repeated evaluations"
+    log = (
+        f"{mode}: {qualities} killed {kills} rollback {rollback_code}: {ends}, {again} repeated"
+        " evaluations"
+    )
+
     return log, again, problems
 
 
@@ -162,52 +208,90 @@ def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str)
     verdict = result.get("verdict")
     if code != {"release": 0, "same": 0, "keep": 3}.get(str(verdict)):
         return [f"{quality}: exit code {code}, verdict {verdict}: {stderr[-600:]}"]
+
     run_id = tracking.find_run(NAME, result["workflow"])
     assert run_id
     tags = tracking.tags_of(run_id)
-    pairs: dict[str, tuple[Any, Any]] = {name: (result[name], tags.get(name)) for name in ("verdict", "reason")}
+    pairs: dict[str, tuple[Any, Any]] = {
+        name: (result[name], tags.get(name)) for name in ("verdict", "reason")
+    }
     pairs["promoted"] = (verdict == "release", "rekindle.promoted" in tags)
-    return [f"{quality}: {name} {values}" for name, values in pairs.items() if values[0] != values[1]]
+
+    return [
+        f"{quality}: {name} {values}" for name, values in pairs.items() if values[0] != values[1]
+    ]
 
 
 def history_problems(champions: Champions) -> list[Problem]:
-    """Return promotions without an evaluation against the champion that they replaced, or of a worse model."""
-    problems, previous = list[Problem](), ""
+    """Return promotions without an evaluation against the champion that they replaced, or of a
+    worse model."""
+    problems = list[Problem]()
+    previous = ""
     releases = {release.version: release for release in tracking.promoted_releases(NAME)}
+
     for version, by_rollback in champions.changes:
         if not by_rollback:
             record = json.loads(champions.store.get(f"{releases[version].uri}verdict.json"))
             compared = (record["champion"] or {}).get("version", "")
             if record["verdict"] != "release" or compared != previous:
-                problems.append(("promotion", f"{version} replaced {previous}, evaluated against {compared}"))
+                problems.append(
+                    ("promotion", f"{version} replaced {previous}, evaluated against {compared}")
+                )
+
             if previous and quality_of(releases[version]) < quality_of(releases[previous]):
-                problems.append(("verdict", f"{version} is worse than {previous}, which it replaced"))
+                problems.append(
+                    ("verdict", f"{version} is worse than {previous}, which it replaced")
+                )
+
         previous = version
+
     return problems
 
 
-def kill_rollbacks(home: Home, store: Store, count: int, draw: Random) -> tuple[list[str], list[float], list[float]]:
-    """Kill rollbacks, and repeat them. Return the problems, and the seconds of whole and of repeated commands."""
+def kill_rollbacks(
+    home: Home, store: Store, count: int, draw: Random
+) -> tuple[list[str], list[float], list[float]]:
+    """Kill rollbacks, and repeat them. Return the problems, and the seconds of whole and of
+    repeated commands."""
     deployments = sorted(home.deployments())
     versions = {each.version: each.deployment for each in tracking.promoted_releases(NAME)}
-    targets = [version for version, deployment in versions.items() if deployment in deployments][-2:]
+
+    targets = [version for version, deployment in versions.items() if deployment in deployments][
+        -2:
+    ]
     if len(targets) < 2:
         return ["fewer than two releases can be restored"], [], []
-    problems, whole, repeated = [], list[float](), list[float]()
+
+    problems = []
+    whole = list[float]()
+    repeated = list[float]()
+
     for number in range(2 + count):
         target = targets[number % 2]
         kill_s = draw.uniform(0.2, 3) if number >= 2 else 0
         begin = time.perf_counter()
         code, *_, stderr = home.rekindle("rollback", NAME, target, kill_s=kill_s)
         seconds = whole
+
         if code == -signal.SIGKILL:
-            begin, seconds = time.perf_counter(), repeated
+            begin = time.perf_counter()
+            seconds = repeated
             code, *_, stderr = home.rekindle("rollback", NAME, target)
+
         seconds.append(time.perf_counter() - begin)
-        champion, pods = tracking.champion(NAME), {name for name, count in home.deployments().items() if count}
-        end = (code, champion and champion.version, home.serving(), pods, promotion.pending_rollback(store, NAME))
+        champion = tracking.champion(NAME)
+        pods = {name for name, count in home.deployments().items() if count}
+
+        end = (
+            code,
+            champion and champion.version,
+            home.serving(),
+            pods,
+            promotion.pending_rollback(store, NAME),
+        )
         if end != (0, target, versions[target], {versions[target]}, None):
             problems.append(f"rollback {number}, killed after {kill_s:.2f} s: {end} {stderr}")
+
     return problems, whole, repeated
 
 
@@ -216,26 +300,52 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     config = folder / "pairs.yaml"
     config.write_text(CONFIG)
     homes = [Home(folder / name, free_port()) for name in ("home-1", "home-2")]
-    draw, store = Random(arguments.seed), Store.from_env()
-    champions, problems, count, repetitions = Champions(store), list[Problem](), 0, 0
+    draw = Random(arguments.seed)
+    store = Store.from_env()
+    champions = Champions(store)
+    problems = list[Problem]()
+    count = 0
+    repetitions = 0
     end = time.monotonic() + 60 * arguments.minutes
+
     with champions.watched():
         while count < arguments.pairs and time.monotonic() < end:
             log, again, found = run_pair(homes, config, draw, MODES[count % 3])
-            problems, count, repetitions = problems + found, count + 1, repetitions + again
+            problems = problems + found
+            count = count + 1
+            repetitions = repetitions + again
             print(f"{count} {log}", *found, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
+
     found = history_problems(champions)
     problems += found
-    print(f"{len(champions.changes)} champions", *found, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
+
+    print(
+        f"{len(champions.changes)} champions",
+        *found,
+        sep="\n  PROBLEM ",
+        file=sys.stderr,
+        flush=True,
+    )
+
     failed, whole, repeated = kill_rollbacks(homes[0], store, arguments.rollbacks, draw)
-    print(f"{len(repeated)} rollbacks killed", *failed, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
+
+    print(
+        f"{len(repeated)} rollbacks killed",
+        *failed,
+        sep="\n  PROBLEM ",
+        file=sys.stderr,
+        flush=True,
+    )
+
     for home in homes:
         home.rekindle("down")
+
     names = (
         "champions worse than the champion before",
         "promotions without an evaluation against the champion",
         "runs with contradictory results",
     )
+
     bars = [
         bar(f"{name}, in {count} pairs", sum(each == kind for each, _ in problems), "", 0)
         for kind, name in zip(KINDS, names, strict=True)
@@ -244,16 +354,26 @@ def measure(folder: Path, arguments: Any) -> list[Bar]:
     bars.append(bar("runs that were killed and resumed", sum(home.resumed for home in homes), ""))
     bars.append(bar(f"rollbacks with another end, of {arguments.rollbacks}", len(failed), "", 0))
     seconds = {"rollback": whole, "rollback after a killed rollback": repeated}
+
     return bars + [bar(name, values, "s", 5) for name, values in seconds.items() if values]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--pairs", type=int, default=200, help="maximum number of pairs (default: 200)")
-    command.add_argument("--minutes", type=float, default=60, help="time limit for the pairs (default: 60)")
-    command.add_argument("--rollbacks", type=int, default=20, help="number of rollbacks to kill (default: 20)")
-    command.add_argument("--seed", type=int, default=1, help="seed of all moments and qualities (default: 1)")
+    command.add_argument(
+        "--pairs", type=int, default=200, help="maximum number of pairs (default: 200)"
+    )
+    command.add_argument(
+        "--minutes", type=float, default=60, help="time limit for the pairs (default: 60)"
+    )
+    command.add_argument(
+        "--rollbacks", type=int, default=20, help="number of rollbacks to kill (default: 20)"
+    )
+    command.add_argument(
+        "--seed", type=int, default=1, help="seed of all moments and qualities (default: 1)"
+    )
     arguments = command.parse_args()
+
     with tempfile.TemporaryDirectory(prefix="pairs-") as folder:
         services = Services(Path(folder) / "services", {})
         try:
@@ -262,6 +382,7 @@ def main() -> int:
             bars = measure(Path(folder), arguments)
         finally:
             services.down()
+
     return report(bars, as_json=arguments.json)
 
 

@@ -1,4 +1,5 @@
-"""The pipeline of benchmarks/release/pairs.py: a model without a training, judged with or without the mutex."""
+"""The pipeline of benchmarks/release/pairs.py: a model without a training, judged with or without
+the mutex."""
 
 from typing import Any
 
@@ -19,7 +20,11 @@ class Config(rekindle.Config):
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        inputs = {"quality": config.candidate.quality, "name": config.name, "workflow": "{{workflow.name}}"}
+        inputs = {
+            "quality": config.candidate.quality,
+            "name": config.name,
+            "workflow": "{{workflow.name}}",
+        }
         model = blocks.step("benchmarks.workloads.quality", task="candidate", inputs=inputs)
         if config.candidate.mutex:
             blocks.decide(model)

@@ -1,18 +1,24 @@
-"""Effect of releases on clients: 200 requests per second during all changes of the servers of a model.
+"""Effect of releases on clients: 200 requests per second during all changes of the servers of a
+model.
 
     python -m benchmarks.release.traffic [--json]
 
-The changes are a release, a failed release, a rollback, canaries of a faulty candidate (with the traffic split by pods,
-and by an HTTPRoute) and the canary of a good candidate. The model is the model of configs/digits.yaml; some releases
-have a fault (benchmarks/workloads/faulty.py). The clients are:
+The changes are a release, a failed release, a rollback, canaries of a faulty candidate (with the
+traffic split by pods, and by an HTTPRoute) and the canary of a good candidate. The model is the
+model of configs/digits.yaml; some releases have a fault (benchmarks/workloads/faulty.py). The
+clients are:
 
-- 57 % of the requests: a connection for each request (HTTP/1.1 or 1.0), with one in seven requests sent in pieces
+- 57 % of the requests: a connection for each request (HTTP/1.1 or 1.0), with one in seven requests
+  sent in pieces
   within a second
-- 30 %: clients that reuse a connection after up to 6 s and, like every connection pool, first check whether the
+- 30 %: clients that reuse a connection after up to 6 s and, like every connection pool, first check
+  whether the
   connection was closed; one in four of these clients sends in pieces
-- 13 %: clients that reuse a connection after up to 12 s, which is longer than a server needs to end, without a check
+- 13 %: clients that reuse a connection after up to 12 s, which is longer than a server needs to
+  end, without a check
 
-Every answer must have status 200 and be from a verified version, except for the errors of faulty candidates.
+Every answer must have status 200 and be from a verified version, except for the errors of faulty
+candidates.
 """
 
 import asyncio
@@ -52,7 +58,8 @@ SETTLE_S = 9.0  # time after a change until the previous servers have ended
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a request: its time, HTTP status (0: no answer), version of the model, and kind of connection."""
+    """The result of a request: its time, HTTP status (0: no answer), version of the model, and kind
+    of connection."""
 
     time: float
     status: int
@@ -64,12 +71,15 @@ class Traffic:
     """Clients that together send `rate` requests per second, however fast the servers answer."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = PORT, rate: float = RATE) -> None:
-        self.address, self.rate = (host, port), rate
+        self.address = (host, port)
+        self.rate = rate
         self.texts = requests()
         self.answers: list[Answer] = []
         self.over = threading.Event()
 
-    async def ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> str:
+    async def ask(
+        self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes
+    ) -> str:
         """Send a request; return the head of its answer in lower case.
 
         Raises OSError or EOFError without an answer.
@@ -78,9 +88,13 @@ class Traffic:
         for index in range(pieces):
             writer.write(text[len(text) * index // pieces : len(text) * (index + 1) // pieces])
             await asyncio.sleep(1 / pieces if pieces > 1 else 0)
+
         head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
         await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
-        self.record(kind, int(head.split()[1]), head.partition("model-version: ")[2].partition("\r")[0])
+        self.record(
+            kind, int(head.split()[1]), head.partition("model-version: ")[2].partition("\r")[0]
+        )
+
         return head
 
     def record(self, kind: str, status: int, version: str) -> None:
@@ -91,27 +105,35 @@ class Traffic:
         text = random.choice(self.texts)
         if kind == "HTTP/1.0":
             text = text.replace(b"HTTP/1.1", b"HTTP/1.0")
+
         try:
             async with asyncio.timeout(60):
                 reader, writer = await asyncio.open_connection(*self.address)
-                await self.ask(kind, reader, writer, text.replace(b"host: x", b"host: x\r\nconnection: close"))
+                await self.ask(
+                    kind, reader, writer, text.replace(b"host: x", b"host: x\r\nconnection: close")
+                )
                 writer.close()
         except (OSError, EOFError, TimeoutError):
             self.record(kind, 0, "")
 
     async def reuse_connection(self, kind: str, idle_s: float) -> None:
-        """Send requests on one connection, with idle times between requests; connect again when it is closed."""
+        """Send requests on one connection, with idle times between requests; connect again when it
+        is closed."""
         while not self.over.is_set():
             try:
                 async with asyncio.timeout(60):
                     reader, writer = await asyncio.open_connection(*self.address)
+
                 head = ""
                 while not (self.over.is_set() or "connection: close" in head):
                     if kind != "unchecked" and is_closed(writer):
                         break
+
                     async with asyncio.timeout(60):
                         head = await self.ask(kind, reader, writer, random.choice(self.texts))
+
                     await asyncio.sleep(random.uniform(0, idle_s))
+
                 writer.close()
             except (OSError, EOFError, TimeoutError):
                 self.record(kind, 0, "")
@@ -119,14 +141,20 @@ class Traffic:
 
     async def run(self) -> None:
         """Send requests until `over` is set, then wait until all clients have an answer."""
-        reuse = [(kind, round(count * self.rate / RATE), idle_s) for kind, (count, idle_s) in REUSE.items()]
+        reuse = [
+            (kind, round(count * self.rate / RATE), idle_s)
+            for kind, (count, idle_s) in REUSE.items()
+        ]
         single = self.rate - sum(2 * count / idle_s for _, count, idle_s in reuse)
         kinds = ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
+
         async with asyncio.TaskGroup() as group:
             for kind, count, idle_s in reuse:
                 for _ in range(count):
                     group.create_task(self.reuse_connection(kind, idle_s))
-            start, number = time.perf_counter(), 0
+
+            start = time.perf_counter()
+            number = 0
             while not self.over.is_set():
                 group.create_task(self.client(kinds[number % len(kinds)]))
                 number += 1
@@ -155,10 +183,13 @@ def traffic(load: Traffic) -> Iterator[Traffic]:
 
 
 def train(home: Path, seed: int, *settings: str) -> str:
-    """Run the pipeline of CONFIG with a seed. Returns the verdict about its model, or the exit code of the run."""
+    """Run the pipeline of CONFIG with a seed. Returns the verdict about its model, or the exit code
+    of the run."""
     sets = [*SETTINGS, f"train.seed={seed}", *settings]
     try:
-        result = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
+        result = rekindle(
+            home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting))
+        )
     except subprocess.CalledProcessError as error:
         return f"exit code {error.returncode}"
     return result["verdict"]
@@ -168,10 +199,16 @@ def canary(home: Path, seed: int, fault: str, more: str = "") -> str:
     return train(home, seed, f"model.fault={fault}", f"serve.canary={{{CANARY}{more}}}")
 
 
-# name of a change → the change, its result, the versions that may answer during it, and the faulty version of these
+# name of a change → the change, its result, the versions that may answer during it, and the faulty
+# version of these
 CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
     "release": (lambda home: train(home, 2), "release", {"1", "2"}, ""),
-    "failed-release": (lambda home: train(home, 3, "model.fault=unsteady"), "exit code 1", {"2"}, ""),
+    "failed-release": (
+        lambda home: train(home, 3, "model.fault=unsteady"),
+        "exit code 1",
+        {"2"},
+        "",
+    ),
     "rollback": (lambda home: rekindle(home, "rollback", "digits")["version"], "1", {"1", "2"}, ""),
     "canary": (lambda home: canary(home, 4, "errors"), "exit code 3", {"1", "4"}, "4"),
     "canary-route": (lambda home: canary(home, 5, "errors", ROUTE), "exit code 3", {"1", "5"}, "5"),
@@ -180,43 +217,62 @@ CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
 
 
 def count(name: str, answers: list[Answer], versions: set[str], faulty: str) -> list[Bar]:
-    """Return the numbers of requests that failed, or that an unexpected version answered, during the change `name`.
+    """Return the numbers of requests that failed, or that an unexpected version answered, during
+    the change `name`.
 
     `versions`: versions that may answer; `faulty`: one of them that may fail, or "".
     """
-    failed = [a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)]
+    failed = [
+        a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)
+    ]
     strangers = [a for a in answers if a.status == 200 and a.version not in versions]
-    by_version, kinds = Counter(a.version for a in answers), Counter((a.kind, a.status) for a in failed)
+    by_version = Counter(a.version for a in answers)
+    kinds = Counter((a.kind, a.status) for a in failed)
     print(f"{name}: answers by version {by_version}; failed {kinds}", file=sys.stderr)
+
     return [
         bar(f"{name}: requests", len(answers), ""),
         bar("  requests that failed, except for the candidate's fault", len(failed), "", 0),
-        bar("  answers of another version than the champion and the verified candidate", len(strangers), "", 0),
+        bar(
+            "  answers of another version than the champion and the verified candidate",
+            len(strangers),
+            "",
+            0,
+        ),
     ]
 
 
 def rollback_times(answers: list[Answer], previous: str, start: float, seconds: float) -> list[Bar]:
-    """Return the times of a rollback from the version `previous`; its command took `seconds` from `start`."""
+    """Return the times of a rollback from the version `previous`; its command took `seconds` from
+    `start`."""
     last = max(a.time for a in answers if a.version == previous and a.kind not in REUSE) - start
     return [
         bar("  duration of the command", seconds, "s", 5),
-        bar("  time until the last answer of the previous version to a new connection", last, "s", 5),
+        bar(
+            "  time until the last answer of the previous version to a new connection", last, "s", 5
+        ),
     ]
 
 
 def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
-    """Make a change; return the numbers of requests that failed, or that an unexpected version answered."""
+    """Make a change; return the numbers of requests that failed, or that an unexpected version
+    answered."""
     change, expected, versions, faulty = CHANGES[name]
-    first, start = len(load.answers), time.time()
+    first = len(load.answers)
+    start = time.time()
     result = change(home)
     seconds = time.time() - start
+
     if result != expected:
         raise SystemExit(f"{name} ended with {result}, not with {expected}")
+
     time.sleep(SETTLE_S)
     answers = load.answers[first:]
     bars = count(name, answers, versions, faulty)
+
     if name == "rollback":
         bars += rollback_times(answers, "2", start, seconds)
+
     return bars
 
 

@@ -1,6 +1,7 @@
 """The workload steps/digits.py with a fault in its predictions.
 
-Faults are `errors` (1 % of the requests fail), `slow` (a delay of SLOW_SECONDS) and `unsteady` (random probabilities).
+Faults are `errors` (1 % of the requests fail), `slow` (a delay of SLOW_SECONDS) and `unsteady`
+(random probabilities).
 """
 
 import os
@@ -12,7 +13,18 @@ from zlib import crc32
 from steps import digits
 from steps.digits import Data, Instance, dataset, examples, loss, metrics, prepare
 
-__all__ = ["Data", "Instance", "Model", "dataset", "examples", "loss", "metrics", "model", "predict", "prepare"]
+__all__ = [
+    "Data",
+    "Instance",
+    "Model",
+    "dataset",
+    "examples",
+    "loss",
+    "metrics",
+    "model",
+    "predict",
+    "prepare",
+]
 
 
 class Model(digits.Model):
@@ -33,10 +45,15 @@ def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> lis
     predictions = digits.predict(model, instances, facts)
     if model.fault == "slow":
         time.sleep(float(os.environ["SLOW_SECONDS"]))
+
     corners = (instance.pixels[0][0] for instance in instances)
-    if model.fault == "errors" and any(corner > 0 and crc32(repr(corner).encode()) % 100 == 0 for corner in corners):
+    if model.fault == "errors" and any(
+        corner > 0 and crc32(repr(corner).encode()) % 100 == 0 for corner in corners
+    ):
         raise ValueError("an unexpected rare case")
+
     if model.fault == "unsteady":
         for prediction in predictions:
             prediction["probabilities"][0] += random.random()
+
     return predictions

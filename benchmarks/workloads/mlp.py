@@ -1,7 +1,8 @@
-"""The workload of benchmarks/loop.py: a small net on random numbers, and the training loops to compare with.
+"""The workload of benchmarks/loop.py: a small net on random numbers, and the training loops to
+compare with.
 
-After each block of steps of Rekindle, the dataset lets the other loops make the same number of steps. All loops run in
-one process and in turns, so that they are measured under the same load.
+After each block of steps of Rekindle, the dataset lets the other loops make the same number of
+steps. All loops run in one process and in turns, so that they are measured under the same load.
 """
 
 import importlib.util
@@ -44,22 +45,30 @@ class Turns:
     meeting: str  # host:port at which the processes of DDP meet
     calls: int = 0
     began: float = 0.0
-    first: tuple[float, float] = (0.0, 0.0)  # CPU time and clock time at the start of the first block
+    # CPU time and clock time at the start of the first block
+    first: tuple[float, float] = (0.0, 0.0)
     last: tuple[float, float] = (0.0, 0.0)  # CPU time and clock time at the end of the last block
     loops: dict[str, Loop] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
     def clock(self) -> float:
-        """Return the CPU time of this thread; in a group that of the process, because gloo's threads belong to the
-        loop."""
-        return time.thread_time() if self.size == 1 else time.process_time()
+        """Return the CPU time of this thread; in a group that of the process, because gloo's
+        threads belong to the loop."""
+        if self.size == 1:
+            return time.thread_time()
+        return time.process_time()
 
     def take(self, data: "Numbers") -> None:
-        """Handle the start of a micro-batch of Rekindle: after a block of steps, the other loops take their turns."""
-        step, leaf = divmod(self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank)))
+        """Handle the start of a micro-batch of Rekindle: after a block of steps, the other loops
+        take their turns."""
+        step, leaf = divmod(
+            self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank))
+        )
         self.calls += 1
+
         if leaf or step < self.warm or (step - self.warm) % self.block:
             return
+
         if self.loops:
             self.seconds["Rekindle"].append(self.clock() - self.began)
             self.last = time.process_time(), time.monotonic()
@@ -68,20 +77,29 @@ class Turns:
             for name, make in self.loops.items():
                 self.seconds[name] = []
                 make(20)
+
             self.first = time.process_time(), time.monotonic()
+
         for name, make in self.loops.items():
             began = self.clock()
             make(self.block)
             self.seconds[name].append(self.clock() - began)
+
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
-        """Return the CPU seconds per step of each loop, by block, and the CPU share of Rekindle's background
-        threads."""
+        """Return the CPU seconds per step of each loop, by block, and the CPU share of Rekindle's
+        background threads."""
         blocks = len(self.seconds["Rekindle"])
-        steps = {name: [seconds / self.block for seconds in each[:blocks]] for name, each in self.seconds.items()}
+        steps = {
+            name: [seconds / self.block for seconds in each[:blocks]]
+            for name, each in self.seconds.items()
+        }
         spent, passed = (last - first for first, last in zip(self.first, self.last, strict=True))
-        return {"steps": steps, "threads": (spent - sum(map(sum, steps.values())) * self.block) / passed}
+        return {
+            "steps": steps,
+            "threads": (spent - sum(map(sum, steps.values())) * self.block) / passed,
+        }
 
 
 turns: Turns | None = None  # set by benchmarks/loop.py in a worker
@@ -117,7 +135,9 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
     widths = [INPUTS, *[section.width] * section.layers]
-    hidden = [layer for ins, outs in pairwise(widths) for layer in (nn.Linear(ins, outs), nn.ReLU())]
+    hidden = [
+        layer for ins, outs in pairwise(widths) for layer in (nn.Linear(ins, outs), nn.ReLU())
+    ]
     return nn.Sequential(*hidden, nn.Linear(section.width, 1))
 
 
@@ -129,7 +149,8 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
     """Return the loops to compare with.
 
-    A single process has bare loops and loops of frameworks; a group has bare loops with DDP and without an exchange.
+    A single process has bare loops and loops of frameworks; a group has bare loops with DDP and
+    without an exchange.
     """
     import torch
 
@@ -161,7 +182,9 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
 
     def ddp() -> Loop:
         meeting = f"tcp://{turns.meeting}"
-        torch.distributed.init_process_group("gloo", meeting, rank=turns.rank, world_size=turns.size)
+        torch.distributed.init_process_group(
+            "gloo", meeting, rank=turns.rank, world_size=turns.size
+        )
         net, optimizer = parts()
         wrapped = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
 
@@ -177,11 +200,13 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
 
     if turns.size > 1:
         return {"no exchange": bare(False), "DDP": ddp()}
+
     loops = {"bare": bare(False), "bare + loss.item()": bare(True)}
     if importlib.util.find_spec("accelerate"):
         loops["accelerate"] = accelerate_loop(*parts(), data, sampler)
     if importlib.util.find_spec("ignite"):
         loops["Ignite"] = ignite_loop(*parts(), data, sampler)
+
     return loops
 
 

@@ -1,4 +1,5 @@
-"""A model that is one number, its quality, which it predicts for every row: whole pipelines in seconds."""
+"""A model that is one number, its quality, which it predicts for every row: whole pipelines in
+seconds."""
 
 import json
 from collections.abc import Sequence
@@ -85,11 +86,18 @@ def run(inputs: Inputs) -> Outputs:
 
     weights = json.dumps([inputs.quality, inputs.workflow])
     card = {"workload": __name__, "sha256": sha256(weights.encode()).hexdigest()}
-    files = {"model/model.safetensors": weights, "model/model.json": json.dumps(card)}
-    files |= {"dataset/dataset.json": json.dumps({"facts": {}, "rows": len(ROWS)})}
+
+    files = {
+        "model/model.safetensors": weights,
+        "model/model.json": json.dumps(card),
+        "dataset/dataset.json": json.dumps({"facts": {}, "rows": len(ROWS)}),
+    }
     for path, text in files.items():
         (inputs.workdir / path).parent.mkdir(exist_ok=True)
         (inputs.workdir / path).write_text(text)
+
     record_files(inputs.workdir / "dataset")
     run_id = tracking.start_run(inputs.name, inputs.workflow)
-    return Outputs(run_id=run_id, dataset=inputs.workdir / "dataset", model=inputs.workdir / "model")
+    return Outputs(
+        run_id=run_id, dataset=inputs.workdir / "dataset", model=inputs.workdir / "model"
+    )

@@ -1,7 +1,9 @@
-"""A workload that records its steps, for benchmarks/recovery.py: 5 MB of weights, steps of about 30 ms.
+"""A workload that records its steps, for benchmarks/recovery.py: 5 MB of weights, steps of about 30
+ms.
 
-Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one weight. Every
-update changes this weight, so the number of equal weights in a row is the number of micro-batches between two updates.
+Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one
+weight. Every update changes this weight, so the number of equal weights in a row is the number of
+micro-batches between two updates.
 """
 
 import json
@@ -23,7 +25,8 @@ from rekindle.workload import DataConfig
 Data = DataConfig
 examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
-FEATURES, SAMPLES = 10, 4096
+FEATURES = 10
+SAMPLES = 4096
 STAMP = struct.Struct("dd")
 
 
@@ -33,8 +36,8 @@ class Model(Section):
 
 @dataclass(frozen=True)
 class Step:
-    """One training step of one process: its start and end, its number of micro-batches, and the weight before the
-    step."""
+    """One training step of one process: its start and end, its number of micro-batches, and the
+    weight before the step."""
 
     began: float
     finished: float
@@ -44,19 +47,35 @@ class Step:
 
 def pid(folder: Path, name: str) -> int:
     """Return the process id of the newest worker with this name, or 0."""
-    files = [(path.stat().st_ctime_ns, int(path.name.rpartition("-")[2])) for path in folder.glob(f"{name}-*")]
-    return max(files)[1] if files else 0
+    files = [
+        (path.stat().st_ctime_ns, int(path.name.rpartition("-")[2]))
+        for path in folder.glob(f"{name}-*")
+    ]
+    if files:
+        return max(files)[1]
+    return 0
 
 
 def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
-    """Return the steps that a process has finished (default: the newest process of the worker `name`).
+    """Return the steps that a process has finished (default: the newest process of the worker
+    `name`).
 
     Consecutive repetitions of a step count as one step.
     """
     file = folder / f"{name}-{process or pid(folder, name)}"
     data = file.read_bytes() if file.exists() else b""
-    runs = [list(run) for _, run in groupby(STAMP.iter_unpack(data[: len(data) // 16 * 16]), key=lambda pair: pair[1])]
-    return [Step(this[0][0], following[0][0], len(this), this[0][1]) for this, following in pairwise(runs)]
+
+    runs = [
+        list(run)
+        for _, run in groupby(
+            STAMP.iter_unpack(data[: len(data) // 16 * 16]), key=lambda pair: pair[1]
+        )
+    ]
+
+    return [
+        Step(this[0][0], following[0][0], len(this), this[0][1])
+        for this, following in pairwise(runs)
+    ]
 
 
 def write(path: Path) -> str:

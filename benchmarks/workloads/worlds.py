@@ -1,12 +1,14 @@
 """Quality of the fraud model if fraudsters follow other rules, compared with gradient boosting.
 
-    python -m benchmarks.workloads.worlds                        # all worlds: about two minutes each on two cores
+    # all worlds: about two minutes each on two cores
+    python -m benchmarks.workloads.worlds
     python -m benchmarks.workloads.worlds --world testers --json
 
-Cards, terminals and genuine payments are simulated as by `simulate://`; frauds follow rules which the features were
-not designed for. Each world is prepared, trained and evaluated by configs/demo.yaml, without tuning.
-The figures are the average precision (AP) on the test weeks of three models: of the transformer, of trees on the same
-features (the baseline of the verdict), and of trees on the 15 features of the Fraud Detection Handbook.
+Cards, terminals and genuine payments are simulated as by `simulate://`; frauds follow rules which
+the features were not designed for. Each world is prepared, trained and evaluated by
+configs/demo.yaml, without tuning. The figures are the average precision (AP) on the test weeks of
+three models: of the transformer, of trees on the same features (the baseline of the verdict), and
+of trees on the 15 features of the Fraud Detection Handbook.
 """
 
 import os
@@ -41,8 +43,11 @@ STOLEN_PER_DAY = 0.002  # share of the cards that are stolen on a day
 TRUTH = np.uint8(1)
 
 
-def _stolen(rng: np.random.Generator, world: World, payments: Payments, days: int, share: float) -> NDArray[np.int64]:
-    """Return indices of the payments of stolen cards in the `days` after the theft, by card and time.
+def _stolen(
+    rng: np.random.Generator, world: World, payments: Payments, days: int, share: float
+) -> NDArray[np.int64]:
+    """Return indices of the payments of stolen cards in the `days` after the theft, by card and
+    time.
 
     `share`: number of thefts per day, as a share of STOLEN_PER_DAY.
     """
@@ -50,12 +55,16 @@ def _stolen(rng: np.random.Generator, world: World, payments: Payments, days: in
     cards = rng.integers(0, world.cards, count.sum())
     start = cards * world.days + np.repeat(np.arange(world.days), count)
     end = np.minimum(start + days, (cards + 1) * world.days)
-    ranges = zip(np.searchsorted(payments.slot, start), np.searchsorted(payments.slot, end), strict=True)
+    ranges = zip(
+        np.searchsorted(payments.slot, start), np.searchsorted(payments.slot, end), strict=True
+    )
+
     return np.unique(np.concatenate([np.arange(first, last) for first, last in ranges]))
 
 
 def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Thieves try a stolen card with a tiny payment, then use it for some days with the usual amounts of its owner."""
+    """Thieves try a stolen card with a tiny payment, then use it for some days with the usual
+    amounts of its owner."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 5, 1)
     fraud[rows] = TRUTH
@@ -78,22 +87,27 @@ def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArra
 
 
 def skimmers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Cards that were used at a manipulated terminal have frauds of similar amounts from two days later on."""
+    """Cards that were used at a manipulated terminal have frauds of similar amounts from two days
+    later on."""
     fraud = np.zeros(len(payments.slot), np.uint8)
-    bad, since = (
-        rng.permutation(world.terminals)[: world.terminals // 100],
-        rng.integers(0, world.days, world.terminals // 100),
-    )
+    bad = rng.permutation(world.terminals)[: world.terminals // 100]
+    since = rng.integers(0, world.days, world.terminals // 100)
     day = payments.slot % world.days
+
     for terminal, start in zip(bad.tolist(), since.tolist(), strict=True):
-        visits = np.flatnonzero((payments.terminal == terminal) & (day >= start) & (day < start + 14))
+        visits = np.flatnonzero(
+            (payments.terminal == terminal) & (day >= start) & (day < start + 14)
+        )
         for slot in payments.slot[visits].tolist():
             first, last = np.searchsorted(
                 payments.slot, [slot + 2, min(slot + 6, (slot // world.days + 1) * world.days)]
             )
             rows = np.arange(first, last)
             fraud[rows] = TRUTH
-            payments.amount[rows] = (rng.choice([19, 49, 99]) + rng.uniform(0, 1, len(rows))).round(2)
+            payments.amount[rows] = (rng.choice([19, 49, 99]) + rng.uniform(0, 1, len(rows))).round(
+                2
+            )
+
     return fraud
 
 
@@ -101,30 +115,53 @@ WORLDS: dict[str, Commit] = {"testers": testers, "nights": nights, "skimmers": s
 
 
 def plain(data: Data, folder: Path) -> float:
-    """Return the AP on the pipeline's test weeks of trees that use only the 15 features of the handbook."""
+    """Return the AP on the pipeline's test weeks of trees that use only the 15 features of the
+    handbook."""
     prepare(fraud, data, folder)
     rows = Rows(folder)
     transactions = Transactions.from_frame(pl.read_parquet(folder / "transactions.parquet"))
-    pieces = list(features.tables(transactions, data.label_delay_days, names=features.HANDBOOK_NAMES))
-    table = np.concatenate([piece for _, piece in pieces])  # in the order of the rows of the dataset
+    pieces = list(
+        features.tables(transactions, data.label_delay_days, names=features.HANDBOOK_NAMES)
+    )
+    # in the order of the rows of the dataset
+    table = np.concatenate([piece for _, piece in pieces])
     training = (rows.times >= rows.facts["train_start"]) & (rows.times < rows.facts["train_end"])
     sample = Sample(rows.facts["train_rows"])
     sample.add(table, rows.labels, rows.cards, training)
-    boosting, later = sample.fit(), np.zeros(len(rows), bool)
+    boosting = sample.fit()
+    later = np.zeros(len(rows), bool)
     weeks = [week.rows for week in judged_weeks(rows)]
-    scores = [boosting.score(table[places], rows.cards[places], later[places]).astype(float) for places in weeks]
-    return fmean(average_precision(s, rows.labels[places]) for s, places in zip(scores, weeks, strict=True))
+    scores = [
+        boosting.score(table[places], rows.cards[places], later[places]).astype(float)
+        for places in weeks
+    ]
+
+    return fmean(
+        average_precision(s, rows.labels[places]) for s, places in zip(scores, weeks, strict=True)
+    )
 
 
 def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
     """Return the AP of the model of one world, with the AP of trees as limits."""
     source = folder / f"{name}.parquet"
-    simulate(World(seed=seed, **SIZE), WORLDS[name]).rename(Columns().model_dump()).write_parquet(source)
-    run = pipeline(str(source), str(folder / "home"), sets, config="configs/demo.yaml", test_weeks=4)
-    model, trees = run["metrics"]["ap"], baseline_of(run)
+    simulate(World(seed=seed, **SIZE), WORLDS[name]).rename(Columns().model_dump()).write_parquet(
+        source
+    )
+    run = pipeline(
+        str(source), str(folder / "home"), sets, config="configs/demo.yaml", test_weeks=4
+    )
+    model = run["metrics"]["ap"]
+    trees = baseline_of(run)
     simple = plain(Data(source=str(source)), folder / name)
+
     return [
-        bar(f"{name}: ap of the model (limit: ap of trees on the same features)", model, "", trees, "more"),
+        bar(
+            f"{name}: ap of the model (limit: ap of trees on the same features)",
+            model,
+            "",
+            trees,
+            "more",
+        ),
         bar(
             f"{name}: ap of the model (limit: ap of trees on the 15 features of the handbook)",
             model,
@@ -144,12 +181,21 @@ def baseline_of(run: dict[str, Any]) -> float:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument(
-        "--world", choices=list(WORLDS), action="append", help="world to simulate (default: all); may be repeated"
+        "--world",
+        choices=list(WORLDS),
+        action="append",
+        help="world to simulate (default: all); may be repeated",
     )
-    command.add_argument("--seed", type=int, default=11, help="seed of the simulated cards, payments and frauds")
-    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP)
+
+    command.add_argument(
+        "--seed", type=int, default=11, help="seed of the simulated cards, payments and frauds"
+    )
+    command.add_argument(
+        "--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP
+    )
     options = command.parse_args()
     bars: list[Bar] = []
+
     with tempfile.TemporaryDirectory(dir=".") as name:  # a pod has its own /tmp
         folder = Path(name).absolute()
         try:
@@ -158,6 +204,7 @@ def main() -> int:
         finally:
             home = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
             subprocess.run([*REKINDLE, "down"], env=home, stdout=subprocess.DEVNULL)
+
     return report(bars, as_json=options.json)
 
 

@@ -20,7 +20,13 @@ from rekindle.workload import load as load_workload
 OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")
 ARGUMENTS = ("task", "pod", "after", "inputs")  # arguments of blocks.step
 LIST_TYPES = (list, tuple, set, frozenset)
-TYPE_NAMES = {dict: "a mapping", list: "a list", float: "a number", int: "an integer", bool: "true or false"}
+TYPE_NAMES = {
+    dict: "a mapping",
+    list: "a list",
+    float: "a number",
+    int: "an integer",
+    bool: "true or false",
+}
 
 
 def load_step(module: Any) -> Any:
@@ -32,21 +38,41 @@ def load_step(module: Any) -> Any:
 
 
 def reject_unknown(
-    task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo], options: Collection[str] = ()
+    task: str,
+    values: Mapping[str, Any],
+    fields: Mapping[str, FieldInfo],
+    options: Collection[str] = (),
 ) -> None:
     """Raise WiringError for unknown or missing inputs; `options`: names of arguments to suggest."""
     for name in sorted(values.keys() - fields.keys()):
         if name in OPTIONS:
-            refuse(f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also of blocks.group.")
-        hint = did_you_mean(name, {*fields, *options}) or f" Its inputs: {', '.join(fields) or 'none'}."
+            refuse(
+                f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also"
+                " of blocks.group."
+            )
+
+        hint = (
+            did_you_mean(name, {*fields, *options})
+            or f" Its inputs: {', '.join(fields) or 'none'}."
+        )
         refuse(f'{task} has no input "{name}".{hint}')
-    if missing := [name for name, info in fields.items() if info.is_required() and values.get(name) is None]:
-        kinds = [f"{name} ({'an artifact' if is_artifact(fields[name]) else 'a parameter'})" for name in missing]
-        refuse(f"{task} lacks {', '.join(kinds)}: pass {', '.join(f'{name}=...' for name in missing)}.")
+
+    missing = [
+        name for name, info in fields.items() if info.is_required() and values.get(name) is None
+    ]
+    if missing:
+        kinds = [
+            f"{name} ({'an artifact' if is_artifact(fields[name]) else 'a parameter'})"
+            for name in missing
+        ]
+        refuse(
+            f"{task} lacks {', '.join(kinds)}: pass {', '.join(f'{name}=...' for name in missing)}."
+        )
 
 
 def as_json(value: Any) -> Any:
-    """Return a section of the config, or another model of the user, as a mapping; any other value unchanged."""
+    """Return a section of the config, or another model of the user, as a mapping; any other value
+    unchanged."""
     is_section = isinstance(value, BaseModel) and not isinstance(value, (Artifact, Parameter, Task))
     if is_section and not type(value).__module__.startswith("hera."):
         return value.model_dump(mode="json")
@@ -54,15 +80,22 @@ def as_json(value: Any) -> Any:
 
 
 def check_section(name: str, value: Any, section: type[Section]) -> None:
-    """Raise WiringError unless `value` is a valid section of the config, or None (the config's own section)."""
+    """Raise WiringError unless `value` is a valid section of the config, or None (the config's own
+    section)."""
     if value is None:
         return
+
     if not isinstance(value, section):
         copy = f"config.{name}.model_copy(update={{...}})"
-        refuse(f"{name} is {describe(value)}, not the section `{name}`: pass {copy} or a {section.__name__}.")
+        refuse(
+            f"{name} is {describe(value)}, not the section `{name}`: pass {copy} or a"
+            f" {section.__name__}."
+        )
+
     fields = set(type(value).model_fields)  # model_copy validates neither names nor values
     for unknown in vars(value).keys() - fields:
         refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
+
     try:
         parse_section(type(value), vars(value), name)
     except ConfigError as error:
@@ -70,16 +103,19 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
 
 
 def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
-    """Raise WiringError unless the workload exists and has the settings in `data` and the metrics in `bounds`.
+    """Raise WiringError unless the workload exists and has the settings in `data` and the metrics
+    in `bounds`.
 
     Values with a template tag are not checked: they are known only at run time.
     """
     if "{{" in str(workload):
         return
+
     try:
         module = load_workload(workload)
         if data is not None and "{{" not in str(data):
             parse_section(module.Data, data, "data")
+
         check_bounds(parse_section(Gate, bounds, "gate"), module.metrics)
     except ConfigError as error:
         refuse(str(error))
@@ -87,22 +123,35 @@ def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
 
 def check_options(task: str, options: Mapping[str, Any]) -> None:
     """Raise WiringError for a loop or a condition that Argo could not evaluate."""
-    items, parameter = options.get("with_items"), options.get("with_param")
+    items = options.get("with_items")
+    parameter = options.get("with_param")
+
     if options.get("when") is not None:
         check_condition(f"`when` of {task}", options["when"])
+
     if isinstance(items, (str, Mapping)) or not hasattr(items or [], "__iter__"):
-        suggestion = (
-            "pass an output, which is known only at run time, as with_param" if isinstance(items, Value) else ""
-        )
+        if isinstance(items, Value):
+            suggestion = "pass an output, which is known only at run time, as with_param"
+        else:
+            suggestion = ""
+
         refuse(f"with_items of {task} is {describe(items)}: {suggestion or 'it must be a list'}.")
+
     if isinstance(parameter, Value) and not _fits(parameter.kind, list):
-        refuse(f"with_param of {task} is {describe(parameter)}, which is not a list: pass an output of type list.")
+        refuse(
+            f"with_param of {task} is {describe(parameter)}, which is not a list: pass an output of"
+            " type list."
+        )
+
     if parameter is not None and not isinstance(parameter, (str, list, tuple, Parameter)):
         refuse(f"with_param of {task} is {describe(parameter)}: it must be an output of type list.")
 
 
-def validate_inputs(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """Validate the values that are not None against the types of their inputs; return them. Raises WiringError."""
+def validate_inputs(
+    task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]
+) -> dict[str, Any]:
+    """Validate the values that are not None against the types of their inputs; return them. Raises
+    WiringError."""
     return {
         name: _validate(f'the input "{name}" of {task}', name, fields[name], value)
         for name, value in values.items()
@@ -114,15 +163,33 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
     if isinstance(value, Task):
         outputs = list(value.outputs) if isinstance(value, Block) else []
         listing = f": {', '.join(outputs)}" if outputs else ""
-        suggestion = f", as in TASK.outputs.{name}" if name in outputs else listing + did_you_mean(name, outputs)
+        if name in outputs:
+            suggestion = f", as in TASK.outputs.{name}"
+        else:
+            suggestion = listing + did_you_mean(name, outputs)
+
         refuse(f"{label} is {describe(value)}: pass one of its outputs{suggestion}.")
+
     if is_artifact(info):
         if isinstance(value, (Artifact, m.Artifact)):
             return value
-        source = f"the parameter {value.name}" if isinstance(value, (Value, Parameter)) else repr(value)
-        refuse(f"{label} is an artifact, and {source} is not: pass an artifact, as in TASK.outputs.{name}.")
+
+        if isinstance(value, (Value, Parameter)):
+            source = f"the parameter {value.name}"
+        else:
+            source = repr(value)
+
+        refuse(
+            f"{label} is an artifact, and {source} is not: pass an artifact, as in"
+            f" TASK.outputs.{name}."
+        )
+
     if isinstance(value, (Artifact, m.Artifact)):
-        refuse(f"{label} is a parameter, and {value.name} is an artifact: pass an output that is text or a number.")
+        refuse(
+            f"{label} is a parameter, and {value.name} is an artifact: pass an output that is text"
+            " or a number."
+        )
+
     if isinstance(value, Value):
         _check_type(label, info.annotation, value)
     elif isinstance(value, Parameter):
@@ -133,17 +200,25 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
         except ValidationError as error:
             first_error = error.errors()[0]
             choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
-            hint = did_you_mean(str(value), choices) if first_error["type"] == "literal_error" else ""
+            if first_error["type"] == "literal_error":
+                hint = did_you_mean(str(value), choices)
+            else:
+                hint = ""
+
             refuse(f"{label} is {describe(value)}: {rule(first_error['msg'])}{hint}")
+
     return value
 
 
 def _check_type(label: str, annotation: Any, value: Value) -> None:
-    """Raise WiringError if an input of type `annotation` cannot have the value of this output; text accepts any."""
+    """Raise WiringError if an input of type `annotation` cannot have the value of this output; text
+    accepts any."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
     if not _fits(value.kind, annotation):
-        kinds = [TYPE_NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)]
+        kinds = [
+            TYPE_NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)
+        ]
         refuse(f"{label} is {kinds[0]}, and the output {value.name} is {kinds[1]}.")
 
 
@@ -152,19 +227,30 @@ def _fits(kind: Any, annotation: Any) -> bool:
     for union, opposite in ((kind, annotation), (annotation, kind)):
         if get_origin(union) in (Union, UnionType):
             options = [option for option in get_args(union) if option is not type(None)]
-            return any(_fits(option, opposite) if union is kind else _fits(opposite, option) for option in options)
+            return any(
+                _fits(option, opposite) if union is kind else _fits(opposite, option)
+                for option in options
+            )
+
     if Any in (kind, annotation) or None in (kind, annotation) or annotation is str:
         return True
     if get_origin(annotation) is Literal:
         return kind is str or bool({*get_args(kind)} & {*get_args(annotation)})
     if annotation in (int, float, bool):
         return kind is annotation or (kind is int and annotation is float)
+
     outer, inner = (get_origin(each) or each for each in (annotation, kind))
-    if not (is_json := _is_json(outer)) or not _is_json(inner):
+    is_json = _is_json(outer)
+    if not is_json or not _is_json(inner):
         return not is_json or inner not in (str, int, float, bool, Literal)
     if (outer in LIST_TYPES) != (inner in LIST_TYPES):
         return False
-    pairs = zip(get_args(kind), get_args(annotation), strict=False) if outer in (list, dict) and outer is inner else ()
+
+    if outer in (list, dict) and outer is inner:
+        pairs = zip(get_args(kind), get_args(annotation), strict=False)
+    else:
+        pairs = ()
+
     return all(_fits(item_kind, item_annotation) for item_kind, item_annotation in pairs)
 
 

@@ -1,13 +1,22 @@
 """A step module as an Argo container template.
 
-Each field of its Inputs and Outputs becomes a parameter or artifact of the same name. Several tasks share a template:
-the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's name.
+Each field of its Inputs and Outputs becomes a parameter or artifact of the same name. Several tasks
+share a template: the key of an output artifact contains the task's name (the parameter TASK) and,
+in a loop, the pod's name.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hera.workflows import Artifact, Container, NoneArchiveStrategy, Parameter, RetryStrategy, S3Artifact, Script
+from hera.workflows import (
+    Artifact,
+    Container,
+    NoneArchiveStrategy,
+    Parameter,
+    RetryStrategy,
+    S3Artifact,
+    Script,
+)
 from hera.workflows import models as m
 
 from argolocal.common.json_text import to_json
@@ -24,60 +33,93 @@ RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Return a strategy to retry while `expression` holds, also after evictions (Failed) and deletions (Error)."""
+    """Return a strategy to retry while `expression` holds, also after evictions (Failed) and
+    deletions (Error)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
 def retry_watcher(limit: int) -> RetryStrategy:
-    """Return a strategy to restart the pod that watches a job until the job fails: a new pod finds the job again.
+    """Return a strategy to restart the pod that watches a job until the job fails: a new pod finds
+    the job again.
 
-    A failed job is not retried, because it has used its own retries. A request that the API server rejects
-    permanently is retried `limit` times.
+    A failed job is not retried, because it has used its own retries. A request that the API server
+    rejects permanently is retried `limit` times.
     """
-    unavailable_pattern = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
+    unavailable_pattern = (
+        "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
+    )
     transient_failure = (
-        f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {unavailable_pattern}"
+        "!(lastRetry.message contains 'no more retries') || lastRetry.message matches"
+        f" {unavailable_pattern}"
     )
     job_is_healthy = (
-        f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} || {transient_failure})"
+        f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} ||"
+        f" {transient_failure})"
     )
     backoff = m.Backoff(duration="10s")
+
     # Argo applies the backoff only if the strategy has a limit
-    return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy)
+    return RetryStrategy(
+        limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy
+    )
 
 
-def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in_loop: bool = False) -> Container:
+def container(
+    name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in_loop: bool = False
+) -> Container:
     """Return the template `name` that runs the step `module`; `in_loop`: its tasks are in loops."""
     definition = load(module)
-    args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
+    args = ["-m", "rekindle", "step", module]
+    inputs = []
+    outputs = []
+
     for field, info in definition.Inputs.model_fields.items():
         if is_artifact(info):
             inputs.append(Artifact(name=field, path=f"/tmp/inputs/{field}"))
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
-        default = None if info.is_required() else info.get_default(call_default_factory=True)
+
+        if info.is_required():
+            default = None
+        else:
+            default = info.get_default(call_default_factory=True)
+
         # None cannot be passed as text: the flag is left out, and the step uses its default, None
         if default is not None or info.is_required():
-            value = Parameter(name=field) if info.is_required() else Parameter(name=field, default=to_text(default))
+            if info.is_required():
+                value = Parameter(name=field)
+            else:
+                value = Parameter(name=field, default=to_text(default))
+
             inputs.append(value)
             args.append(in_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
+
     for field, info in definition.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
         path = f"/tmp/outputs/{field}"
+
         if is_artifact(info):
-            object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if in_loop else field)
-            outputs.append(S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy()))
+            object_key = key(
+                f"{{{{inputs.parameters.{TASK}}}}}",
+                f"{{{{pod.name}}}}/{field}" if in_loop else field,
+            )
+            outputs.append(
+                S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy())
+            )
         else:
             outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
+
     if needs_task_name(module):
         inputs.append(Parameter(name=TASK))
+
     env: list[Any] = []
     if hasattr(definition, "REUSE") and not in_loop:
         entry = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}"
         args += [in_argument(f"--entry={entry}"), in_argument(f"--reuse={reuse()}")]
         env = [m.EnvVar.model_validate(variable) for variable in pods.image_digest(pod.image)]
+
     return Container(
         name=name,
         image=pod.image,
@@ -100,22 +142,31 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in
 
 
 def as_worker(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
-    """Give a step that trains the grace period, the notices and the queue of the workers of a job."""
+    """Give a step that trains the grace period, the notices and the queue of the workers of a
+    job."""
     patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
     template.pod_spec_patch = to_json(patch)
     variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
     template.env = variables + list(template.env or [])  # type: ignore[arg-type]
-    template.labels = (template.labels or {}) | gang.fields("labels", cluster, cluster.queue_priority) or None
-    template.annotations = (template.annotations or {}) | gang.fields("annotations", cluster) or None
+    template.labels = (template.labels or {}) | gang.fields(
+        "labels", cluster, cluster.queue_priority
+    ) or None
+    template.annotations = (template.annotations or {}) | gang.fields(
+        "annotations", cluster
+    ) or None
     template.scheduler_name = gang.fields("pods", cluster).get("schedulerName")
+
     return template
 
 
 def restrict(templates: Iterable[Any]) -> None:
-    """Give plain Hera templates the security contexts that PodSecurity `restricted` requires, unless already set."""
+    """Give plain Hera templates the security contexts that PodSecurity `restricted` requires,
+    unless already set."""
     for template in templates:
         if isinstance(template, Container | Script):
-            template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)
+            template.security_context = (
+                template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)
+            )
             template.pod_spec_patch = template.pod_spec_patch or to_json(pods.EXECUTOR_SECURITY)
 
 
@@ -132,16 +183,22 @@ def placement(pod: PodConfig) -> dict[str, Any]:
 
 
 def needs_task_name(module: str) -> bool:
-    """Return whether the step has output artifacts, whose keys contain the task's name, or may be cached."""
+    """Return whether the step has output artifacts, whose keys contain the task's name, or may be
+    cached."""
     definition = load(module)
-    return hasattr(definition, "REUSE") or any(map(is_artifact, definition.Outputs.model_fields.values()))
+    return hasattr(definition, "REUSE") or any(
+        map(is_artifact, definition.Outputs.model_fields.values())
+    )
 
 
 def command(module: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the flags of a step for a pod not started by Argo. Raises ConfigError for unknown or missing inputs."""
+    """Return the flags of a step for a pod not started by Argo. Raises ConfigError for unknown or
+    missing inputs."""
     fields = load(module).Inputs.model_fields
     for unknown in values.keys() - fields.keys():
-        raise ConfigError(f"step {module} has no input {unknown}.{did_you_mean(unknown, set(fields))}")
+        raise ConfigError(
+            f"step {module} has no input {unknown}.{did_you_mean(unknown, set(fields))}"
+        )
     for field, info in fields.items():
         if info.is_required() and field not in values:
             raise ConfigError(f"step {module} requires the input {field}: give it a value.")

@@ -9,17 +9,28 @@ from rekindle.blocks.pod import environment
 from rekindle.release.watch.notification import SECRET, NotifyConfig
 from rekindle.step import to_text
 
-PHASES = ("Succeeded", "Failed", "Errored")  # final phases of a task: a task that follows all of them always runs
+# final phases of a task: a task that follows all of them always runs
+PHASES = ("Succeeded", "Failed", "Errored")
 NOTIFY = "steps.monitoring.notify"
 
 
-def notification(name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]) -> DAG:
-    """Return a DAG with one task of the template `notify`: a task cannot have both `continueOn` and `depends`.
+def notification(
+    name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]
+) -> DAG:
+    """Return a DAG with one task of the template `notify`: a task cannot have both `continueOn` and
+    `depends`.
 
     The inputs of the task are the fields of `config`, and `inputs`.
     """
     notify.env_from = [m.EnvFromSource.model_validate(source) for source in environment(SECRET)]
     arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)
+
     with DAG(name=name) as dag:
-        Task(name="notify", template=notify, arguments=arguments, continue_on=m.ContinueOn(failed=True, error=True))
+        Task(
+            name="notify",
+            template=notify,
+            arguments=arguments,
+            continue_on=m.ContinueOn(failed=True, error=True),
+        )
+
     return dag

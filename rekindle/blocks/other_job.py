@@ -1,4 +1,5 @@
-"""Training with another framework: a job of the training operator whose pods run a step of the user."""
+"""Training with another framework: a job of the training operator whose pods run a step of the
+user."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,33 +27,60 @@ def job(
     spec: Mapping[str, Any] | None = None,
     **inputs: Any,
 ) -> Block:
-    """Train with another framework: a job of `kind` whose pods, by role in `replicas`, run the step `module`.
+    """Train with another framework: a job of `kind` whose pods, by role in `replicas`, run the step
+    `module`.
 
-    The step gets, if it has these inputs: `dataset` (a key), `out` (the key where rank 0 stores model.safetensors and
-    model.json), `digest`, `run_id`, `workload` and `model`. In an MPIJob, the Launcher runs the step. Output: model.
+    The step gets, if it has these inputs: `dataset` (a key), `out` (the key where rank 0 stores
+    model.safetensors and model.json), `digest`, `run_id`, `workload` and `model`. In an MPIJob, the
+    Launcher runs the step. Output: model.
     """
     pipeline = current()
-    config, cluster = pipeline.config, pipeline.config.cluster
+    config = pipeline.config
+    cluster = pipeline.config.cluster
+
     if kind not in FRAMEWORKS:
         refuse(f'the job kind "{kind}" is not supported.{did_you_mean(kind, set(FRAMEWORKS))}')
-    if not isinstance(replicas, Mapping) or not all(isinstance(count, int) for count in replicas.values()):
-        refuse(f'the replicas are {describe(replicas)}: they must be numbers by role, such as {{"Worker": 2}}.')
+
+    if not isinstance(replicas, Mapping) or not all(
+        isinstance(count, int) for count in replicas.values()
+    ):
+        refuse(
+            f"the replicas are {describe(replicas)}: they must be numbers by role, such as"
+            ' {"Worker": 2}.'
+        )
+
     fields = load_step(module).Inputs.model_fields
-    arguments = {name: inputs.pop(name, None) or resolve(data, name) for name in ("dataset", "digest", "run_id")}
+    arguments = {
+        name: inputs.pop(name, None) or resolve(data, name)
+        for name in ("dataset", "digest", "run_id")
+    }
     name = pipeline.name(task, short_name(module))
     tags = {field: text(field) for field in ("digest", "run_id") if field in fields}
-    defaults = {"workload": config.workload, "model": config.model, "dataset": arguments["dataset"].key, **tags}
-    defaults |= {"out": key(name, MODEL)}
+
+    defaults = {
+        "workload": config.workload,
+        "model": config.model,
+        "dataset": arguments["dataset"].key,
+        **tags,
+        "out": key(name, MODEL),
+    }
+
     values = {field: value for field, value in defaults.items() if field in fields} | inputs
-    inputs = {field: value.model_dump() if isinstance(value, Section) else value for field, value in inputs.items()}
+    inputs = {
+        field: value.model_dump() if isinstance(value, Section) else value
+        for field, value in inputs.items()
+    }
     reject_unknown(name, values, fields)
     validate_inputs(name, inputs, fields)
-    pods, args = cluster.pod(pod), ["-m", "rekindle", "step", module, *command(module, values)]
+    pods = cluster.pod(pod)
+    args = ["-m", "rekindle", "step", module, *command(module, values)]
+
     try:
         roles = {role: Replica(pods, args, count) for role, count in replicas.items()}
         manifest = training_job(kind, pipeline.job_name(name), roles, cluster, **(spec or {}))
     except ConfigError as error:
         refuse(str(error))
+
     template = apply(
         pipeline.template_name(name),
         manifest,
@@ -62,11 +90,15 @@ def job(
         owned=True,
         retry=retry_watcher(max(5, cluster.retries)),
     )
+
     needed: list[str] = []
     scope = pipeline.scope()
     pipeline.localize(scope, arguments["dataset"], needed)
     block = pipeline.add(name, template, {field: arguments[field] for field in tags}, {}, needed)
-    block.outputs = Outputs(name, {"model": Stored.from_key("model", key(name, MODEL), (scope, name))})
+    block.outputs = Outputs(
+        name, {"model": Stored.from_key("model", key(name, MODEL), (scope, name))}
+    )
     block.inputs = arguments
     pipeline.jobs[name] = kind
+
     return block.follow(data)

@@ -22,7 +22,8 @@ def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
     Raises ValueError with a suggestion if the preset does not exist.
     """
     if name not in available:
-        if reason := presets()["refused"].get(name):
+        reason = presets()["refused"].get(name)
+        if reason:
             raise ValueError(f"{setting} is {name}: {reason}")
         hint = did_you_mean(name, set(available)) or f" Available: {', '.join(available)}."
         raise ValueError(f'{setting} is "{name}": this preset does not exist.{hint}')
@@ -30,14 +31,20 @@ def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
 
 
 def merge_mappings(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings: later values override earlier ones, nested mappings are merged, lists are concatenated."""
+    """Merge mappings: later values override earlier ones, nested mappings are merged, lists are
+    concatenated."""
     result: dict[str, Any] = {}
+
     for layer in layers:
         for key, value in layer.items():
             earlier_value = result.get(key)
             if isinstance(earlier_value, list) and isinstance(value, list):
                 value = earlier_value + [item for item in value if item not in earlier_value]
+
             result[key] = (
-                earlier_value | value if isinstance(earlier_value, dict) and isinstance(value, dict) else value
+                earlier_value | value
+                if isinstance(earlier_value, dict) and isinstance(value, dict)
+                else value
             )
+
     return result

@@ -1,7 +1,8 @@
 """Resource templates: apply a Kubernetes object and wait for its status, read, scale or delete one.
 
-A condition is a label selector over paths of the object's JSON (grammar: argolocal/language/selector.py);
-commas mean AND in `success` and OR in `failure`; `failure` is evaluated first.
+A condition is a label selector over paths of the object's JSON (grammar:
+argolocal/language/selector.py); commas mean AND in `success` and OR in `failure`; `failure` is
+evaluated first.
 """
 
 import re
@@ -18,7 +19,8 @@ from rekindle.blocks.pod import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 
-# condition of a task after the task `scale`: without capacity for all pods, the requests go to those that are ready
+# condition of a task after the task `scale`: without capacity for all pods, the requests go to
+# those that are ready
 SCALED = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
@@ -39,10 +41,11 @@ def integer(expression: str) -> str:
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
-    """Return an object, or the operations of a patch, as JSON; the mark of an integer becomes a tag without quotes.
+    """Return an object, or the operations of a patch, as JSON; the mark of an integer becomes a tag
+    without quotes.
 
-    Argo replaces tags before it parses the text, so texts with tags are quoted (`quoting.in_json`). The JSON is
-    indented so that its braces do not merge with the braces of tags.
+    Argo replaces tags before it parses the text, so texts with tags are quoted (`quoting.in_json`).
+    The JSON is indented so that its braces do not merge with the braces of tags.
     """
     text = to_json(in_json(manifest), indent=1)
     return NUMBER_TAG.sub(lambda match: as_integer(match[1]), text)
@@ -59,10 +62,11 @@ def apply(
     flags: list[str] | None = None,
     retry: RetryStrategy,
 ) -> Resource:
-    """Return a template that applies `manifest` and waits for the condition `success` or one of `failure`.
+    """Return a template that applies `manifest` and waits for the condition `success` or one of
+    `failure`.
 
-    An `owned` object is deleted with the workflow. If the pod that waits is lost, its replacement applies the unchanged
-    object and waits again: nothing starts twice.
+    An `owned` object is deleted with the workflow. If the pod that waits is lost, its replacement
+    applies the unchanged object and waits again: nothing starts twice.
     """
     return Resource(
         name=name,
@@ -77,20 +81,27 @@ def apply(
     )
 
 
-def read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: tuple[str, ...] = ()) -> Resource:
-    """Return a template that reads fields of an object by JSONPath; they are empty if the object does not exist."""
+def read(
+    name: str, kind: str, obj: str, paths: dict[str, str], inputs: tuple[str, ...] = ()
+) -> Resource:
+    """Return a template that reads fields of an object by JSONPath; they are empty if the object
+    does not exist."""
     return Resource(
         name=name,
         action="get",
         flags=[kind, as_word(obj), "--ignore-not-found"],
         inputs=[Parameter(name=field) for field in inputs],
-        outputs=[Parameter(name=field, value_from=m.ValueFrom(json_path=path)) for field, path in paths.items()],
+        outputs=[
+            Parameter(name=field, value_from=m.ValueFrom(json_path=path))
+            for field, path in paths.items()
+        ],
         retry_strategy=retries(2),
     )
 
 
 def scale(name: str, seconds: int) -> Resource:
-    """Return a template that gives the Deployment `server` `replicas` pods; it fails if they are not ready in time."""
+    """Return a template that gives the Deployment `server` `replicas` pods; it fails if they are
+    not ready in time."""
     return Resource(
         name=name,
         action="patch",
@@ -112,9 +123,11 @@ def arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def delete(name: str, retry: RetryStrategy) -> Resource:
-    """Return a template that deletes the object given by the inputs `kind` and `object`, if the object exists.
+    """Return a template that deletes the object given by the inputs `kind` and `object`, if the
+    object exists.
 
-    The deletion is in the foreground: otherwise a new job of the same name would adopt the pods of the old job.
+    The deletion is in the foreground: otherwise a new job of the same name would adopt the pods of
+    the old job.
     """
     inputs = [Parameter(name="kind"), Parameter(name="object")]
     flags = [text("kind"), text("object"), "--cascade=foreground"]
@@ -122,7 +135,8 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
 
 
 def set_pod_settings(templates: Iterable[Any], pod: PodConfig) -> None:
-    """Apply the settings of `pod` to resource templates, whose pods run only Argo; a template's own settings stay."""
+    """Apply the settings of `pod` to resource templates, whose pods run only Argo; a template's own
+    settings stay."""
     patch = to_json({"containers": [{"name": "main", "resources": resources(pod)}]})
     for template in templates:
         if isinstance(template, Resource):

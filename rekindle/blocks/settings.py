@@ -1,4 +1,5 @@
-"""The `cluster:` section of a config: settings for Kubernetes. A run on this machine ignores this section."""
+"""The `cluster:` section of a config: settings for Kubernetes. A run on this machine ignores this
+section."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,9 +12,14 @@ CPU = r"^(\d+(\.\d+)?|\d+m)?$"
 MEMORY = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
 LABEL = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 # labels of nodes whose GPUs are shared: GKE's labels, and the label of NVIDIA's plugin
-GKE_SHARING = {"cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-gpu-partition-size"}
+GKE_SHARING = {
+    "cloud.google.com/gke-gpu-sharing-strategy",
+    "cloud.google.com/gke-gpu-partition-size",
+}
 SHARING = "nvidia.com/gpu.sharing-strategy"
-Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+Names = Annotated[
+    list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
 
 
 class PodConfig(Section):
@@ -21,47 +27,85 @@ class PodConfig(Section):
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
-    preset: Names = Field(default_factory=list, description="name or names of presets (rekindle/blocks/presets.yaml)")
+    preset: Names = Field(
+        default_factory=list, description="name or names of presets (rekindle/blocks/presets.yaml)"
+    )
     image: str = Field("", description="image of these pods (empty: cluster.image)")
     cpu: str = Field(
         "1",
         pattern=CPU,
-        description="CPU request in cores, such as 2 or 500m (empty: train.threads or serve.processes × serve.threads)",
+        description=(
+            "CPU request in cores, such as 2 or 500m (empty: train.threads or serve.processes ×"
+            " serve.threads)"
+        ),
     )
     memory: str = Field("2Gi", pattern=MEMORY, description="memory request and limit, such as 8Gi")
-    disk: str = Field("2Gi", pattern=MEMORY, description="local disk request and size limit of /tmp, such as 20Gi")
+    disk: str = Field(
+        "2Gi", pattern=MEMORY, description="local disk request and size limit of /tmp, such as 20Gi"
+    )
     gpus: int = Field(0, ge=0, description="number of NVIDIA GPUs")
     gpu_resource: str = Field(
-        "nvidia.com/gpu", description="resource name of a GPU or of a part of a GPU, such as nvidia.com/mig-1g.10gb"
+        "nvidia.com/gpu",
+        description="resource name of a GPU or of a part of a GPU, such as nvidia.com/mig-1g.10gb",
     )
-    node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the nodes to run on")
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="labels of the nodes to run on"
+    )
     preemptible: dict[str, str] = Field(
         default_factory=dict,
-        description="labels of preemptible nodes to run on; the leading pod of a job is never placed there",
+        description=(
+            "labels of preemptible nodes to run on; the leading pod of a job is never placed there"
+        ),
     )
     avoid: dict[str, str] = Field(default_factory=dict, description="labels of nodes to avoid")
-    tolerations: list[dict[str, Any]] = Field(default_factory=list, description="tolerations, as in a PodSpec")
+    tolerations: list[dict[str, Any]] = Field(
+        default_factory=list, description="tolerations, as in a PodSpec"
+    )
     spread: list[str] = Field(
-        default_factory=list, description="node labels to spread the pods over, such as kubernetes.io/hostname"
+        default_factory=list,
+        description="node labels to spread the pods over, such as kubernetes.io/hostname",
     )
     node_lost_seconds: int | None = Field(
-        None, ge=0, description="seconds until the pods of an unreachable node are replaced (empty: Kubernetes' 300)"
+        None,
+        ge=0,
+        description=(
+            "seconds until the pods of an unreachable node are replaced (empty: Kubernetes' 300)"
+        ),
     )
     priority_class: str = Field("", description="PriorityClass (empty: the cluster's default)")
-    labels: dict[str, str] = Field(default_factory=dict, description="additional labels of the pods")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="additional labels of the pods"
+    )
     annotations: dict[str, str] = Field(default_factory=dict, description="annotations of the pods")
     grace_seconds: int = Field(
-        60, ge=1, description="pods of jobs: seconds from SIGTERM to SIGKILL; preemptible nodes may grant less"
+        60,
+        ge=1,
+        description=(
+            "pods of jobs: seconds from SIGTERM to SIGKILL; preemptible nodes may grant less"
+        ),
     )
     notice: Literal["", "aws", "azure"] = Field(
-        "", description="cloud whose notices of interruption the workers poll, so that they leave before SIGTERM"
+        "",
+        description=(
+            "cloud whose notices of interruption the workers poll, so that they leave before"
+            " SIGTERM"
+        ),
     )
-    deadline_minutes: int = Field(120, ge=1, description="time limit of one attempt, excluding time waiting for nodes")
+    deadline_minutes: int = Field(
+        120, ge=1, description="time limit of one attempt, excluding time waiting for nodes"
+    )
 
     def on_demand(self) -> "PodConfig":
-        """Return these settings for the leading pod of a job, which never runs on preemptible nodes."""
-        nodes = {key: value for key, value in self.node_selector.items() if key not in self.preemptible}
-        changes = {"node_selector": nodes, "preemptible": {}, "avoid": self.avoid | self.preemptible}
+        """Return these settings for the leading pod of a job, which never runs on preemptible
+        nodes."""
+        nodes = {
+            key: value for key, value in self.node_selector.items() if key not in self.preemptible
+        }
+        changes = {
+            "node_selector": nodes,
+            "preemptible": {},
+            "avoid": self.avoid | self.preemptible,
+        }
         return self.model_copy(update=changes)
 
 
@@ -74,7 +118,13 @@ ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive
 DEFAULT_IMAGE = "rekindle:0.1"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
-    "train": {"cpu": "", "memory": "8Gi", "disk": "4Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
+    "train": {
+        "cpu": "",
+        "memory": "8Gi",
+        "disk": "4Gi",
+        "deadline_minutes": 24 * 60,
+        "node_lost_seconds": 30,
+    },
     "coordinator": {"cpu": "250m", "memory": "512Mi", "disk": "100Mi", "node_lost_seconds": 30},
     # Argo's pod that applies an object and watches a job
     "executor": {"cpu": "50m", "memory": "256Mi", "disk": "100Mi", "node_lost_seconds": 30},
@@ -92,11 +142,16 @@ class CacheConfig(Section):
     """Limits of the cache, which the end of each run applies: the oldest entries are removed."""
 
     keep_days: float = Field(
-        90, gt=0, le=90, description="number of days to keep an entry; after 90 days, no entry is valid"
+        90,
+        gt=0,
+        le=90,
+        description="number of days to keep an entry; after 90 days, no entry is valid",
     )
     keep_entries: int = Field(10_000, ge=0, description="number of entries to keep")
     keep_size: str = Field(
-        "1Ti", pattern=MEMORY, description="total size of the artifacts of the entries, such as 100Gi"
+        "1Ti",
+        pattern=MEMORY,
+        description="total size of the artifacts of the entries, such as 100Gi",
     )
 
 
@@ -104,139 +159,236 @@ class ClusterConfig(Section):
     """Settings for Kubernetes."""
 
     image: str = Field(
-        DEFAULT_IMAGE, min_length=1, description="image of all pods; pin it by digest to record the exact code"
+        DEFAULT_IMAGE,
+        min_length=1,
+        description="image of all pods; pin it by digest to record the exact code",
     )
     namespace: str = Field(
-        "", pattern=LABEL, description="namespace of the workflow: a DNS label (empty: as in the kubectl context)"
+        "",
+        pattern=LABEL,
+        description="namespace of the workflow: a DNS label (empty: as in the kubectl context)",
     )
     service_account: str = Field(
-        "rekindle", description="ServiceAccount of the workflow's pods; may manage the objects that a workflow applies"
+        "rekindle",
+        description=(
+            "ServiceAccount of the workflow's pods; may manage the objects that a workflow applies"
+        ),
     )
-    pod_account: str = Field("default", description="ServiceAccount of training pods; no token is mounted")
-    serving_account: str = Field("rekindle-serving", description="ServiceAccount of model servers; no token is mounted")
-    presets: dict[str, PodConfig] = Field(default_factory=dict, description="your own presets, by name")
+    pod_account: str = Field(
+        "default", description="ServiceAccount of training pods; no token is mounted"
+    )
+    serving_account: str = Field(
+        "rekindle-serving", description="ServiceAccount of model servers; no token is mounted"
+    )
+    presets: dict[str, PodConfig] = Field(
+        default_factory=dict, description="your own presets, by name"
+    )
     pods: dict[str, PodConfig] = Field(
         default_factory=dict,
-        description=f"image, resources and nodes by kind of pod ({', '.join(DEFAULTS)}, or the name of a step)",
+        description=(
+            f"image, resources and nodes by kind of pod ({', '.join(DEFAULTS)}, or the name of a"
+            " step)"
+        ),
     )
     backend: Literal["pytorchjob", "jobset", "trainjob"] = Field(
         "pytorchjob",
-        description="kind of the training job: Kubeflow's training operator 1.9, JobSet 0.12, or Kubeflow Trainer 2.3",
+        description=(
+            "kind of the training job: Kubeflow's training operator 1.9, JobSet 0.12, or Kubeflow"
+            " Trainer 2.3"
+        ),
     )
     restart_job: bool = Field(
-        False, description="use JobSet's feature gate RestartJob: a lost pod is replaced in 1-3 seconds instead of 10"
+        False,
+        description=(
+            "use JobSet's feature gate RestartJob: a lost pod is replaced in 1-3 seconds instead"
+            " of 10"
+        ),
     )
     gang: str = Field(
-        "", description="gang scheduler: volcano, coscheduling or kueue (empty: pods of a job start one by one)"
+        "",
+        description=(
+            "gang scheduler: volcano, coscheduling or kueue (empty: pods of a job start one by one)"
+        ),
     )
-    queue: str = Field("", pattern=LABEL, description="queue of Volcano or Kueue for the jobs: a DNS label")
-    queue_priority: str = Field("", description="Kueue's WorkloadPriorityClass of the jobs (empty: Kueue's default)")
+    queue: str = Field(
+        "", pattern=LABEL, description="queue of Volcano or Kueue for the jobs: a DNS label"
+    )
+    queue_priority: str = Field(
+        "", description="Kueue's WorkloadPriorityClass of the jobs (empty: Kueue's default)"
+    )
     harvest: bool = Field(
-        False, description="run the workers beyond train.min_workers as extra pods on idle capacity, outside the job"
+        False,
+        description=(
+            "run the workers beyond train.min_workers as extra pods on idle capacity, outside"
+            " the job"
+        ),
     )
     harvest_priority: str = Field(
         "",
-        description="priority of the extra pods of cluster.harvest: Kueue's WorkloadPriorityClass, or a PriorityClass "
-        "without cluster.gang",
+        description=(
+            "priority of the extra pods of cluster.harvest: Kueue's WorkloadPriorityClass, or a"
+            " PriorityClass without cluster.gang"
+        ),
     )
-    cache: str = Field("", description="PersistentVolumeClaim that caches datasets for training pods (empty: no cache)")
-    retries: int = Field(4, ge=0, description="number of retries of a failed step, after 2, 6, 18, 54 seconds")
+    cache: str = Field(
+        "",
+        description=(
+            "PersistentVolumeClaim that caches datasets for training pods (empty: no cache)"
+        ),
+    )
+    retries: int = Field(
+        4, ge=0, description="number of retries of a failed step, after 2, 6, 18, 54 seconds"
+    )
     deadline_hours: int = Field(
-        168, ge=1, description="time limit of a workflow, including the time waiting for nodes and queues"
+        168,
+        ge=1,
+        description="time limit of a workflow, including the time waiting for nodes and queues",
     )
-    keep_days: int = Field(14, ge=1, description="days until a finished workflow is removed from the cluster")
+    keep_days: int = Field(
+        14, ge=1, description="days until a finished workflow is removed from the cluster"
+    )
 
     @field_serializer("pods", "presets")
     def _dump_set_fields(self, pods: dict[str, PodConfig]) -> dict[str, Any]:
-        """Dump only the fields that are set, so that a recorded config can be rendered again: any other is a default
-        that depends on the kind of pod."""
+        """Dump only the fields that are set, so that a recorded config can be rendered again: any
+        other is a default that depends on the kind of pod."""
         return {name: pod.model_dump(mode="json", exclude_unset=True) for name, pod in pods.items()}
 
     def pod(self, name: str) -> PodConfig:
-        """Return the settings of one kind of pod: cluster.pods overrides its presets, which override the defaults."""
-        settings = self.pods[name].model_dump(exclude_unset=True) if name in self.pods else {}
+        """Return the settings of one kind of pod: cluster.pods overrides its presets, which
+        override the defaults."""
+        if name in self.pods:
+            settings = self.pods[name].model_dump(exclude_unset=True)
+        else:
+            settings = {}
+
         available = self._pod_presets()
-        layers = [find(preset, f"cluster.pods.{name}.preset", available) for preset in settings.get("preset", ())]
+        layers = [
+            find(preset, f"cluster.pods.{name}.preset", available)
+            for preset in settings.get("preset", ())
+        ]
         values = merge_mappings({"image": self.image}, DEFAULTS.get(name, {}), *layers, settings)
+
         if name in ON_DEMAND_KINDS:
             train = self.pod("train")
-            values = merge_mappings({"priority_class": train.priority_class}, values, {"avoid": train.preemptible})
+            values = merge_mappings(
+                {"priority_class": train.priority_class}, values, {"avoid": train.preemptible}
+            )
+
         values["node_selector"] = values.get("node_selector", {}) | values.get("preemptible", {})
         return PodConfig.model_validate(values)
 
     def _pod_presets(self) -> dict[str, Any]:
-        return presets()["pods"] | {key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()}
+        return presets()["pods"] | {
+            key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()
+        }
 
     def origin(self, name: str, field: str) -> str:
         """Return the origin of a field of `pod(name)`; "" if it is set in cluster.pods."""
         settings = self.pods.get(name, PodConfig.model_validate({}))
         if field in settings.model_fields_set:
             return ""
+
         available = self._pod_presets()
         for preset in reversed(settings.preset):
-            if field in available[preset] or (field == "node_selector" and "preemptible" in available[preset]):
+            if field in available[preset] or (
+                field == "node_selector" and "preemptible" in available[preset]
+            ):
                 return f"preset {preset}"
+
         if field == "image":
             return "cluster.image"
-        derived = name in ON_DEMAND_KINDS and field in ("avoid", "priority_class") and getattr(self.pod(name), field)
-        return "cluster.pods.train" if derived else "default"
+
+        derived = (
+            name in ON_DEMAND_KINDS
+            and field in ("avoid", "priority_class")
+            and getattr(self.pod(name), field)
+        )
+        if derived:
+            return "cluster.pods.train"
+
+        return "default"
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        """Check the settings with their presets when the config is read, not only when it is rendered."""
+        """Check the settings with their presets when the config is read, not only when it is
+        rendered."""
         if self.restart_job and self.backend != "jobset":
             raise ValueError(
-                f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}. Remove one of these "
-                "settings"
+                f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}."
+                " Remove one of these settings"
             )
+
         if self.harvest_priority and not self.harvest:
             raise ValueError(
-                f"cluster.harvest_priority is {self.harvest_priority}, but cluster.harvest is off. Set cluster.harvest "
-                "to true, or remove the priority"
+                f"cluster.harvest_priority is {self.harvest_priority}, but cluster.harvest is off."
+                " Set cluster.harvest to true, or remove the priority"
             )
+
         if self.harvest and self.gang not in ("", "kueue"):
             raise ValueError(
-                f"cluster.harvest is on, but cluster.gang is {self.gang}: only Kueue admits single pods in addition to "
-                "a job. Set cluster.gang to kueue, or remove cluster.gang"
+                f"cluster.harvest is on, but cluster.gang is {self.gang}: only Kueue admits single"
+                " pods in addition to a job. Set cluster.gang to kueue, or remove cluster.gang"
             )
+
         if self.queue_priority and self.gang != "kueue":
             raise ValueError(
-                f"cluster.queue_priority is {self.queue_priority}: only Kueue has such priorities. Set cluster.gang to "
-                "kueue, or use cluster.pods.train.priority_class, the PriorityClass of the pods"
+                f"cluster.queue_priority is {self.queue_priority}: only Kueue has such priorities."
+                " Set cluster.gang to kueue, or use cluster.pods.train.priority_class, the"
+                " PriorityClass of the pods"
             )
-        if self.gang and "labels" in find(self.gang, "cluster.gang", presets()["gang"]) and not self.queue:
-            raise ValueError(f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue")
+
+        if (
+            self.gang
+            and "labels" in find(self.gang, "cluster.gang", presets()["gang"])
+            and not self.queue
+        ):
+            raise ValueError(
+                f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue"
+            )
+
         for name in self.pods:
             pod = self.pod(name)
             is_shared = (
-                "/mig-" in pod.gpu_resource or ".shared" in pod.gpu_resource or GKE_SHARING & pod.node_selector.keys()
+                "/mig-" in pod.gpu_resource
+                or ".shared" in pod.gpu_resource
+                or GKE_SHARING & pod.node_selector.keys()
             )
             if pod.gpus > 1 and is_shared:
                 raise ValueError(
-                    f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one {pod.gpu_resource}, which is a "
-                    "part of a GPU. Set gpus to 1, and start more workers"
+                    f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one"
+                    f" {pod.gpu_resource}, which is a part of a GPU. Set gpus to 1, and start more"
+                    " workers"
                 )
+
             # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
             if name == "train" and pod.node_selector.get(SHARING) == "mps":
                 raise ValueError(
-                    "cluster.pods.train shares its GPU by MPS, which is not supported for training: NVIDIA's device "
-                    "plugin mounts over /dev/shm, where workers keep their snapshots. Use gpu-time-slicing or a mig "
-                    "preset; gpu-mps is for other pods"
+                    "cluster.pods.train shares its GPU by MPS, which is not supported for training:"
+                    " NVIDIA's device plugin mounts over /dev/shm, where workers keep their"
+                    " snapshots. Use gpu-time-slicing or a mig preset; gpu-mps is for other pods"
                 )
+
             if pod.spread and name not in SPREADABLE_KINDS:
                 raise ValueError(
-                    f"cluster.pods.{name} is spread over {', '.join(pod.spread)}: it is a single pod. Remove its "
-                    f"preset or spread; only {', '.join(SPREADABLE_KINDS)} can be spread"
+                    f"cluster.pods.{name} is spread over {', '.join(pod.spread)}: it is a single"
+                    f" pod. Remove its preset or spread; only {', '.join(SPREADABLE_KINDS)} can be"
+                    " spread"
                 )
+
             if name in ON_DEMAND_KINDS and pod.preemptible:
                 raise ValueError(
-                    f"cluster.pods.{name} is on preemptible nodes ({pod.preemptible}): it must outlive the workers, "
-                    "which may be preempted. Remove its preset"
+                    f"cluster.pods.{name} is on preemptible nodes ({pod.preemptible}): it must"
+                    " outlive the workers, which may be preempted. Remove its preset"
                 )
+
         for name in {"train", *self.pods}:
-            if (minutes := self.pod(name).deadline_minutes) > 60 * self.deadline_hours:
+            minutes = self.pod(name).deadline_minutes
+            if minutes > 60 * self.deadline_hours:
                 raise ValueError(
-                    f"cluster.deadline_hours is {self.deadline_hours}: the workflow would end before the {minutes} "
-                    f"minutes of cluster.pods.{name}.deadline_minutes have passed. Raise the hours or lower the minutes"
+                    f"cluster.deadline_hours is {self.deadline_hours}: the workflow would end"
+                    f" before the {minutes} minutes of cluster.pods.{name}.deadline_minutes have"
+                    " passed. Raise the hours or lower the minutes"
                 )
+
         return self

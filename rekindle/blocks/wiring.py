@@ -15,31 +15,44 @@ from pydantic import BaseModel
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import CACHED, REUSED_MODELS, cached
 
-ENGINE_PATHS = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
+ENGINE_PATHS = (
+    f"{Path(__file__).parent}/",
+    f"{Path(hera.__file__).parent}/",
+    contextlib.__file__,
+    "<",
+)
 # conversion functions of Argo's expressions, where every parameter is text
 NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
-KEY = re.compile(r"[\w@%+:/-]+")  # key of a mapping that can be a part of a JSONPath in an expression
+# key of a mapping that can be a part of a JSONPath in an expression
+KEY = re.compile(r"[\w@%+:/-]+")
 MAX_VALUE_CHARS = 100  # maximum number of characters of a value in a message
-LINE: ContextVar[str] = ContextVar("line", default="")  # line of the task that is checked now, see `blame`
+# line of the task that is checked now, see `blame`
+LINE: ContextVar[str] = ContextVar("line", default="")
 
 
 class WiringError(ConfigError):
-    """A pipeline connects its tasks wrongly; the message has the line, the mistake and a suggestion."""
+    """A pipeline connects its tasks wrongly; the message has the line, the mistake and a
+    suggestion."""
 
 
 class UnknownOutput(WiringError, AttributeError):
-    """An output does not exist. The class is an AttributeError, so that `hasattr` and debuggers work."""
+    """An output does not exist. The class is an AttributeError, so that `hasattr` and debuggers
+    work."""
 
 
 def line() -> str:
-    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or the location that `blame` has set."""
+    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or the location that
+    `blame` has set."""
     if LINE.get():
         return LINE.get()
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(ENGINE_PATHS):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
-    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+
+    return f"{path}:{frame.f_lineno}"
 
 
 @contextlib.contextmanager
@@ -58,7 +71,8 @@ def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
 
 
 class Condition:
-    """An expression over outputs, for `when`; `&`, `|` and `~` combine conditions, each of them in parentheses."""
+    """An expression over outputs, for `when`; `&`, `|` and `~` combine conditions, each of them in
+    parentheses."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -74,7 +88,10 @@ class Condition:
 
     def _combine(self, sign: str, other: Any) -> "Condition":
         if not isinstance(other, Condition):
-            refuse(f"{describe(other)} is not a condition: combine comparisons of outputs, each in parentheses.")
+            refuse(
+                f"{describe(other)} is not a condition: combine comparisons of outputs, each in"
+                " parentheses."
+            )
         return Condition(f"({self.text}) {sign} ({other.text})")
 
     def __invert__(self) -> "Condition":
@@ -88,7 +105,8 @@ class Condition:
 
 
 class Value(str):
-    """An output parameter: text with a template tag. A comparison (==, <, ...) returns a Condition."""
+    """An output parameter: text with a template tag. A comparison (==, <, ...) returns a
+    Condition."""
 
     name: str
     kind: Any
@@ -96,7 +114,8 @@ class Value(str):
     keys: Collection[str] = ()  # keys of a mapping, if they are known before the run
 
     def __new__(cls, name: str, path: str, kind: Any, expression: str = "") -> "Value":
-        """`path`: reference in the tag; `expression`: replaces the path if the value has to be computed."""
+        """`path`: reference in the tag; `expression`: replaces the path if the value has to be
+        computed."""
         value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
         value.name, value.kind, value.expression = name, kind, expression or to_expression(path)
         return value
@@ -107,18 +126,27 @@ class Value(str):
             return super().__getitem__(key)
         if not self._is_mapping():
             refuse(f'{self.name} is not a mapping: remove ["{key}"].')
+
         if self.keys and key not in self.keys:
             hint = did_you_mean(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
             refuse(f'{self.name} has no "{key}".{hint}')
+
         if not KEY.fullmatch(key):
-            refuse(f'{self.name} has no "{key}": a key must consist of letters, digits and "_-@%+:/". Rename it.')
+            refuse(
+                f'{self.name} has no "{key}": a key must consist of letters, digits and "_-@%+:/".'
+                " Rename it."
+            )
+
         kind = getattr(self.kind, "__args__", (str, str))[1]
         return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
             return True  # Hera tests for empty text; a template tag is not empty
-        refuse(f"the value of {self.name} is known only at run time: pass a comparison as `when=`, instead of `if`.")
+        refuse(
+            f"the value of {self.name} is known only at run time: pass a comparison as `when=`,"
+            " instead of `if`."
+        )
 
     def _is_mapping(self) -> bool:
         return (get_origin(self.kind) or self.kind) is dict
@@ -127,10 +155,17 @@ class Value(str):
         function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other, (str, int, float)):
             return NotImplemented  # Hera compares arguments with its own sentinels
+
         if isinstance(other, Value) and (other.kind in NUMBER_FUNCTIONS) is not bool(function):
-            refuse(f"{self.name} and {other.name} cannot be compared: one is a number, the other is not.")
+            refuse(
+                f"{self.name} and {other.name} cannot be compared: one is a number, the other is"
+                " not."
+            )
         elif isinstance(other, Value):
-            right_operand = f"{function}({other.expression})" if function else other.expression
+            if function:
+                right_operand = f"{function}({other.expression})"
+            else:
+                right_operand = other.expression
         elif function and isinstance(other, (int, float)) and not isinstance(other, bool):
             right_operand = repr(other)
         elif isinstance(other, bool):
@@ -139,12 +174,25 @@ class Value(str):
             if get_origin(self.kind) is Literal and other not in (words := get_args(self.kind)):
                 hint = did_you_mean(other, set(words)) or f" Possible values: {', '.join(words)}."
                 refuse(f'{self.name} is never "{other}".{hint}')
+
             right_operand = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
-            kind = "a number" if function else "a mapping" if self._is_mapping() else "text"
-            hint = f' Compare one of its values, as in {self.name}["KEY"].' if kind == "a mapping" else ""
+            if function:
+                kind = "a number"
+            else:
+                kind = "a mapping" if self._is_mapping() else "text"
+
+            if kind == "a mapping":
+                hint = f' Compare one of its values, as in {self.name}["KEY"].'
+            else:
+                hint = ""
+
             refuse(f"{self.name} is {kind}: it cannot be compared with {other!r}.{hint}")
-        return Condition(f"{f'{function}({self.expression})' if function else self.expression} {sign} {right_operand}")
+
+        return Condition(
+            f"{f'{function}({self.expression})' if function else self.expression} {sign}"
+            f" {right_operand}"
+        )
 
     def __eq__(self, other: Any) -> Any:
         return self._compare("==", other)
@@ -168,27 +216,40 @@ class Value(str):
 
 
 def check_condition(label: str, value: Any) -> Any:
-    """Return a Condition, or a text with a template tag, for Argo to evaluate; raise WiringError for other values."""
+    """Return a Condition, or a text with a template tag, for Argo to evaluate; raise WiringError
+    for other values."""
     if isinstance(value, Value):
-        refuse(f'{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} == "release".')
+        refuse(
+            f"{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} =="
+            ' "release".'
+        )
+
     if isinstance(value, Condition) or (isinstance(value, str) and "{{" in value):
         return value
+
     refuse(
-        f'{label} is {describe(value)}: it must be a condition, such as TASK.outputs.verdict == "release". For a '
-        "value that is known now, use Python's `if`."
+        f"{label} is {describe(value)}: it must be a condition, such as TASK.outputs.verdict =="
+        ' "release". For a value that is known now, use Python\'s `if`.'
     )
 
 
 def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
-    """Return an output of `task` or, if the task is cached, of the earlier run, except `run_id` and REUSED_MODELS."""
-    own_values = {"run_id": f"('{experiment}/' + workflow.name)", REUSED_MODELS: f"workflow.parameters.{CACHED}"}
+    """Return an output of `task` or, if the task is cached, of the earlier run, except `run_id` and
+    REUSED_MODELS."""
+    own_values = {
+        "run_id": f"('{experiment}/' + workflow.name)",
+        REUSED_MODELS: f"workflow.parameters.{CACHED}",
+    }
     reused_value = own_values.get(value.name) or cached(task, value.name)
     # not `??`: Argo before 3.7.16 and 4.0.7 would not replace the template tag of a skipped task
-    return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})")
+    return Value(
+        value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})"
+    )
 
 
 class Stored(S3Artifact):
-    """An output artifact: files in the object store, referenced by key. `producer`: the scope and name of its task."""
+    """An output artifact: files in the object store, referenced by key. `producer`: the scope and
+    name of its task."""
 
     producer: Any = None
 
@@ -198,7 +259,8 @@ class Stored(S3Artifact):
         stored.producer = producer
         return stored
 
-    def __deepcopy__(self, memo: Any) -> "Stored":  # Hera copies arguments; the pipeline must not be copied with them
+    # Hera copies arguments; the pipeline must not be copied with them
+    def __deepcopy__(self, memo: Any) -> "Stored":
         return Stored.from_key(self.name or "", self.key or "", self.producer)
 
 
@@ -206,13 +268,17 @@ class Outputs:
     """The outputs of a task, by name."""
 
     def __init__(self, task: str, values: Mapping[str, Any]) -> None:
-        self._task, self._values = task, dict(values)
+        self._task = task
+        self._values = dict(values)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._values:
-            listing = f" It has {', '.join(self._values)}." if self._values else " Its list of outputs is empty."
+            if self._values:
+                listing = f" It has {', '.join(self._values)}."
+            else:
+                listing = " Its list of outputs is empty."
             hint = did_you_mean(name, set(self._values)) or listing
             refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
         return self._values[name]
@@ -249,25 +315,35 @@ class Block(Task):
 
 
 def resolve(block: Any, name: str, default: Any = None) -> Any:
-    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its predecessors.
+    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its
+    predecessors.
 
     Raises WiringError if it does not exist and `default` is None.
     """
     if not isinstance(block, Block):
-        refuse(f"{describe(block)} is not a block: pass the task that a block returned, such as blocks.prepare().")
+        refuse(
+            f"{describe(block)} is not a block: pass the task that a block returned, such as"
+            " blocks.prepare()."
+        )
+
     for current in _with_predecessors(block):
         if name in current.outputs:
             return getattr(current.outputs, name)
         if name in current.inputs:
             return current.inputs[name]
+
     if default is not None:
         return default
+
     hint = did_you_mean(name, set(dir(block.outputs)))
-    refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
+    refuse(
+        f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}'
+    )
 
 
 def resolve_digest(block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input `digest` of the dataset that `resolve` finds; it is "" if the dataset's block has no digest.
+    """Return the input `digest` of the dataset that `resolve` finds; it is "" if the dataset's
+    block has no digest.
 
     Return {} if `inputs` has a dataset, since it may be another one, with another digest.
     """
@@ -294,7 +370,8 @@ def _with_predecessors(block: Block) -> Iterator[Block]:
 
 
 def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the values of the `names` that are not in `inputs`, from `block` or its predecessors."""
+    """Return the values of the `names` that are not in `inputs`, from `block` or its
+    predecessors."""
     return {name: resolve(block, name) for name in names if name not in inputs}
 
 
@@ -304,14 +381,22 @@ def describe(value: Any) -> str:
     for kind, noun in kinds.items():
         if isinstance(value, kind):
             return f"{noun} {value.name}"
+
     if isinstance(value, Condition):
         return f"the condition `{value.text}`"
     if callable(value) and hasattr(value, "__name__"):
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+
     text = " ".join(repr(value).split())
     if isinstance(value, str):
-        return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]} .."
-    return f"a {type(value).__name__}" if isinstance(value, BaseModel) or len(text) > MAX_VALUE_CHARS else text
+        if len(text) <= MAX_VALUE_CHARS:
+            return text
+        return f"{text[:MAX_VALUE_CHARS]} .."
+
+    if isinstance(value, BaseModel) or len(text) > MAX_VALUE_CHARS:
+        return f"a {type(value).__name__}"
+
+    return text
 
 
 def to_expression(path: str) -> str:

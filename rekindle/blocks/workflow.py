@@ -51,13 +51,15 @@ class Pipeline(References):
 
     def __init__(self, config: "Config", workflow: Workflow) -> None:
         super().__init__()
-        self.config, self.workflow = config, workflow
+        self.config = config
+        self.workflow = workflow
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
         self.templates: dict[Any, Any] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: dict[str, str] = {}  # training task → kind of its job
-        # step → callbacks that pass the task's name to the step, called if the step is used more than once
+        # step → callbacks that pass the task's name to the step, called if the step is used more
+        # than once
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
         self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
@@ -73,34 +75,48 @@ class Pipeline(References):
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
             refuse(
-                f"a block must be created in a DAG, not in {type(dag).__name__}: create it in the `with` of the "
-                "pipeline or of a group. It runs after the tasks whose outputs it uses; for other tasks write `a >> b`."
+                f"a block must be created in a DAG, not in {type(dag).__name__}: create it in the"
+                " `with` of the pipeline or of a group. It runs after the tasks whose outputs it"
+                " uses; for other tasks write `a >> b`."
             )
         return self.scopes.setdefault(id(dag), Scope(dag))
 
     def name(self, requested: str, default: str) -> str:
-        """Reserve the name of a new task: `requested` or, if empty, `default`, with a suffix or number if necessary.
+        """Reserve the name of a new task: `requested` or, if empty, `default`, with a suffix or
+        number if necessary.
 
-        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release` is called
-        `release-wide` only if the name `release` is already in use.
+        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release`
+        is called `release-wide` only if the name `release` is already in use.
         """
         if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
-            refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')
+            refuse(
+                f'the task name "{requested}" is invalid: use lower-case letters, digits and'
+                " hyphens (train-wide)."
+            )
+
         if requested in self.names:
-            refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another name.')
+            refuse(
+                f'the task name "{requested}" is already in use: task names must be unique. Choose'
+                " another name."
+            )
+
         group, suffix = self._group()
         default += suffix if suffix not in default else ""
+
         name = requested or default
         if name in self.names and group and not suffix:
             name = f"{default}-{group}"
+
         while name in self.names:
             self.numbers[default] = self.numbers.get(default, 1) + 1
             name = f"{default}-{self.numbers[default]}"
+
         self.names.add(name)
         return name
 
     def _group(self) -> tuple[str, str]:
-        """Return the name of the innermost group, and the suffix that groups give to the names of their tasks."""
+        """Return the name of the innermost group, and the suffix that groups give to the names of
+        their tasks."""
         names = [scope.task.name for scope in self.scope().path() if scope.task]
         suffixes = (f"-{rest}" for name in names if (rest := name.partition("-")[2]))
         return next(iter(names), ""), next(suffixes, "")
@@ -108,7 +124,8 @@ class Pipeline(References):
     def template_name(self, requested: str) -> str:
         """Return `requested`, with a number if another template has this name."""
         names = {template.name for template in self.workflow.templates}
-        name, number = requested, 1
+        name = requested
+        number = 1
         while name in names:
             number += 1
             name = f"{requested}-{number}"
@@ -126,10 +143,14 @@ class Pipeline(References):
         return self.templates[key]
 
     def job_name(self, task: str, max_length: int = 53) -> str:
-        """Return the name of the object that `task` applies. Raises WiringError if the name is too long for pods."""
+        """Return the name of the object that `task` applies. Raises WiringError if the name is too
+        long for pods."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
-            refuse(f'the task name "{task}" must have at most {limit} characters: the names of its pods contain it.')
+            refuse(
+                f'the task name "{task}" must have at most {limit} characters: the names of its'
+                " pods contain it."
+            )
         return f"{{{{workflow.name}}}}-{task}"
 
     def add(
@@ -140,33 +161,53 @@ class Pipeline(References):
         options: Mapping[str, Any] | None = None,
         after: Iterable[str] = (),
     ) -> Block:
-        """Add a task to the active DAG; it depends on `after`, and on the tasks whose outputs it uses."""
-        scope, needed = self.scope(), [after] if isinstance(after, (str, Task)) else [*after]
+        """Add a task to the active DAG; it depends on `after`, and on the tasks whose outputs it
+        uses."""
+        scope = self.scope()
+        needed = [after] if isinstance(after, (str, Task)) else [*after]
         needed = [task.name if isinstance(task, Task) else task for task in needed]
-        if missing := [task for task in needed if not scope.contains(task)]:
+
+        missing = [task for task in needed if not scope.contains(task)]
+        if missing:
             hint = did_you_mean(str(missing[0]), [*scope.predecessors])
             refuse(
-                f"{name} cannot run after {describe(missing[0])}: this task does not exist in {scope.dag.name}.{hint}"
+                f"{name} cannot run after {describe(missing[0])}: this task does not exist in"
+                f" {scope.dag.name}.{hint}"
             )
+
         check_options(name, options or {})
-        arguments = {field: self.localize(scope, value, needed) for field, value in inputs.items() if value is not None}
-        extras = {key: self.localize(scope, value, needed) for key, value in (options or {}).items()}
+        arguments = {
+            field: self.localize(scope, value, needed)
+            for field, value in inputs.items()
+            if value is not None
+        }
+
+        extras = {
+            key: self.localize(scope, value, needed) for key, value in (options or {}).items()
+        }
         task = Block(name=name, template=template, arguments=arguments or None, **extras)
         check_fields(task)
         task.depends = scope.add_dependencies(name, needed)
-        task.outputs, task.inputs, task.repetitions = Outputs(name, {}), {}, []
+        task.outputs = Outputs(name, {})
+        task.inputs = {}
+        task.repetitions = []
+
         return task
 
     def repeat_group(self, judge: Block) -> Block:
-        """Add a task that runs the active group again with the champion of the repeated evaluation `judge`, if its
-        verdict is `release`."""
+        """Add a task that runs the active group again with the champion of the repeated evaluation
+        `judge`, if its verdict is `release`."""
         dag = self.scope().dag
         inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
         arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
-        arguments |= {"champion": judge.outputs.champion}
-        arguments |= {"repetitions": "{{=asInt(inputs.parameters.repetitions) - 1}}"}
-        task = self.add(self.name("", "next"), dag.name, arguments, {"when": judge.outputs.verdict == "release"})
-        task.depends, task.is_repetition = f"{judge.name}.Succeeded", True
+        arguments["champion"] = judge.outputs.champion
+        arguments["repetitions"] = "{{=asInt(inputs.parameters.repetitions) - 1}}"
+        task = self.add(
+            self.name("", "next"), dag.name, arguments, {"when": judge.outputs.verdict == "release"}
+        )
+        task.depends = f"{judge.name}.Succeeded"
+        task.is_repetition = True
+
         return task
 
     def reuse(self, task: str) -> dict[str, Any]:
@@ -180,27 +221,50 @@ class Pipeline(References):
         for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
             for set_part in setters:
                 set_part()
-        if unknown := self.config.cluster.pods.keys() - self.kinds:
+
+        unknown = self.config.cluster.pods.keys() - self.kinds
+        if unknown:
             name = min(unknown)
-            refuse(f"cluster.pods.{name} is set, but no task has pods of this kind.{did_you_mean(name, self.kinds)}")
+            refuse(
+                f"cluster.pods.{name} is set, but no task has pods of this"
+                f" kind.{did_you_mean(name, self.kinds)}"
+            )
+
         for scope in self.scopes.values():
             if scope.guarded:
                 tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
-                with_successors = {name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")}
-                leaves = [task.name for task in tasks if task.name not in {*with_successors, *scope.guarded}]
+                with_successors = {
+                    name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")
+                }
+
+                leaves = [
+                    task.name
+                    for task in tasks
+                    if task.name not in {*with_successors, *scope.guarded}
+                ]
+
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
+
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
         restrict(self.workflow.templates)
         export(self.scopes.values(), self.workflow.templates)
         declare_reuse(self.workflow.arguments, self.cacheable)
         last = len(self.scopes) + 2
-        ranks = {scope.dag.name: rank for rank, scope in enumerate(self.scopes.values())} | {"finish": last - 1}
+        ranks = {scope.dag.name: rank for rank, scope in enumerate(self.scopes.values())} | {
+            "finish": last - 1
+        }
         templates = self.workflow.templates
-        templates.sort(key=lambda template: ranks.get(template.name or "", last - 2 * isinstance(template, DAG)))
+
+        templates.sort(
+            key=lambda template: ranks.get(
+                template.name or "", last - 2 * isinstance(template, DAG)
+            )
+        )
 
     def _reject_repeated_groups(self) -> None:
         dags = [template for template in self.workflow.templates if isinstance(template, DAG)]
         uses = [task for dag in dags for task in dag.tasks if isinstance(task, Task)]
+
         for scope in self.scopes.values():
             tasks = [
                 task
@@ -211,31 +275,49 @@ class Pipeline(References):
             ]
             if len(tasks) > 1 or any(getattr(task, loop) for task in tasks for loop in LOOPS):
                 refuse(
-                    f"the DAG {scope.dag.name} runs several times ({', '.join(task.name for task in tasks)}), and its "
-                    f"blocks {', '.join(scope.predecessors)} would overwrite each other's files: instead, write a "
-                    "Python function that creates the blocks, and call it several times."
+                    f"the DAG {scope.dag.name} runs several times"
+                    f" ({', '.join(task.name for task in tasks)}), and its blocks"
+                    f" {', '.join(scope.predecessors)} would overwrite each other's files: instead,"
+                    " write a Python function that creates the blocks, and call it several times."
                 )
 
     def finish(self) -> None:
-        """Add the exit tasks: the report to MLflow, the notification, and the deletion of training jobs."""
+        """Add the exit tasks: the report to MLflow, the notification, and the deletion of training
+        jobs."""
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
         inputs = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
-        inputs |= {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
+        inputs.update({name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")})
         recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
-        report = [step("steps.report", inputs=inputs | recorded | {"ledgers": ledgers}).name] if self.is_tracked else []
-        if (notify := self.config.notify).format != "off":
-            template, name = self.container(NOTIFY, "notify", False), self.template_name("notification")
-            task = self.add(self.name("", "notification"), notification(name, template, notify, inputs), {})
-            task.depends = " || ".join(f"{name}.{phase}" for name in report for phase in PHASES) or None
+
+        if self.is_tracked:
+            report = [step("steps.report", inputs=inputs | recorded | {"ledgers": ledgers}).name]
+        else:
+            report = []
+
+        notify = self.config.notify
+        if notify.format != "off":
+            template = self.container(NOTIFY, "notify", False)
+            name = self.template_name("notification")
+            task = self.add(
+                self.name("", "notification"), notification(name, template, notify, inputs), {}
+            )
+            task.depends = (
+                " || ".join(f"{name}.{phase}" for name in report for phase in PHASES) or None
+            )
             self.scope().guarded += report
+
         for number, (job, kind) in enumerate(self.jobs.items()):
             name = f"cleanup-{job}" if number else "cleanup"
             self.delete(name, kind.lower(), self.job_name(job), when=FAILED)
 
-    def delete(self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any) -> Block:
+    def delete(
+        self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any
+    ) -> Block:
         """Add a task, by default named `task`, that deletes the object `name` if it exists."""
         if "delete" not in self.templates:
-            self.templates["delete"] = delete(self.template_name("delete"), retries(self.config.cluster.retries))
+            self.templates["delete"] = delete(
+                self.template_name("delete"), retries(self.config.cluster.retries)
+            )
         objects = {"kind": kind, "object": as_word(name)}
         return self.add(self.name("", task), self.templates["delete"], objects, options, after)
 
@@ -253,21 +335,31 @@ def current() -> Pipeline:
 
 @contextmanager
 def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
-    """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG `main`.
+    """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG
+    `main`.
 
-    `options` are fields of Hera's Workflow that override the defaults; its labels and arguments are added to
-    the default ones.
+    `options` are fields of Hera's Workflow that override the defaults; its labels and arguments are
+    added to the default ones.
     """
     if not hasattr(config, "cluster"):
-        refuse(f"blocks.pipeline gets {describe(config)}: pass it the config, the argument of build(config).")
+        refuse(
+            f"blocks.pipeline gets {describe(config)}: pass it the config, the argument of"
+            " build(config)."
+        )
+
     cluster = config.cluster
     if "on_exit" in options or "entrypoint" in options:
-        refuse("the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with blocks.at_exit():`.")
+        refuse(
+            "the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with"
+            " blocks.at_exit():`."
+        )
+
     defaults: dict[str, Any] = {
         "generate_name": f"{config.name}-",
         "namespace": cluster.namespace or None,
         "service_account_name": cluster.service_account,
-        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's token
+        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's
+        # token
         "automount_service_account_token": False,
         "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
@@ -275,27 +367,36 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         "pod_gc": m.PodGC(strategy="OnPodSuccess"),
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
     }
+
     labels = pods.labels(config.name) | options.pop("labels", {})
+
     parameters = options.pop("arguments", [])
-    parameters = (
-        [Parameter(name=name, value=parameters[name]) for name in parameters]
-        if isinstance(parameters, Mapping)
-        else [*parameters]
-    )
+    if isinstance(parameters, Mapping):
+        parameters = [Parameter(name=name, value=parameters[name]) for name in parameters]
+    else:
+        parameters = [*parameters]
+
     arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *parameters]
-    with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)) as workflow:
+    with Workflow(
+        entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)
+    ) as workflow:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)
+
         try:
             with Graph(name="main"):
                 pipeline.scope()
                 yield workflow
                 pipeline.connect_plain_tasks()
-                if len(pipeline.moving_datasets) == 1:  # the outputs of two datasets would contradict each other
+
+                # the outputs of two datasets would contradict each other
+                if len(pipeline.moving_datasets) == 1:
                     require_new_data(pipeline, *pipeline.moving_datasets)
+
             if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
                 with at_exit():
                     pipeline.finish()
+
             pipeline.close()
         finally:
             CURRENT.reset(token)
@@ -305,8 +406,8 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
     """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
-    Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group can use
-    outputs of outer tasks. `options` are fields of Hera's DAG.
+    Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group
+    can use outputs of outer tasks. `options` are fields of Hera's DAG.
     """
     if mutex:
         options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
@@ -315,8 +416,11 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
 
 
 @contextmanager
-def nested(name: str, when: Any = None, after: Iterable[str] = (), **options: Any) -> Iterator[Block]:
-    """Create the nested DAG of a group whose name is reserved; its task runs after the tasks `after`."""
+def nested(
+    name: str, when: Any = None, after: Iterable[str] = (), **options: Any
+) -> Iterator[Block]:
+    """Create the nested DAG of a group whose name is reserved; its task runs after the tasks
+    `after`."""
     pipeline = current()
     outer = pipeline.scope()
     dag = Graph(name=pipeline.template_name(name), **options)
@@ -328,7 +432,8 @@ def nested(name: str, when: Any = None, after: Iterable[str] = (), **options: An
 
 @contextmanager
 def at_exit() -> Iterator[None]:
-    """Run the tasks created in this context at the end of the workflow, whether it succeeded or failed.
+    """Run the tasks created in this context at the end of the workflow, whether it succeeded or
+    failed.
 
     The tag `{{workflow.status}}` has the outcome.
     """
@@ -341,16 +446,27 @@ def at_exit() -> Iterator[None]:
 
 
 def step(
-    module: str, *, task: str = "", pod: str = "", inputs: Mapping[str, Any] | None = None, after: Any = (), **more: Any
+    module: str,
+    *,
+    task: str = "",
+    pod: str = "",
+    inputs: Mapping[str, Any] | None = None,
+    after: Any = (),
+    **more: Any,
 ) -> Block:
     """Add a task that runs the step `module` with `inputs`, which may also be keyword arguments.
 
-    `task`: name of the task; `pod`: kind of its pod in cluster.pods. Fields of Hera's Task, such as `when` and
-    `with_items`, are passed to it. Raises WiringError.
+    `task`: name of the task; `pod`: kind of its pod in cluster.pods. Fields of Hera's Task, such as
+    `when` and `with_items`, are passed to it. Raises WiringError.
     """
-    pipeline, definition = current(), load_step(module)
+    pipeline = current()
+    definition = load_step(module)
+
     if not isinstance(pod, str):
-        refuse(f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train.")
+        refuse(
+            f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train."
+        )
+
     options = {name: more.pop(name) for name in OPTIONS if name in more}
     in_loop = any(options.get(name) is not None for name in LOOPS)
     name = pipeline.name(task, short_name(module))
@@ -359,34 +475,45 @@ def step(
     arguments = validate_inputs(name, values, fields)
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
     cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
-    options |= pipeline.reuse(name) if cacheable else {}
+    options.update(pipeline.reuse(name) if cacheable else {})
     template = pipeline.container(module, pod or short_name(module), in_loop)
-    unchanged = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
+    unchanged = {
+        n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")
+    }
     texts = {field: unchanged.get(field) or input_text(value) for field, value in arguments.items()}
-    texts |= {TASK: name} if needs_task_name(module) else {}
+    texts.update({TASK: name} if needs_task_name(module) else {})
     block = pipeline.add(name, template, texts, options, after)
     scope = pipeline.scope()
     outputs: dict[str, Any] = {}
+
     for field_name, info in definition.Outputs.model_fields.items():
         if in_loop and is_artifact(info):
             continue  # Argo cannot pass the artifacts of a loop to other tasks
+
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
             outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))
             continue
-        path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if in_loop else info.annotation
+
+        path = f"tasks.{name}.outputs.parameters.{field_name}"
+        kind = list if in_loop else info.annotation
         outputs[field_name] = value = Value(field_name, path, kind)
+
         if cacheable:
             outputs[field_name] = self_or_cached(value, name, values.get("experiment"))
-            pipeline.tags |= dict.fromkeys((path, value.expression), str(outputs[field_name]))
-    block.outputs, block.inputs = Outputs(name, outputs), dict(values)
+            pipeline.tags.update(dict.fromkeys((path, value.expression), str(outputs[field_name])))
+
+    block.outputs = Outputs(name, outputs)
+    block.inputs = dict(values)
     block.origin = module, pod
     pipeline.is_tracked |= "run_id" in fields or "run_id" in outputs
+
     return block
 
 
 def repeat(block: Block, **options: Any) -> Block:
-    """Add a task that runs the step of `block` again with the same inputs; its artifacts replace those of `block`."""
+    """Add a task that runs the step of `block` again with the same inputs; its artifacts replace
+    those of `block`."""
     module, pod = block.origin
     repetition = step(module, task=f"{block.name}{AGAIN}", pod=pod, inputs=block.inputs, **options)
     if needs_task_name(module):

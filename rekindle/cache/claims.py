@@ -1,10 +1,12 @@
-"""Claims of cached results: retention keeps the artifacts that a new run reuses until the run itself is recorded.
+"""Claims of cached results: retention keeps the artifacts that a new run reuses until the run
+itself is recorded.
 
     cache-claims/RUN         for each claimed RUN/TASK, the Unix time of its last claim, in seconds
-    cache-claims/releases    for each release that a run reads (steps/champion.py), the same by releases/NAME/HASH
+    cache-claims/releases    for each release that a run reads (steps/champion.py), the same by
+    releases/NAME/HASH
 
-A new run claims an entry, and then checks that the entry still exists; retention deletes the entry, and then reads the
-claims. Therefore at least one of the two notices the other.
+A new run claims an entry, and then checks that the entry still exists; retention deletes the entry,
+and then reads the claims. Therefore at least one of the two notices the other.
 """
 
 import time
@@ -51,10 +53,20 @@ def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
 
     `run`: the run whose tasks are asked for; "": all runs.
     """
-    runs = [run] if run else [item.key.removeprefix(FOLDER) for item in store.list(FOLDER)]
+    if run:
+        runs = [run]
+    else:
+        runs = [item.key.removeprefix(FOLDER) for item in store.list(FOLDER)]
+
     with ThreadPoolExecutor(THREADS) as pool:
         times = [times for times, _ in pool.map(partial(_read, store), runs)]
-    return {task for claims in times for task, claimed in claims.items() if time.time() - claimed < claim_s}
+
+    return {
+        task
+        for claims in times
+        for task, claimed in claims.items()
+        if time.time() - claimed < claim_s
+    }
 
 
 def remove(store: "Store", run: str) -> None:
@@ -71,7 +83,8 @@ def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
             return
         recent = {task: claimed for task, claimed in times.items() if now - claimed < EXPIRY_S}
         data = to_json(recent | dict.fromkeys(outdated, now)).encode()
-        with suppress(Conflict, NotFound):  # another run has changed the claims, or retention has removed them
+        # another run has changed the claims, or retention has removed them
+        with suppress(Conflict, NotFound):
             store.put(f"{FOLDER}{run}", data, if_match=etag, if_absent=not etag)
             return
 

@@ -1,6 +1,8 @@
-"""Identity of a step's code: all installed packages, and the modules of project and Rekindle that the step imports.
+"""Identity of a step's code: all installed packages, and the modules of project and Rekindle that
+the step imports.
 
-Imports inside functions count, too. If a pod's image is pinned by digest, the digest is the identity.
+Imports inside functions count, too. If a pod's image is pinned by digest, the digest is the
+identity.
 """
 
 import ast
@@ -21,19 +23,24 @@ from argolocal.common.json_text import to_json
 from rekindle import project
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
-MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in the order of Python's search
+# in the order of Python's search
+MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names that contain the version
 IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name; "" if the name has only a tag, which may be moved to another image."""
+    """Return the digest in an image's name; "" if the name has only a tag, which may be moved to
+    another image."""
     return image.partition("@")[2]
 
 
 def identity(modules: Iterable[str]) -> str:
-    """Return the identity of the code that this process would run for the step and workload `modules`."""
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and (digest := image_digest(os.environ.get(IMAGE, ""))):
+    """Return the identity of the code that this process would run for the step and workload
+    `modules`."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and (
+        digest := image_digest(os.environ.get(IMAGE, ""))
+    ):
         return digest
     return _digest(tuple(sorted(set(modules))), tuple(project.search_path()))
 
@@ -58,37 +65,49 @@ def digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
 
 
 def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
-    """Return the modules of project and Rekindle that a workflow's templates name: steps and workloads."""
+    """Return the modules of project and Rekindle that a workflow's templates name: steps and
+    workloads."""
     text = to_json(manifest["spec"].get("templates") or [])
     roots = [*map(Path, folders), project.REFERENCE]
     return sorted(name for name in set(DOTTED_NAME.findall(text)) if _file(name, roots))
 
 
 def packages() -> list[str]:
-    """Return the installed packages with their versions, also of a Python that a virtual environment includes."""
+    """Return the installed packages with their versions, also of a Python that a virtual
+    environment includes."""
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    folders |= {folder for folder in sys.path if is_installed(Path(folder))}
+    folders.update({folder for folder in sys.path if is_installed(Path(folder))})
     files = (path for folder in folders for path in Path(folder).glob("*"))
     records = [path for path in files if path.suffix in PACKAGE_RECORDS]
     return sorted({path.stem for path in records})
 
 
 def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
-    """Map `modules` and the modules that they import to their files. A package in `modules` adds all its files."""
+    """Map `modules` and the modules that they import to their files. A package in `modules` adds
+    all its files."""
     roots = [*map(Path, folders), project.REFERENCE]
     files: dict[str, Path] = {}
     pending = list(modules)
+
     for name in modules:
         file = _file(name, roots)
         if file and _is_package(file):
-            files |= {f"{name}/{path.relative_to(file.parent)}": path for path in _files_below(file.parent)}
+            files.update(
+                {
+                    f"{name}/{path.relative_to(file.parent)}": path
+                    for path in _files_below(file.parent)
+                }
+            )
+
     while pending:
         name = pending.pop()
         if name in files or not (file := _file(name, roots)):
             continue
+
         files[name] = file
         pending += [name.rpartition(".")[0]] if "." in name else []
         pending += _imports(file, name if _is_package(file) else name.rpartition(".")[0])
+
     return files
 
 
@@ -97,7 +116,8 @@ def _is_package(file: Path) -> bool:
 
 
 def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders linked into it, except compiled copies of them."""
+    """Yield the files of a folder and of the folders linked into it, except compiled copies of
+    them."""
     resolved_folder = folder.resolve()
     # a link to a folder that contains the link is endless
     if folder.name == "__pycache__" or resolved_folder in parents:
@@ -116,8 +136,10 @@ def _sha256(path: Path) -> str:
 
 
 def _file(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `roots` or of an editable installation; None for an installed package."""
-    path, package = Path(*name.split(".")), name.partition(".")[0]
+    """Return the file of a module below `roots` or of an editable installation; None for an
+    installed package."""
+    path = Path(*name.split("."))
+    package = name.partition(".")[0]
     engine = [folder.parent for folder in project.ENGINE if folder.name == package]
     for root in engine or (*roots, *_source_roots(package)):
         for stem in (root / path / "__init__", root / path):
@@ -130,14 +152,26 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
 
 @cache
 def _source_roots(package: str) -> list[Path]:
-    """Return the folders outside of the project that contain the sources of a package: of an editable installation."""
+    """Return the folders outside of the project that contain the sources of a package: of an
+    editable installation."""
     if package in sys.stdlib_module_names:
         return []
+
     with suppress(ImportError, ValueError):
-        if spec := importlib.util.find_spec(package):
-            folders = [Path(place).parent for place in spec.submodule_search_locations or [spec.origin or "/"]]
+        spec = importlib.util.find_spec(package)
+        if spec:
+            folders = [
+                Path(place).parent
+                for place in spec.submodule_search_locations or [spec.origin or "/"]
+            ]
             in_project = project.search_path()
-            return [folder for folder in folders if not is_installed(folder) and str(folder) not in in_project]
+
+            return [
+                folder
+                for folder in folders
+                if not is_installed(folder) and str(folder) not in in_project
+            ]
+
     return []
 
 
@@ -148,7 +182,8 @@ def is_installed(path: Path) -> bool:
 
 @cache
 def _imports(file: Path, package: str) -> list[str]:
-    """Return the modules that a file of `package` imports; of a compiled file they are not known."""
+    """Return the modules that a file of `package` imports; of a compiled file they are not
+    known."""
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     names: dict[str, None] = {}
@@ -168,8 +203,13 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
             case ast.ImportFrom():
                 module = "." * node.level + (node.module or "")
                 yield module
-                yield from (f"{module}{'.' if node.module else ''}{alias.name}" for alias in node.names)
-            case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__")):
+                yield from (
+                    f"{module}{'.' if node.module else ''}{alias.name}" for alias in node.names
+                )
+            case ast.Call(
+                func=ast.Attribute(attr="import_module")
+                | ast.Name(id="import_module" | "__import__")
+            ):
                 yield from _named_module(node)
             case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
                 yield str(node.value)  # a module that Rekindle loads by name
@@ -178,14 +218,21 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
 
 
 def _named_module(call: ast.Call) -> Iterator[str]:
-    """Yield the module that a call of `import_module` or `__import__` names, if the name is a literal."""
-    arguments: dict[str | None, ast.expr] = {keyword.arg: keyword.value for keyword in call.keywords}
-    arguments |= zip(("name", "package"), call.args, strict=False)
-    texts = {name: value.value for name, value in arguments.items() if isinstance(value, ast.Constant)}
+    """Yield the module that a call of `import_module` or `__import__` names, if the name is a
+    literal."""
+    arguments: dict[str | None, ast.expr] = {
+        keyword.arg: keyword.value for keyword in call.keywords
+    }
+    arguments.update(zip(("name", "package"), call.args, strict=False))
+    texts = {
+        name: value.value for name, value in arguments.items() if isinstance(value, ast.Constant)
+    }
     name = str(texts.get("name") or "")
+
     package = texts.get("package")
     if name.startswith(".") and isinstance(package, str):
         with suppress(ImportError):
             name = importlib.util.resolve_name(name, package)
+
     if name:
         yield name

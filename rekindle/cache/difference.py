@@ -1,6 +1,7 @@
 """Compares the facts of two cache keys, to name the changes since an earlier result.
 
-An entry's `code` is one hash of many files. The object `cache-code/HASH` lists the files, once for all its entries.
+An entry's `code` is one hash of many files. The object `cache-code/HASH` lists the files, once for
+all its entries.
 """
 
 import json
@@ -23,7 +24,8 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that differs. `kind`: code, image, input, data or upstream; `name`: module, key, URI, artifact or task."""
+    """A fact that differs. `kind`: code, image, input, data or upstream; `name`: module, key, URI,
+    artifact or task."""
 
     kind: str
     name: str
@@ -32,11 +34,14 @@ class Difference:
 
 
 def record_code(store: "Store", facts: Facts) -> None:
-    """Write the facts of the code's identity, unless the identity is the digest of an image. Raises StorageError."""
+    """Write the facts of the code's identity, unless the identity is the digest of an image. Raises
+    StorageError."""
     if not facts["code"].startswith("sha256:"):
         with suppress(Conflict):
             store.put(
-                f"{FOLDER}{facts['code']}", to_json(code.identity_facts(modules_of(facts))).encode(), if_absent=True
+                f"{FOLDER}{facts['code']}",
+                to_json(code.identity_facts(modules_of(facts))).encode(),
+                if_absent=True,
             )
 
 
@@ -47,8 +52,13 @@ def remove_unused_code(store: "Store") -> None:
 
 
 def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
-    """List the differences, in the order of relevance. Only inputs and data that `now` has are compared."""
-    result = list(_code_differences(store, before, now)) if before.get("code") != now["code"] else []
+    """List the differences, in the order of relevance. Only inputs and data that `now` has are
+    compared."""
+    if before.get("code") != now["code"]:
+        result = list(_code_differences(store, before, now))
+    else:
+        result = []
+
     for kind in ("inputs", "data_read", "artifacts"):
         facts = now.get(kind, {})
         previous = {name: value for name, value in before.get(kind, {}).items() if name in facts}
@@ -56,6 +66,7 @@ def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
             result += _mapping_differences("input", _flatten(previous), _flatten(facts))
         else:
             result += _mapping_differences("data", previous, facts)
+
     return result
 
 
@@ -64,37 +75,53 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
     if any(identity.startswith("sha256:") for identity in identities):
         yield Difference("image", "digest", *identities)
         return
+
     try:
         recorded = json.loads(store.get(f"{FOLDER}{identities[0]}"))
         current = code.identity_facts(modules_of(now))
         files = list(_mapping_differences("code", recorded["files"], current["files"]))
-        packages = (dict(name.rpartition("-")[::2] for name in facts["packages"]) for facts in (recorded, current))
+        packages = (
+            dict(name.rpartition("-")[::2] for name in facts["packages"])
+            for facts in (recorded, current)
+        )
         files += _mapping_differences(
             "code", *({f"package {n}": v for n, v in versions.items()} for versions in packages)
         )
+
         if recorded["python"] != current["python"]:
             files.append(Difference("code", "Python", recorded["python"], current["python"]))
     # an earlier version of Rekindle recorded only the hash
     except (NotFound, StorageError, ValueError, KeyError, TypeError):
         files = []
+
     yield from files or [Difference("code", "all files", *identities)]
 
 
-def _mapping_differences(kind: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*before, *now]):
-        if before.get(name, MISSING) != now.get(name, MISSING):
-            yield Difference(kind, name, str(before.get(name, MISSING)), str(now.get(name, MISSING)))
+def _mapping_differences(
+    kind: str, recorded: dict[str, Any], now: dict[str, Any]
+) -> Iterator[Difference]:
+    for name in dict.fromkeys([*recorded, *now]):
+        if recorded.get(name, MISSING) != now.get(name, MISSING):
+            yield Difference(
+                kind, name, str(recorded.get(name, MISSING)), str(now.get(name, MISSING))
+            )
 
 
 def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
     """Flatten inputs whose text is a JSON object: `train.epochs` instead of `train`."""
     result: dict[str, str] = {}
+
     for name, text in inputs.items():
         value: Any = text
         with suppress(ValueError, TypeError):
-            value = json.loads(text) if isinstance(text, str) and text[:1] == "{" else text
+            if isinstance(text, str) and text[:1] == "{":
+                value = json.loads(text)
+            else:
+                value = text
+
         if isinstance(value, dict) and value:
-            result |= _flatten(value, f"{prefix}{name}.")
+            result.update(_flatten(value, f"{prefix}{name}."))
         else:
             result[f"{prefix}{name}"] = value if isinstance(value, str) else to_json(value)
+
     return result

@@ -1,8 +1,8 @@
 """Cache entries: one object per key in the object store, below `cache/`.
 
-An entry refers to the artifacts of the task that computed it; the artifacts are not copied. An entry is valid only
-while all its artifacts exist with their recorded sizes: an entry may be written before its artifacts are uploaded, and
-`rekindle prune` may delete them.
+An entry refers to the artifacts of the task that computed it; the artifacts are not copied. An
+entry is valid only while all its artifacts exist with their recorded sizes: an entry may be written
+before its artifacts are uploaded, and `rekindle prune` may delete them.
 """
 
 import time
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 FOLDER = "cache/"
-INDEX_KEY = "cache-book.json"  # object with the entries that were read the last time, by a bulk lookup or by `trim`
+# object with the entries that were read the last time, by a bulk lookup or by `trim`
+INDEX_KEY = "cache-book.json"
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
 DAY_S = 86400
@@ -34,7 +35,8 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Entry:
-    """The outputs of one step: `outputs` as text; `artifacts` with their sha256 and numbers of files and bytes."""
+    """The outputs of one step: `outputs` as text; `artifacts` with their sha256 and numbers of
+    files and bytes."""
 
     key: str
     at: str  # WORKFLOW/TASK, the prefix of the task's artifacts
@@ -54,7 +56,8 @@ class Entry:
 
 
 def _reject_tags(text: str) -> str:
-    """Raise ValueError for a template tag: outputs become parameters of a workflow, where Argo would replace it."""
+    """Raise ValueError for a template tag: outputs become parameters of a workflow, where Argo
+    would replace it."""
     if "{{" in text:
         raise ValueError("an output must not contain {{")
     return text
@@ -107,11 +110,14 @@ class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
 def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
     """Return the valid entry of `key`, or None. Raises StorageError."""
     entry = read(store, key)
-    return entry if entry and not reason_invalid(entry, partial(_size, store), days) else None
+    if entry and not reason_invalid(entry, partial(_size, store), days):
+        return entry
+    return None
 
 
 def record(store: "Store", entry: Entry) -> None:
-    """Write an entry. It replaces another entry with this key, whose artifacts may be damaged. Raises StorageError."""
+    """Write an entry. It replaces another entry with this key, whose artifacts may be damaged.
+    Raises StorageError."""
     store.put(_object_key(entry.key), to_json(asdict(entry)).encode())
 
 
@@ -124,14 +130,19 @@ def find_and_claim(store: "Store", key: str) -> Entry | None:
     """Return the valid entry of `key`, claimed for this run, or None. Raises StorageError."""
     lookup = Lookup(store, 1)
     entry = lookup.find(key)
-    return entry if lookup.close() else None
+    if lookup.close():
+        return entry
+    return None
 
 
 def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
     """List the entries that `rekindle cache prune` removes, each with the reason."""
     rows = []
     for number, entry in enumerate(sorted(entries(store), key=lambda entry: -entry.made)):
-        reason = f"more than {keep}" if number >= keep else reason_invalid(entry, partial(_size, store), days)
+        if number >= keep:
+            reason = f"more than {keep}"
+        else:
+            reason = reason_invalid(entry, partial(_size, store), days)
         rows += [(entry, reason)] if reason else []
     return rows
 
@@ -159,11 +170,16 @@ def _entry_of(key: str, data: bytes | str) -> Entry | None:
         entry = Entry(**validate(EntryFile, data).model_dump())
     except ValueError:
         return None
-    return entry if entry.key == key else None
+    if entry.key == key:
+        return entry
+    return None
 
 
-def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:
-    """Return why an entry is invalid, or "". `size` returns the numbers of files and bytes of an artifact."""
+def reason_invalid(
+    entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS
+) -> str:
+    """Return why an entry is invalid, or "". `size` returns the numbers of files and bytes of an
+    artifact."""
     if time.time() - entry.made > days * DAY_S:
         return f"older than {days:g} days"
     for name, recorded_size in entry.artifacts.items():
@@ -178,12 +194,17 @@ def _etags(store: "Store") -> dict[str, str]:
 
 
 def _size(store: "Store", artifact: str) -> tuple[int, int]:
-    items = [item for item in store.list(artifact) if item.key == artifact or item.key.startswith(f"{artifact}/")]
+    items = [
+        item
+        for item in store.list(artifact)
+        if item.key == artifact or item.key.startswith(f"{artifact}/")
+    ]
     return len(items), sum(item.size for item in items)
 
 
 def result_or_none(call: Any, *arguments: Any) -> Any:
-    """Return the result of a function, or None if the object store is unavailable, so that every step runs."""
+    """Return the result of a function, or None if the object store is unavailable, so that every
+    step runs."""
     try:
         return call(*arguments)
     except StorageError:
@@ -191,27 +212,34 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
 
 
 def trim(store: "Store", max_days: float, max_entries: int, max_size: str) -> list[Entry]:
-    """Delete the oldest entries that exceed a limit, and return them. Artifacts are not deleted. Raises StorageError.
+    """Delete the oldest entries that exceed a limit, and return them. Artifacts are not deleted.
+    Raises StorageError.
 
     `max_size`: total size of the artifacts of the remaining entries, such as 100Gi.
     """
     index = Index(store)
     newest_first = sorted(index.read(), key=lambda entry: -entry.made)
     removed: list[Entry] = []
-    total_size, max_bytes, oldest_time = 0, quantity(max_size), time.time() - max_days * DAY_S
+    total_size = 0
+    max_bytes = quantity(max_size)
+    oldest_time = time.time() - max_days * DAY_S
+
     for position, entry in enumerate(newest_first):
         total_size += sum(artifact["bytes"] for artifact in entry.artifacts.values())
         if position >= max_entries or total_size > max_bytes or entry.made < oldest_time:
             removed = newest_first[position:]
             break
+
     if removed:
         remove(store, removed)
+
     index.write({entry.key for entry in removed})
     return removed
 
 
 class Index:
-    """All entries, by one listing, a copy of the entries that were read the last time, and parallel requests.
+    """All entries, by one listing, a copy of the entries that were read the last time, and parallel
+    requests.
 
     A copy is used only if the ETag of the entry is unchanged. Methods raise StorageError.
     """
@@ -220,14 +248,18 @@ class Index:
         self.store = store
         self.etags = _etags(store)
         self.copies = self._read_copies()
-        self.unread = [key for key, etag in self.etags.items() if self.copies.get(key, ("", None))[0] != etag]
+        self.unread = [
+            key for key, etag in self.etags.items() if self.copies.get(key, ("", None))[0] != etag
+        ]
         self.is_outdated = bool(self.unread) or self.copies.keys() != self.etags.keys()
 
     def read(self) -> list[Entry]:
         """Return all entries, except entries that another version of Rekindle wrote."""
         if self.unread:
             with ThreadPoolExecutor(claims.THREADS) as pool:
-                for key, entry in zip(self.unread, pool.map(partial(read, self.store), self.unread), strict=True):
+                for key, entry in zip(
+                    self.unread, pool.map(partial(read, self.store), self.unread), strict=True
+                ):
                     self.copies[key] = self.etags[key], entry
             self.unread = []
         return [entry for key in self.etags if (entry := self.copies[key][1])]
@@ -243,7 +275,11 @@ class Index:
         """Store the copies, if the stored copies differ."""
         if self.is_outdated or except_keys:
             keys = [key for key in self.etags if key in self.copies and key not in except_keys]
-            copies = {key: (etag, entry and asdict(entry)) for key in keys for etag, entry in [self.copies[key]]}
+            copies = {
+                key: (etag, entry and asdict(entry))
+                for key in keys
+                for etag, entry in [self.copies[key]]
+            }
             self.store.put(INDEX_KEY, to_json(copies).encode())
             self.is_outdated = False
 
@@ -260,15 +296,18 @@ class Index:
 
 
 class Lookup:
-    """Looks up the entries of `task_count` tasks; for many tasks, with the index. Methods raise StorageError.
+    """Looks up the entries of `task_count` tasks; for many tasks, with the index. Methods raise
+    StorageError.
 
     `read_only`: nothing is written; the entries are not claimed.
     """
 
     def __init__(self, store: "Store", task_count: int, read_only: bool = False) -> None:
-        self.store, self.index = store, Index(store) if task_count >= BULK_TASKS else None
+        self.store = store
+        self.index = Index(store) if task_count >= BULK_TASKS else None
         self.read_only, self.found = read_only, dict[str, Entry]()
-        self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # run → RUN/TASK/ARTIFACT → numbers of files and bytes
+        # run → RUN/TASK/ARTIFACT → numbers of files and bytes
+        self.sizes: dict[str, dict[str, tuple[int, int]]] = {}
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
@@ -276,19 +315,22 @@ class Lookup:
             entry = find(self.store, key)
         elif (entry := self.index.find(key)) and reason_invalid(entry, self._size):
             return None
-        self.found |= {key: entry} if entry else {}
+        self.found.update({key: entry} if entry else {})
         return entry
 
     def close(self) -> bool:
         """Claim the entries that were found, and write the index if it changed.
 
-        Return False if retention has just removed one of the entries, so that the lookup must be repeated.
+        Return False if retention has just removed one of the entries, so that the lookup must be
+        repeated.
         """
         if self.read_only or not self.found:
             return True
+
         claims.claim(self.store, [entry.at for entry in self.found.values()])
         if not self.index:
             return all(read(self.store, key) == entry for key, entry in self.found.items())
+
         self.index.write()
         etags = _etags(self.store)
         return all(etags.get(key) == self.index.etags[key] for key in self.found)

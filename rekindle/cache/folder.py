@@ -7,23 +7,27 @@ from pathlib import Path
 from argolocal.common.files import make_own
 from rekindle.errors import RekindleError
 
-CACHE = "REKINDLE_CACHE"  # environment variable with the directory for datasets; its disk must have enough space
+# environment variable with the directory for datasets; its disk must have enough space
+CACHE = "REKINDLE_CACHE"
 
 
 def cache_folder() -> Path:
     """Return the directory for datasets and results of checks. Raises RekindleError."""
-    if directory := os.environ.get(CACHE):
+    directory = os.environ.get(CACHE)
+    if directory:
         return Path(directory)
     return own_folder()
 
 
 def own_folder() -> Path:
-    """Return the directory of this user on this machine, which no other machine shares. Raises RekindleError."""
+    """Return the directory of this user on this machine, which no other machine shares. Raises
+    RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:
         make_own(directory)
     except OSError as error:
         raise RekindleError(
-            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another directory."
+            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another"
+            " directory."
         ) from error
     return directory

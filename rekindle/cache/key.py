@@ -44,30 +44,41 @@ def facts(
     is_local: bool = True,
     open_bucket: OpenBucket | None = None,
 ) -> Facts:
-    """Collect all that the outputs of a step depend on: inputs, code, and the content of the data that it reads.
+    """Collect all that the outputs of a step depend on: inputs, code, and the content of the data
+    that it reads.
 
-    `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code of this process);
-    `is_local`: the step would run on this machine. Raises UnknownKey if something cannot be read, such as a
-    local path without `is_local`.
+    `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code
+    of this process); `is_local`: the step would run on this machine. Raises UnknownKey if something
+    cannot be read, such as a local path without `is_local`.
     """
-    if reason := load(module).REUSE.not_reused_if(inputs):
+    reason = load(module).REUSE.not_reused_if(inputs)
+    if reason:
         raise NotReusable(reason)
+
     data_read = data_digests(module, inputs, is_local, open_bucket)
-    return facts_without_data(module, inputs, identity) | {"artifacts": dict(artifacts), "data_read": data_read}
+
+    return facts_without_data(module, inputs, identity) | {
+        "artifacts": dict(artifacts),
+        "data_read": data_read,
+    }
 
 
 def data_digests(
     module: str, inputs: StepInputs, is_local: bool = True, open_bucket: OpenBucket | None = None
 ) -> dict[str, str]:
-    """Map each path and s3:// URI that a step reads to a digest of its content. Raises UnknownKey."""
+    """Map each path and s3:// URI that a step reads to a digest of its content. Raises
+    UnknownKey."""
     uris = load(module).REUSE.data_read(inputs)
     return {uri: data_digest(uri, is_local, open_bucket or _open_bucket) for uri in uris}
 
 
 def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> Facts:
     """Collect the facts that need no data: step, code and inputs."""
-    ignored_inputs, fields = load(module).REUSE.ignored_inputs, type(inputs).model_fields
-    keyed_fields = [name for name in fields if name not in ignored_inputs and not is_artifact(fields[name])]
+    ignored_inputs = load(module).REUSE.ignored_inputs
+    fields = type(inputs).model_fields
+    keyed_fields = [
+        name for name in fields if name not in ignored_inputs and not is_artifact(fields[name])
+    ]
     values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
     workload = {"workload": str(getattr(inputs, "workload"))} if "workload" in fields else {}  # noqa: B009
     identity = identity or code.identity(modules_of({"step": module, "inputs": workload}))
@@ -82,7 +93,9 @@ def modules_of(facts: Facts) -> list[str]:
 def reason_not_covered(facts: Facts) -> str:
     """Return why the code in `facts` does not tell the files loaded since `loaded.watch`, or ""."""
     # all code of a pod is in the image, whose digest is the code in `facts`
-    return "" if facts["code"].startswith("sha256:") else loaded.reason_uncovered(modules_of(facts))
+    if facts["code"].startswith("sha256:"):
+        return ""
+    return loaded.reason_uncovered(modules_of(facts))
 
 
 def key(facts: Facts) -> str:
@@ -91,39 +104,48 @@ def key(facts: Facts) -> str:
 
 
 def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
-    """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI. Raises UnknownKey."""
+    """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI.
+    Raises UnknownKey."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
         objects = find_objects(open_bucket(parts.netloc), prefix)
+
         entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
         return hashlib.sha256(to_json(entries).encode()).hexdigest()
+
     if parts.scheme in ("http", "https", "ftp"):
         raise UnknownKey(f"it cannot be verified that {uri} is unchanged")
     if "://" in uri and parts.scheme != "file":
         return uri
+
     path = Path(uri.removeprefix("file://"))
     if not is_local:
         raise UnknownKey(f"{path} is a path in the pod and cannot be read from this machine")
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")
+
     return describe_files(path)["sha256"]
 
 
 def find_objects(store: "Store", key: str) -> "list[Entry]":
-    """Return the object `key`, else the objects in the folder `key`, else all objects whose key starts with `key`.
+    """Return the object `key`, else the objects in the folder `key`, else all objects whose key
+    starts with `key`.
 
-    A key that only starts with the name of the data, such as that of a backup, is not part of the data.
+    A key that only starts with the name of the data, such as that of a backup, is not part of the
+    data.
     """
-    entries, folder = list(store.list(key)), f"{key.rstrip('/')}/"
+    entries = list(store.list(key))
+    folder = f"{key.rstrip('/')}/"
     exact = [entry for entry in entries if entry.key == key != folder]
     return exact or [entry for entry in entries if entry.key.startswith(folder)] or entries
 
 
 def data_digest_or_empty(uri: str) -> str:
-    """Return the `data_digest` that this process can read; "" if it is missing, or cannot be verified."""
+    """Return the `data_digest` that this process can read; "" if it is missing, or cannot be
+    verified."""
     try:
         return data_digest(uri)
     except (UnknownKey, OSError):
@@ -131,25 +153,44 @@ def data_digest_or_empty(uri: str) -> str:
 
 
 def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
-    """Return the digest of data that was read after `digest_before` was computed; if it has changed, "" and a warning.
+    """Return the digest of data that was read after `digest_before` was computed; if it has
+    changed, "" and a warning.
 
     The warning is a sentence in a list, which is empty for unchanged data.
     """
     if data_digest_or_empty(uri) == digest_before:
         return digest_before, []
-    return "", [f"{uri} changed while it was read: the data of this run may be a mixture of old and new rows."]
+    return "", [
+        f"{uri} changed while it was read: the data of this run may be a mixture of old and new"
+        " rows."
+    ]
 
 
 def describe_files(path: Path) -> dict[str, Any]:
-    """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
+    """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and
+    bytes."""
     if path.exists() and not path.is_dir() and not path.is_file():
         # a device may be endless, and a FIFO would block
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder", str(path))
-    names = glob("**", root_dir=path, recursive=True, include_hidden=True)  # follows links, unlike Path.rglob
-    files = sorted(file for file in map(path.joinpath, names) if file.is_file()) if path.is_dir() else [path]
+
+    # follows links, unlike Path.rglob
+    names = glob("**", root_dir=path, recursive=True, include_hidden=True)
+    if path.is_dir():
+        files = sorted(file for file in map(path.joinpath, names) if file.is_file())
+    else:
+        files = [path]
+
     file_digests = []
     for file in files:
         with file.open("rb") as stream:
-            file_digests.append((str(file.relative_to(path)), hashlib.file_digest(stream, "sha256").hexdigest()))
+            file_digests.append(
+                (str(file.relative_to(path)), hashlib.file_digest(stream, "sha256").hexdigest())
+            )
+
     size = sum(file.stat().st_size for file in files)
-    return {"sha256": hashlib.sha256(to_json(file_digests).encode()).hexdigest(), "files": len(files), "bytes": size}
+
+    return {
+        "sha256": hashlib.sha256(to_json(file_digests).encode()).hexdigest(),
+        "files": len(files),
+        "bytes": size,
+    }

@@ -3,9 +3,10 @@
     watch()                                # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
 
-Python's audit events show the code that is executed or opened as a library, also if no module or file of it remains.
-The modules that a hook of the interpreter's start (sitecustomize, a .pth file) imported before `watch` are in
-`sys.modules`. The kernel lists the libraries that other libraries have loaded; only Linux has this list.
+Python's audit events show the code that is executed or opened as a library, also if no module or
+file of it remains. The modules that a hook of the interpreter's start (sitecustomize, a .pth file)
+imported before `watch` are in `sys.modules`. The kernel lists the libraries that other libraries
+have loaded; only Linux has this list.
 """
 
 import os
@@ -46,58 +47,74 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
         case "open", (str(file), *_) if file.endswith(COMPILED):
             _compiled_seen.update(_existing_file(file))
         # a library that is named without a folder is one of the system
-        case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(name):
+        case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(
+            name
+        ):
             _files_seen.update(_existing_file(os.fsdecode(name)))
         case _:
             pass
 
 
 def _existing_file(name: str) -> set[str]:
-    """Return the file, or the archive that contains it, in a set that is empty for the name of generated code."""
+    """Return the file, or the archive that contains it, in a set that is empty for the name of
+    generated code."""
     with suppress(OSError):  # the name is relative to a working directory that was removed
         path = os.path.abspath(name)
         while not os.path.exists(path):
             path = os.path.dirname(path)
-        return set() if os.path.isdir(path) else {path}
+        if os.path.isdir(path):
+            return set()
+        return {path}
     return set()
 
 
 def reason_uncovered(modules: Iterable[str]) -> str:
-    """Return why the key of the step and workload `modules` does not tell the loaded files, or ""."""
+    """Return why the key of the step and workload `modules` does not tell the loaded files, or
+    ""."""
     covered = {path.resolve() for path in code.closure(modules, project.search_path()).values()}
     loaded = _files_seen | set(map(_source_of, _compiled_seen)) | _module_files() | _mapped_files()
-    missing = sorted(file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered)
+
+    missing = sorted(
+        file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered
+    )
     if not missing:
         return _reason_unchecked()
+
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+
     return (
-        f"{missing[0]}{more} was loaded, but the cache key does not cover it, so no later run reuses the outputs: "
-        "import it by its literal name, or make the workload a package whose folder contains it."
+        f"{missing[0]}{more} was loaded, but the cache key does not cover it, so no later run"
+        " reuses the outputs: import it by its literal name, or make the workload a package whose"
+        " folder contains it."
     )
 
 
 def _module_files() -> set[str]:
-    """Return the files of the imported modules; without `watch`, the process has modules of other origin."""
+    """Return the files of the imported modules; without `watch`, the process has modules of other
+    origin."""
     modules = list(sys.modules.values()) if watch.cache_info().currsize else []
     names = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
     return {file for name in names if isinstance(name, str) for file in _existing_file(name)}
 
 
 def _source_of(copy: str) -> str:
-    """Return the source of a compiled copy in a cache of Python; another compiled module is a source of its own."""
+    """Return the source of a compiled copy in a cache of Python; another compiled module is a
+    source of its own."""
     with suppress(ValueError, NotImplementedError):
         return source_from_cache(copy)
     return copy
 
 
 def _reason_unchecked() -> str:
-    """Return a reason if Python has run a compiled copy of own code without comparing it with the source, or ""."""
+    """Return a reason if Python has run a compiled copy of own code without comparing it with the
+    source, or ""."""
     copies = [file for file in sorted(_compiled_seen) if _source_of(file) != file]
     for file in copies:
         if _is_own(Path(file)) and _has_unchecked_hash(Path(file)):
             return (
-                f"{file} was run without a comparison with its source, which the cache key covers, so no later run "
-                "reuses the outputs: delete it, or compile it with --invalidation-mode checked-hash."
+                f"{file} was run without a comparison with its source, which the cache key covers,"
+                " so no later run reuses the outputs: delete it, or compile it with"
+                " --invalidation-mode checked-hash."
             )
     return ""
 
@@ -117,16 +134,24 @@ def _mapped_files() -> set[str]:
         lines = MAPPED_FILES.read_text(errors="surrogateescape").splitlines()
     except FileNotFoundError:
         return set()
+
     # address, permissions, offset, device, inode, path
     rows = [fields for line in lines if len(fields := line.split(maxsplit=5)) == 6]
     files = {fields[5] for fields in rows if "x" in fields[1] and fields[5].startswith("/")}
+
     # generated machine code and shared memory have the names of files that never existed
-    return {file for file in files if Path(file).is_file() or (file.endswith(DELETED) and ".so" in Path(file).name)}
+    return {
+        file
+        for file in files
+        if Path(file).is_file() or (file.endswith(DELETED) and ".so" in Path(file).name)
+    }
 
 
 def _is_own(file: Path) -> bool:
-    """Return True if the key must cover a file: it is not of the system, an installed package or Rekindle itself."""
-    owned, others = _own_folders(tuple(project.search_path())), _other_folders()
+    """Return True if the key must cover a file: it is not of the system, an installed package or
+    Rekindle itself."""
+    owned = _own_folders(tuple(project.search_path()))
+    others = _other_folders()
     folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]
     if not folders:
         return not code.is_installed(file)
@@ -141,7 +166,11 @@ def _own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
 
 @cache
 def _other_folders() -> frozenset[Path]:
-    python = (sys.prefix, sys.base_prefix, *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+    python = (
+        sys.prefix,
+        sys.base_prefix,
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
     return _with_real_paths([*SYSTEM, *python, *project.ENGINE])
 
 

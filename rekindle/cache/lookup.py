@@ -3,8 +3,8 @@
     results = look_up(manifest, parameters, store, on_cluster=False)
     value = cached_parameter(manifest, results)            # of the workflow parameter `cached`
 
-A task's key needs the values of all its inputs; if some come from other tasks, those tasks must be cached, too. All
-other tasks look up the cache when they start.
+A task's key needs the values of all its inputs; if some come from other tasks, those tasks must be
+cached, too. All other tasks look up the cache when they start.
 """
 
 import re
@@ -17,7 +17,15 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
-from rekindle.cache.key import Facts, NotReusable, OpenBucket, UnknownKey, facts, facts_without_data, key
+from rekindle.cache.key import (
+    Facts,
+    NotReusable,
+    OpenBucket,
+    UnknownKey,
+    facts,
+    facts_without_data,
+    key,
+)
 from rekindle.documents import parse_object
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
@@ -27,11 +35,13 @@ from rekindle.step import Step, StepInputs, is_artifact, load, parse
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-COMMANDS = {  # the module that `python -m` runs → index of the step's first flag, and the step
+# the module that `python -m` runs → index of the step's first flag, and the step
+COMMANDS = {
     "rekindle": (4, ""),
     "rekindle.training.launch.launcher": (2, "steps.train"),
 }
-JSON_PATH_NAME = re.compile(r"\$\.(\w+)")  # name of a task in the parameter CACHED, in an expression
+# name of a task in the parameter CACHED, in an expression
+JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
 
 
@@ -66,7 +76,8 @@ def look_up(
     open_bucket: OpenBucket | None = None,
     read_only: bool = False,
 ) -> list[CacheResult]:
-    """Look up the cached result of each reusable task, in the order of the manifest. Raises StorageError.
+    """Look up the cached result of each reusable task, in the order of the manifest. Raises
+    StorageError.
 
     `read_only`: do not update the index of the cache, and do not claim entries for a new run.
     """
@@ -74,41 +85,65 @@ def look_up(
     cached = _cached_rows(parameter_values)
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
-    scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
+    scope: dict[str, Any] = {
+        f"workflow.parameters.{name}": value for name, value in parameter_values.items()
+    }
+
     # cached task → tags of its outputs
-    outputs = {name: _tags(row["task"], row) for name, row in cached.items() if isinstance(row, dict) and row["at"]}
+    outputs = {
+        name: _tags(row["task"], row)
+        for name, row in cached.items()
+        if isinstance(row, dict) and row["at"]
+    }
+
     results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks), read_only)
+
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(to_json([task, templates[task["template"]]])))
         # only the rows and outputs that the task refers to: each expression copies its scope
         rows = {name: cached[name] for name in cached_names if name in cached}
         task_scope = scope | {f"workflow.parameters.{CACHED}": to_json(rows)}
+
         for name in cached_names:
-            task_scope |= outputs.get(name, {})
+            task_scope.update(outputs.get(name, {}))
+
         call = None
         try:
             call = step_call_of(task, templates[task["template"]], task_scope)
             result = _find(task["name"], call, lookup, digests, on_cluster, open_bucket)
         except (UnknownKey, ConfigError, TemplateError) as error:
             result = CacheResult(task["name"], None, str(error))
+
         results.append(replace(result, call=call))
-        if entry := result.entry:
-            cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
+        entry = result.entry
+        if entry:
+            cached[cached_name(task["name"])].update({**entry.outputs, "at": entry.at})
             outputs[cached_name(task["name"])] = _tags(task["name"], entry.outputs)
-            digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
+            digests.update(
+                {
+                    f"{entry.at}/{name}": artifact["sha256"]
+                    for name, artifact in entry.artifacts.items()
+                }
+            )
+
     if not lookup.close():
         return look_up(manifest, parameters, store, on_cluster=on_cluster, open_bucket=open_bucket)
+
     return results
 
 
-def cached_parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, every task runs with this value."""
+def cached_parameter(
+    manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True
+) -> str:
+    """Return the value of the workflow parameter CACHED; without `reuse`, every task runs with this
+    value."""
     value = _cached_rows(_parameters(manifest))
     for result in results if reuse else []:
-        if entry := result.entry:
-            value[cached_name(result.task)] |= {**entry.outputs, "at": entry.at}
+        entry = result.entry
+        if entry:
+            value[cached_name(result.task)].update({**entry.outputs, "at": entry.at})
     return to_json(value | {REUSE: "yes" if reuse else "no"})
 
 
@@ -144,7 +179,11 @@ def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
             row = cached.get(cached_name(task["name"]))
-            if row and not (isinstance(row, dict) and row["at"]) and task.get("template") in templates:
+            if (
+                row
+                and not (isinstance(row, dict) and row["at"])
+                and task.get("template") in templates
+            ):
                 yield task
 
 
@@ -152,23 +191,53 @@ def _tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
     return {f"tasks.{task}.outputs.parameters.{name}": None for name in outputs}
 
 
-def step_call_of(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> StepCall:
+def step_call_of(
+    task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]
+) -> StepCall:
     """Return the step that a task runs. Raises UnknownKey if it runs another program."""
     arguments = substitute(task.get("arguments") or {}, scope)
     inputs = template.get("inputs") or {}
-    values = {item["name"]: item.get("value", item.get("default")) for item in inputs.get("parameters") or []}
-    values |= {item["name"]: item.get("value") for item in arguments.get("parameters") or []}
-    template_scope = dict(scope) | {f"inputs.parameters.{name}": str(value) for name, value in values.items()}
-    artifacts = {item["name"]: str((item.get("s3") or {}).get("key")) for item in arguments.get("artifacts") or []}
-    body = substitute({name: template[name] for name in ("container", "resource") if name in template}, template_scope)
-    containers = [body["container"]] if "container" in body else _containers(documents(body["resource"]["manifest"]))
+    values = {
+        item["name"]: item.get("value", item.get("default"))
+        for item in inputs.get("parameters") or []
+    }
+    values.update({item["name"]: item.get("value") for item in arguments.get("parameters") or []})
+    template_scope = dict(scope) | {
+        f"inputs.parameters.{name}": str(value) for name, value in values.items()
+    }
+    artifacts = {
+        item["name"]: str((item.get("s3") or {}).get("key"))
+        for item in arguments.get("artifacts") or []
+    }
+
+    body = substitute(
+        {name: template[name] for name in ("container", "resource") if name in template},
+        template_scope,
+    )
+    if "container" in body:
+        containers = [body["container"]]
+    else:
+        containers = _containers(documents(body["resource"]["manifest"]))
+
     for container in containers:
-        args = [arg.replace("$$", "$") for arg in container.get("args") or []]  # as the kubelet does
+        # as the kubelet does
+        args = [arg.replace("$$", "$") for arg in container.get("args") or []]
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first_flag, module = COMMANDS[args[1]]
-            flags = (flag[2:].partition("=") for flag in args[first_flag:] if flag.startswith("--") and "=" in flag)
-            flag_texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
+            flags = (
+                flag[2:].partition("=")
+                for flag in args[first_flag:]
+                if flag.startswith("--") and "=" in flag
+            )
+
+            flag_texts = {
+                name.replace("-", "_"): text
+                for name, _, text in flags
+                if f"--{name}" not in RUNNER_FLAGS
+            }
+
             return StepCall(module or args[3], flag_texts, artifacts, container.get("image", ""))
+
     raise UnknownKey("the task does not run a step")
 
 
@@ -176,7 +245,9 @@ def _containers(value: Any) -> Iterator[dict[str, Any]]:
     """Yield every container in the objects of a manifest."""
     if isinstance(value, dict):
         yield from value.get("containers") or []
-    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+    for child in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    ):
         yield from _containers(child)
 
 
@@ -190,18 +261,35 @@ def _find(
 ) -> CacheResult:
     identity = code.image_digest(call.image) if on_cluster else ""
     if on_cluster and not identity:
-        raise UnknownKey(f"the image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
+        raise UnknownKey(
+            f"the image {call.image} is not pinned by digest: the pod looks up the cache when it"
+            " starts"
+        )
+
     step = load(call.module)
     texts, paths = _input_texts(step, call)
-    if unknown := _unknown_inputs(step, texts):
+
+    unknown = _unknown_inputs(step, texts)
+    if unknown:
         raise UnknownKey(f"the input {unknown[0]} is known only at run time")
+
     missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
+
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    step_facts = facts(call.module, _parse_inputs(step, texts, paths), artifacts, identity, not on_cluster, open_bucket)
+    step_facts = facts(
+        call.module,
+        _parse_inputs(step, texts, paths),
+        artifacts,
+        identity,
+        not on_cluster,
+        open_bucket,
+    )
+
     entry = lookup.find(cache_key := key(step_facts))
     reason = "" if entry else "no cached result for these inputs, code and data"
+
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
 
 
@@ -212,37 +300,56 @@ def known_facts(call: StepCall, on_cluster: bool) -> Facts:
     """
     step = load(call.module)
     texts, paths = _input_texts(step, call)
-    identity, unknown = code.image_digest(call.image) if on_cluster else "", _unknown_inputs(step, texts)
+    identity = code.image_digest(call.image) if on_cluster else ""
+    unknown = _unknown_inputs(step, texts)
     inputs = _parse_inputs(step, texts, paths)
-    if reason := step.REUSE.not_reused_if(inputs):
+
+    reason = step.REUSE.not_reused_if(inputs)
+    if reason:
         raise NotReusable(reason)
+
     known = facts_without_data(call.module, inputs, identity)
-    return known | {"inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}}
+    return known | {
+        "inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}
+    }
 
 
 def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]:
     """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
     fields = step.Inputs.model_fields
     artifacts = [name for name, info in fields.items() if is_artifact(info)]
-    return {name: text for name, text in call.flags.items() if name in fields and name not in artifacts}, artifacts
+    return {
+        name: text for name, text in call.flags.items() if name in fields and name not in artifacts
+    }, artifacts
 
 
 def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that are known only at run time, and that the result depends on."""
-    return [name for name, text in texts.items() if "{{" in text and name not in step.REUSE.ignored_inputs]
+    return [
+        name
+        for name, text in texts.items()
+        if "{{" in text and name not in step.REUSE.ignored_inputs
+    ]
 
 
 def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
     fields = step.Inputs.model_fields
-    usable = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
-    return parse(step.Inputs, without_unknown(step.Inputs, usable) | {name: f"/{name}" for name in artifacts})
+    usable = {
+        name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()
+    }
+    return parse(
+        step.Inputs, without_unknown(step.Inputs, usable) | {name: f"/{name}" for name in artifacts}
+    )
 
 
 def without_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of inputs; a text with a template tag is empty if its input has a pattern."""
+    """Return the texts of inputs; a text with a template tag is empty if its input has a
+    pattern."""
     known_texts = dict(texts)
     for name, text in texts.items():
-        has_pattern = any(getattr(mark, "pattern", None) for mark in inputs.model_fields[name].metadata)
+        has_pattern = any(
+            getattr(mark, "pattern", None) for mark in inputs.model_fields[name].metadata
+        )
         if "{{" in text and has_pattern:
             known_texts[name] = ""
     return known_texts

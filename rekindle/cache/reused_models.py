@@ -1,6 +1,7 @@
 """Find the models of a run's trainings before their jobs start, in the pod that prepares the data.
 
-A look-up before the run cannot know the digest of a dataset that the run prepares, and is not made for scheduled runs.
+A look-up before the run cannot know the digest of a dataset that the run prepares, and is not made
+for scheduled runs.
 """
 
 import json
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 FILES = ("model.safetensors", CURVE, "model.json")  # the last file marks the training as complete
-REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs were reused
+# object below RUN/TASK that names the run and task whose outputs were reused
+REUSED_FROM = "cached"
 
 
 def copy_model(store: "Store", source: str, target: str) -> None:
@@ -29,14 +31,20 @@ def copy_model(store: "Store", source: str, target: str) -> None:
 
 
 def copy_reused_models(
-    store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
+    store: "Store",
+    packed_manifest: str,
+    cached: Mapping[str, Any],
+    at: str,
+    outputs: Mapping[str, str],
 ) -> dict[str, Any]:
     """Copy the model of each training that an earlier run has trained identically to this run.
 
-    `at`: RUN/TASK of this step, and `outputs` its outputs. Return the workflow parameter `cached` with the location of
-    these models. A training whose model is not found, or cannot be copied, trains.
+    `at`: RUN/TASK of this step, and `outputs` its outputs. Return the workflow parameter `cached`
+    with the location of these models. A training whose model is not found, or cannot be copied,
+    trains.
     """
     reused_models = dict(cached)
+
     try:
         for result in _look_up(store, packed_manifest, cached, at, outputs):
             target = f"{at.partition('/')[0]}/{result.task}"
@@ -44,24 +52,41 @@ def copy_reused_models(
                 copy_model(store, result.entry.at, target)
                 name = cached_name(result.task)
                 reused_models[name] = reused_models[name] | {"at": result.entry.at}
-                say(f"cached: {result.task} is the same training as {result.entry.at}; its job does not start")
+                say(
+                    f"cached: {result.task} is the same training as {result.entry.at}; its job does"
+                    " not start"
+                )
     except Exception as error:  # no error of the look-up may fail the run, which can train
-        say(f"the models of earlier trainings are not looked up further: {type(error).__name__}: {error}")
+        say(
+            f"the models of earlier trainings are not looked up further: {type(error).__name__}:"
+            f" {error}"
+        )
+
     return reused_models
 
 
 def _look_up(
-    store: "Store", packed_manifest: str, cached: Mapping[str, Any], at: str, outputs: Mapping[str, str]
+    store: "Store",
+    packed_manifest: str,
+    cached: Mapping[str, Any],
+    at: str,
+    outputs: Mapping[str, str],
 ) -> list[lookup.CacheResult]:
     """Look up the trainings of the manifest, as if the outputs of this step came from the cache."""
     spec = json.loads(unpack(packed_manifest))["spec"]
     jobs = {template["name"] for template in spec["templates"] if "resource" in template}
-    tasks = [task for template in spec["templates"] for task in template.get("dag", {}).get("tasks", [])]
+    tasks = [
+        task for template in spec["templates"] for task in template.get("dag", {}).get("tasks", [])
+    ]
     trainings = {cached_name(task["name"]) for task in tasks if task.get("template") in jobs}
     own_task = at.partition("/")[2]
     rows = {name: row for name, row in cached.items() if name in trainings}
     rows[cached_name(own_task)] = {"task": own_task, **outputs, "at": at}
-    # other parameters may have other values in this run than in the manifest: inputs with these values stay unknown
+    # other parameters may have other values in this run than in the manifest: inputs with these
+    # values stay unknown
     arguments = {"parameters": [{"name": CACHED, "value": to_json(rows)}]}
     on_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
-    return lookup.look_up({"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True)
+
+    return lookup.look_up(
+        {"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True
+    )

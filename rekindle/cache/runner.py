@@ -1,4 +1,5 @@
-"""Run a step as a command, or reuse the outputs of an earlier run; record the outputs for later runs."""
+"""Run a step as a command, or reuse the outputs of an earlier run; record the outputs for later
+runs."""
 
 import argparse
 import os
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from rekindle import step
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, data_digests, describe_files, facts, key, reason_not_covered
+from rekindle.cache.key import (
+    Facts,
+    UnknownKey,
+    data_digests,
+    describe_files,
+    facts,
+    key,
+    reason_not_covered,
+)
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
 from rekindle.errors import DataError, StorageError, say
 from rekindle.keys import REUSED_MODELS
@@ -24,14 +33,19 @@ if TYPE_CHECKING:
 RUN_ID = "run_id"  # like REUSED_MODELS never reused: each run has its own MLflow run
 
 
-def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
-    """Reuse cached outputs or, without a usable cache, run the step like `rekindle.step.execute`."""
+def execute(
+    module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace
+) -> None:
+    """Reuse cached outputs or, without a usable cache, run the step like
+    `rekindle.step.execute`."""
     task = getattr(options, "entry", "")  # RUN/TASK
     if not task or not os.environ.get("S3_BUCKET"):
         return step.execute(module, inputs, targets, options)
+
     from rekindle.storage import Store
 
     store = Store.from_env().short_retries()
+
     step_facts = _facts(module, inputs)
     if (
         step_facts
@@ -43,27 +57,39 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
             return _copy_models(store, inputs, entry.outputs, targets, options)
         except (StorageError, DataError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
-    # a step that runs although an entry exists replaces it: the entry is damaged, or the user does not want it
+
+    # a step that runs although an entry exists replaces it: the entry is damaged, or the user does
+    # not want it
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
         say("the data changed while it was read, so no later run reuses the outputs")
         step_facts = None
+
     if step_facts and (reason := reason_not_covered(step_facts)):
         say(reason)
         step_facts = None
+
     artifacts = {name: describe_files(path) for name, path in _artifacts(outputs).items()}
     texts = {
         name: output_text(name, value)
         for name, value in outputs
         if name not in artifacts and name not in (RUN_ID, REUSED_MODELS)
     }
+
     write_outputs(outputs, targets)
     _copy_models(store, inputs, texts, targets, options)
+
     if step_facts:
         entry = entries.Entry(
-            key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
+            key(step_facts),
+            task,
+            texts,
+            artifacts,
+            step_facts,
+            round(time.monotonic() - start_time, 3),
         )
+
         entries.result_or_none(entries.record, store, entry)
         entries.result_or_none(record_code, store, step_facts)
 
@@ -71,7 +97,9 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
     with suppress(UnknownKey, StorageError, OSError):
         return facts(
-            module, inputs, {name: describe_files(path)["sha256"] for name, path in _artifacts(inputs).items()}
+            module,
+            inputs,
+            {name: describe_files(path)["sha256"] for name, path in _artifacts(inputs).items()},
         )
     return None
 
@@ -88,28 +116,47 @@ def _artifacts(values: StepInputs | StepOutputs) -> dict[str, Path]:
 
 
 def _copy_models(
-    store: "Store", inputs: Any, outputs: Mapping[str, str], targets: Mapping[str, Path], options: argparse.Namespace
+    store: "Store",
+    inputs: Any,
+    outputs: Mapping[str, str],
+    targets: Mapping[str, Path],
+    options: argparse.Namespace,
 ) -> None:
-    """Copy the models of the run's trainings that are known with the `outputs` of this step, unless nothing trains."""
-    if REUSED_MODELS in targets and options.reuse == "yes" and inputs.manifest and not outputs.get("unchanged"):
-        reused_models = copy_reused_models(store, inputs.manifest, inputs.cached, options.entry, outputs)
+    """Copy the models of the run's trainings that are known with the `outputs` of this step, unless
+    nothing trains."""
+    if (
+        REUSED_MODELS in targets
+        and options.reuse == "yes"
+        and inputs.manifest
+        and not outputs.get("unchanged")
+    ):
+        reused_models = copy_reused_models(
+            store, inputs.manifest, inputs.cached, options.entry, outputs
+        )
         targets[REUSED_MODELS].write_text(output_text(REUSED_MODELS, reused_models))
 
 
 def _reject_damaged(entry: entries.Entry, name: str, path: Path, address: str) -> None:
-    """Raise DataError, and delete the copy, unless an artifact has the content that the entry records."""
-    actual, recorded = describe_files(path)["sha256"], entry.artifacts[name]["sha256"]
+    """Raise DataError, and delete the copy, unless an artifact has the content that the entry
+    records."""
+    actual = describe_files(path)["sha256"]
+    recorded = entry.artifacts[name]["sha256"]
     if actual != recorded:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-        raise DataError(f"{address} has the sha256 {actual}, and {recorded} in the cache: it was changed.")
+        raise DataError(
+            f"{address} has the sha256 {actual}, and {recorded} in the cache: it was changed."
+        )
 
 
-def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str) -> None:
+def _reuse(
+    store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str
+) -> None:
     """Write the outputs of `entry` to `targets`."""
     for name, target in targets.items():
         if name in entry.artifacts:
             store.download(f"{entry.at}/{name}", target)
             _reject_damaged(entry, name, target, store.uri(f"{entry.at}/{name}"))
+
     for name, target in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         if name == RUN_ID:
@@ -118,5 +165,6 @@ def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str,
             target.write_text(output_text(name, inputs.cached))
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])
+
     store.put(f"{task}/{REUSED_FROM}", entry.at.encode())
     say(f"cached: outputs of {entry.at}, computed in {entry.seconds:.1f} s")

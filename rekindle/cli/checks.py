@@ -10,7 +10,14 @@ from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_paths, check_training
-from rekindle.cli.options import Target, cluster_flag, cluster_options, configured, manifest_options, no_cache_option
+from rekindle.cli.options import (
+    Target,
+    cluster_flag,
+    cluster_options,
+    configured,
+    manifest_options,
+    no_cache_option,
+)
 from rekindle.cli.output import print_checks, print_manifest
 from rekindle.cluster.api import Cluster
 
@@ -22,8 +29,13 @@ WOULD_RUN = 10  # exit code of `plan` if a task would run
 
 @command
 @configured
-@click.option("--kind", type=click.Choice(["workflow", "template", "cron"]), default="workflow", show_default=True,
-              help="Kind of the object: Workflow, WorkflowTemplate or CronWorkflow.")  # fmt: skip
+@click.option(
+    "--kind",
+    type=click.Choice(["workflow", "template", "cron"]),
+    default="workflow",
+    show_default=True,
+    help="Kind of the object: Workflow, WorkflowTemplate or CronWorkflow.",
+)
 @output_option("yaml", "json")
 def render(source: Source, kind: "Kind", as_json: bool) -> None:
     """Print the Argo manifest of a config.
@@ -41,13 +53,18 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 
 @command
 @configured
-@click.option("--explain", "key", metavar="KEY", help="Key or section to describe: its values, default and meaning.")
+@click.option(
+    "--explain",
+    "key",
+    metavar="KEY",
+    help="Key or section to describe: its values, default and meaning.",
+)
 @output_option("text", "json")
 def config(source: Source, key: str | None, as_json: bool) -> None:
     """Show each value of a config and its origin, or explain a key.
 
-    Precedence: --set, the environment (REKINDLE_TRAIN__WORKERS=3), the file, the default. --explain needs no CONFIG,
-    except for keys that a workload or a pipeline of your own adds.
+    Precedence: --set, the environment (REKINDLE_TRAIN__WORKERS=3), the file, the default. --explain
+    needs no CONFIG, except for keys that a workload or a pipeline of your own adds.
 
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
@@ -55,12 +72,19 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
     """
     if key is not None:
         return _explain(source, key, as_json)
+
     loaded = source.load()
     check_paths(loaded.config)
     rows = list(loaded.rows())
+
     if as_json:
-        click.echo(to_json({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
+        click.echo(
+            to_json(
+                {path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2
+            )
+        )
         return
+
     width = max(len(path) for path, _, _ in rows)
     for path, value, origin in rows:
         value_text = value if isinstance(value, str) else to_json(value)
@@ -74,24 +98,40 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
     if as_json:
         click.echo(to_json([setting._asdict() for setting in settings], indent=2))
         return
+
     for setting in settings:
-        default = "" if setting.default is None else f"  (default: {to_json(setting.default)})"
+        if setting.default is None:
+            default = ""
+        else:
+            default = f"  (default: {to_json(setting.default)})"
+
         click.echo(f"{setting.key}: {setting.values}{default}")
         click.echo(f"    {setting.description}")
 
 
 @command
 @click.argument("configs", nargs=-1, type=File())
-@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Value to override in each config.")
-@click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=File(),
-              help="File or folder with Argo or Kubernetes objects (YAML or JSON).")  # fmt: skip
+@click.option(
+    "--set", "sets", multiple=True, metavar="A.B=C", help="Value to override in each config."
+)
+@click.option(
+    "--manifest",
+    "manifests",
+    multiple=True,
+    metavar="FILE",
+    type=File(),
+    help="File or folder with Argo or Kubernetes objects (YAML or JSON).",
+)
 @output_option("text", "json")
-def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool) -> int:
+def lint(
+    configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool
+) -> int:
     """Find errors in workloads and manifests before a run.
 
-    A config's workload is tried on the first rows of its data, as by `rekindle check`; the result is remembered until
-    the code or the settings change. References to WorkflowTemplates in the given files are checked too. Exit codes: 0
-    no errors (there may be warnings), 1 errors, 2 bad usage or config.
+    A config's workload is tried on the first rows of its data, as by `rekindle check`; the result
+    is remembered until the code or the settings change. References to WorkflowTemplates in the
+    given files are checked too. Exit codes: 0 no errors (there may be warnings), 1 errors, 2 bad
+    usage or config.
 
     Example:
       rekindle lint configs/demo.yaml
@@ -103,31 +143,44 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    documents = Documents([(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs])
+
+    documents = Documents(
+        [(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs]
+    )
     for path in manifests:
         documents.add(path)
+
     # nobody chose the default image: `submit` warns of it, where it matters
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
+
     return print_findings(
         documents,
         as_json,
-        lambda finding: finding.file not in rendered_files or not finding.message.startswith(default_warning),
+        lambda finding: (
+            finding.file not in rendered_files or not finding.message.startswith(default_warning)
+        ),
     )
 
 
 @command
 @configured
-@click.option("--rows", type=click.IntRange(0), default=1000, show_default=True,
-              help="Number of rows to use, from the start of the data; 0: all rows.")  # fmt: skip
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="Number of rows to use, from the start of the data; 0: all rows.",
+)
 @parameters_option("End of a moving window, instead of the current time: scheduled-time=TIME.")
 @output_option("text", "json")
 def check(source: Source, rows: int, as_json: bool) -> int:
     """Try a workload on a few rows, in seconds.
 
-    The command runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory
-    of the training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated
-    from the rest (`first_rows` of the workload's Data), as in a moving window. Exit codes: 0 no error, 2 an error.
+    The command runs `prepare`, one training step, predictions and metrics, and prints the batch,
+    the model, the memory of the training state and the FLOPs of a step. All of the data is used if
+    its first rows cannot be separated from the rest (`first_rows` of the workload's Data), as in a
+    moving window. Exit codes: 0 no error, 2 an error.
 
     Example:
       rekindle check configs/digits.yaml
@@ -143,9 +196,15 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
     config = source.load().config
     check_paths(config)
-    report = rehearse(config.model_dump(mode="json"), rows, thorough=True, scheduled=source.scheduled_time())
+    report = rehearse(
+        config.model_dump(mode="json"), rows, thorough=True, scheduled=source.scheduled_time()
+    )
     click.echo(to_json(report, indent=2) if as_json else text(report))
-    return 2 if "error" in report else 0
+
+    if "error" in report:
+        return 2
+
+    return 0
 
 
 @command
@@ -157,9 +216,9 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool) -> int:
     """Forecast a run: its tasks, time, resources and release.
 
-    The command shows which tasks run and why, which are reused, how long the run takes according to former runs,
-    what its pods request, and which model it may release. Nothing is started or written. Exit codes: 0 every task is
-    cached, 10 a task would run, 2 bad usage or config.
+    The command shows which tasks run and why, which are reused, how long the run takes according to
+    former runs, what its pods request, and which model it may release. Nothing is started or
+    written. Exit codes: 0 every task is cached, 10 a task would run, 2 bad usage or config.
 
     Example:
       rekindle plan configs/demo.yaml --set train.epochs=10
@@ -169,14 +228,24 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
 
     manifest, other_objects = source.manifests(check_paths)
     sources = forecast.Sources(homes.path() if cluster else homes.current(), cluster)
-    result = forecast.forecast(sources, manifest, pairs_of(source.parameters), other_objects, not no_cache)
+    result = forecast.forecast(
+        sources, manifest, pairs_of(source.parameters), other_objects, not no_cache
+    )
     click.echo(to_json(forecast.as_json(result), indent=2) if as_json else text.text(result))
-    return WOULD_RUN if result.runs_anything() else 0
+
+    if result.runs_anything():
+        return WOULD_RUN
+
+    return 0
 
 
 @command
 @configured
-@click.option("--cluster", is_flag=True, help="Check a namespace of a cluster, as `rekindle platform check` does.")
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Check a namespace of a cluster, as `rekindle platform check` does.",
+)
 @cluster_options
 @output_option("text", "json")
 def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
@@ -191,6 +260,7 @@ def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
         from rekindle.cli.platform import check_namespace
 
         return check_namespace(source, target, as_json)
+
     from rekindle.doctor.machine import check
 
     return print_checks(check(homes.path()), as_json)

@@ -19,18 +19,33 @@ def demo() -> None:
 
 
 @demo.command
-@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Number of workers.")
-@click.option("--seconds-between", type=Number(0), default=3, show_default=True,
-              help="Time between attacks, in seconds.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Number of training steps.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random choice of attacks.")
+@click.option(
+    "--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Number of workers."
+)
+@click.option(
+    "--seconds-between",
+    type=Number(0),
+    default=3,
+    show_default=True,
+    help="Time between attacks, in seconds.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(20),
+    default=1500,
+    show_default=True,
+    help="Number of training steps.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the random choice of attacks."
+)
 @output_option("text", "json")
 def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: bool) -> int:
     """Watch a training run survive attacks.
 
-    A small model is trained twice: once undisturbed, once while its workers, their launchers and the coordinator are
-    killed, stopped and terminated. Exit codes: 0 the weights of both trainings have the same sha256, 1 they
-    differ, 130 stopped by Ctrl-C.
+    A small model is trained twice: once undisturbed, once while its workers, their launchers and
+    the coordinator are killed, stopped and terminated. Exit codes: 0 the weights of both trainings
+    have the same sha256, 1 they differ, 130 stopped by Ctrl-C.
 
     Example:
       rekindle demo chaos --workers 4
@@ -38,5 +53,6 @@ def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: 
     from rekindle.view.demo.chaos import Plan, run
 
     project.use_reference()
+
     with run_output(as_json):
         return run(home(), Plan(workers, seconds_between, steps, seed), as_json=as_json)

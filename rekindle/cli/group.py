@@ -4,22 +4,47 @@ import click
 
 from argolocal.cli.group import CONTEXT, Commands
 
-SECTIONS = {  # sections of `rekindle --help`, each with its commands
+# sections of `rekindle --help`, each with its commands
+SECTIONS = {
     "Get started": ("init", "demo", "doctor", "trust"),
-    "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
+    "Run and watch": (
+        "run",
+        "sweep",
+        "resume",
+        "status",
+        "logs",
+        "explain",
+        "stop",
+        "down",
+        "rollback",
+        "prune",
+    ),
     "Inspect before a run": ("config", "render", "lint", "check", "plan"),
     "Data and results": ("put", "ui", "get", "env", "cache", "reproduce"),
     "Use a cluster": (
-        *("images", "platform", "submit", "schedule", "run-now", "backfill", "scale", "unschedule", "delete"),
+        *(
+            "images",
+            "platform",
+            "submit",
+            "schedule",
+            "run-now",
+            "backfill",
+            "scale",
+            "unschedule",
+            "delete",
+        ),
     ),
     "Inside a pod": ("step",),
 }
 
 
 @click.group(cls=Commands, sections=SECTIONS, context_settings=CONTEXT)
-@click.version_option(package_name="rekindle", message="rekindle %(version)s", help="Show the version.")
+@click.version_option(
+    package_name="rekindle", message="rekindle %(version)s", help="Show the version."
+)
 def commands() -> None:
-    """Train, evaluate, release and serve a model from one manifest, on this machine or on a cluster.
+    """Train, evaluate, release and serve a model from one manifest, on this machine or on a
+    cluster.
 
     \b
     Example:

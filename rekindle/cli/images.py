@@ -21,16 +21,25 @@ def images() -> None:
 @click.argument("name", type=click.Choice([*builder.BUILD_ARGUMENTS]))
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.option("--tag", required=True, metavar="REPOSITORY:TAG", help="Name and tag of the image.")
-@click.option("--push", is_flag=True, help="Push the image to the registry of its tag, and print its digest.")
-@click.option("--insecure", is_flag=True, help="Push to a registry without TLS, such as kind's (buildah only).")
+@click.option(
+    "--push", is_flag=True, help="Push the image to the registry of its tag, and print its digest."
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Push to a registry without TLS, such as kind's (buildah only).",
+)
 @output_option("text", "json")
-def build(name: builder.Name, flags: tuple[str, ...], tag: str, push: bool, insecure: bool, as_json: bool) -> None:
+def build(
+    name: builder.Name, flags: tuple[str, ...], tag: str, push: bool, insecure: bool, as_json: bool
+) -> None:
     """Build an image with docker or buildah.
 
-    NAME: `train` can run every step and serve, `serve` can only serve, `mlflow` is the MLflow server, `project` is
-    built from the Dockerfile of the current project, on top of `train`. Arguments after -- are passed to the builder.
-    A pushed image is printed with its digest: set `cluster.image` to this name, so that runs record the exact image.
-    docker pushes without TLS only to localhost and to "insecure-registries" in /etc/docker/daemon.json.
+    NAME: `train` can run every step and serve, `serve` can only serve, `mlflow` is the MLflow
+    server, `project` is built from the Dockerfile of the current project, on top of `train`.
+    Arguments after -- are passed to the builder. A pushed image is printed with its digest: set
+    `cluster.image` to this name, so that runs record the exact image. docker pushes without TLS
+    only to localhost and to "insecure-registries" in /etc/docker/daemon.json.
 
     Example:
       rekindle images build train --tag registry.example.com/rekindle:0.1 --push
@@ -38,5 +47,12 @@ def build(name: builder.Name, flags: tuple[str, ...], tag: str, push: bool, inse
       rekindle images build serve --tag rekindle-serve:0.1 -- --build-arg BASE=python:3.12-slim
     """
     image = builder.build(name, tag, push=push, insecure=insecure, flags=flags)
-    result = {"tag": image.tag, "id": image.id, "digest": image.digest or None, "pinned": image.pinned or None}
+
+    result = {
+        "tag": image.tag,
+        "id": image.id,
+        "digest": image.digest or None,
+        "pinned": image.pinned or None,
+    }
+
     print_result(as_json, result, image.pinned or f"{image.tag}  {image.id}")

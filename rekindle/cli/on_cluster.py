@@ -13,7 +13,13 @@ from argolocal.cli.output import errors_as_json, print_result
 from argolocal.manifest.kinds import COMPLETED
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source
-from rekindle.cli.options import Target, cluster_options, configured, manifest_options, no_cache_option
+from rekindle.cli.options import (
+    Target,
+    cluster_options,
+    configured,
+    manifest_options,
+    no_cache_option,
+)
 from rekindle.cli.output import print_manifest
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
@@ -22,10 +28,18 @@ from rekindle.errors import ConfigError
 @command
 @configured
 @manifest_options
-@click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; Ctrl-C ends only the watch.")
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Show the run until it completes; Ctrl-C ends only the watch.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the Workflow without submitting it.")
-@click.option("--argo-server", metavar="URL",
-              help="URL of an Argo Server to use instead of the Kubernetes API (default: ARGO_SERVER).")  # fmt: skip
+@click.option(
+    "--argo-server",
+    metavar="URL",
+    help="URL of an Argo Server to use instead of the Kubernetes API (default: ARGO_SERVER).",
+)
 @cluster_options
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if an identical run is active.")
@@ -42,8 +56,8 @@ def submit(
 ) -> int:
     """Run a pipeline on a cluster.
 
-    The namespace comes from --namespace, else from the config or manifest, else from the kubectl context. With --watch,
-    the exit codes are the same as for `rekindle run`.
+    The namespace comes from --namespace, else from the config or manifest, else from the kubectl
+    context. With --watch, the exit codes are the same as for `rekindle run`.
 
     Example:
       rekindle submit configs/cluster.yaml --namespace models --watch
@@ -56,7 +70,11 @@ def submit(
         main_manifest, other_objects = source.manifests()
         _print_warnings(main_manifest, source.config or source.manifest, other_objects)
         for manifest in other_objects:
-            click.echo(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
+            click.echo(
+                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`",
+                err=True,
+            )
+
         namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
@@ -64,25 +82,35 @@ def submit(
         namespace = cluster.namespace if cluster else namespace
         from rekindle.view import reuse
 
-        values = reuse.add_cached_on_cluster(main_manifest, pairs_of(source.parameters), not no_cache)
+        values = reuse.add_cached_on_cluster(
+            main_manifest, pairs_of(source.parameters), not no_cache
+        )
         workflow = workflows.submission(main_manifest, values, namespace)
+
         if dry_run:
             print_manifest(workflow, as_json)
             return 0
+
         if server:
             server.namespace = namespace
-            find_duplicate, create = server.find_duplicate, server.submit
+            find_duplicate = server.find_duplicate
+            create = server.submit
         else:
             assert cluster
             find_duplicate = partial(workflows.find_duplicate, cluster)
             create = partial(workflows.submit, cluster)
+
         if not yes:
             _confirm_duplicate(find_duplicate(workflow))
+
         create(workflow)
+
     return _report_submission(workflow, cluster, watch, as_json)
 
 
-def _print_warnings(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
+def _print_warnings(
+    manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()
+) -> None:
     """Print the warnings of `lint`. Raises ConfigError for errors that `lint` finds."""
     from argolocal import validate
 
@@ -105,33 +133,49 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
     click.confirm(f"{problem}. {question}", abort=True, err=True)
 
 
-def _report_submission(workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool) -> int:
+def _report_submission(
+    workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool
+) -> int:
     from rekindle.cluster.workflows import SHA256
 
-    name, namespace = workflow["metadata"]["name"], workflow["metadata"]["namespace"]
+    name = workflow["metadata"]["name"]
+    namespace = workflow["metadata"]["namespace"]
     flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
     click.echo(f"{name} was submitted to namespace {namespace}", err=as_json)
+
     if watch and cluster:
         from rekindle.view import cluster_watch
 
         return cluster_watch.watch(cluster, name, as_json=as_json)
+
     sha256 = workflow["metadata"]["annotations"][SHA256]
-    result = {"workflow": name, "namespace": namespace, "phase": "Pending", "manifest_sha256": sha256}
+    result = {
+        "workflow": name,
+        "namespace": namespace,
+        "phase": "Pending",
+        "manifest_sha256": sha256,
+    }
+
     text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
     print_result(as_json, result, text)
+
     return 0
 
 
 @command
 @configured
-@click.option("--suspend/--unsuspend", default=None, help="Suspend or resume the schedule (default: schedule.suspend).")
+@click.option(
+    "--suspend/--unsuspend",
+    default=None,
+    help="Suspend or resume the schedule (default: schedule.suspend).",
+)
 @cluster_options
 @output_option("text", "json")
 def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
     """Schedule a pipeline on a cluster, and print the changes.
 
-    The command applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have started are not
-    affected.
+    The command applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have
+    started are not affected.
 
     Example:
       rekindle schedule configs/cluster.yaml --namespace models
@@ -142,27 +186,42 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
+
     if suspend is not None:  # the flag changes only the CronWorkflow, not the template
         cron["spec"].pop("suspend", None)
-        cron["spec"] |= {"suspend": True} if suspend else {}
+        cron["spec"].update({"suspend": True} if suspend else {})
+
     for manifest in (template, cron):
         _print_warnings(manifest, source.config)
+
     cluster = target.connect(loaded.config.cluster.namespace)
     changes = list(workflows.schedule(cluster, template, cron))
-    result = {"schedule": cron["metadata"]["name"], "namespace": cluster.namespace, "changes": changes}
+
+    result = {
+        "schedule": cron["metadata"]["name"],
+        "namespace": cluster.namespace,
+        "changes": changes,
+    }
+
     print_result(as_json, result, "\n".join(changes))
 
 
 @command
 @click.argument("name", type=Name())
-@click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; Ctrl-C ends only the watch.")
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Show the run until it completes; Ctrl-C ends only the watch.",
+)
 @cluster_options
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
 def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
     """Start a run of a schedule now.
 
-    Like scheduled runs, the run uses the WorkflowTemplate on the cluster. The schedule may be suspended.
+    Like scheduled runs, the run uses the WorkflowTemplate on the cluster. The schedule may be
+    suspended.
 
     Example:
       rekindle run-now demo --namespace models --watch
@@ -171,8 +230,10 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 
     cluster = target.connect()
     workflow = workflows.scheduled_workflow(cluster, name)
+
     if not yes:
         _confirm_duplicate(workflows.find_duplicate(cluster, workflow))
+
     workflows.submit(cluster, workflow)
     return _report_submission(workflow, cluster, watch, as_json)
 
@@ -184,7 +245,8 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 def unschedule(name: str, target: Target, as_json: bool) -> None:
     """Delete a schedule from a cluster, with its WorkflowTemplate.
 
-    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule CONFIG --suspend`.
+    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
+    CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models
@@ -193,16 +255,30 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
 
     cluster = target.connect()
     workflows.unschedule(cluster, name)
-    print_result(as_json, {"schedule": name, "namespace": cluster.namespace, "deleted": True}, f"unscheduled {name}")
+
+    print_result(
+        as_json,
+        {"schedule": name, "namespace": cluster.namespace, "deleted": True},
+        f"unscheduled {name}",
+    )
 
 
 @command
 @click.argument("name", type=Run())
 @cluster_options
-@click.option("--cluster", is_flag=True, hidden=True, expose_value=False,
-              help="Accepted for symmetry: this command always acts on a cluster.")  # fmt: skip
+@click.option(
+    "--cluster",
+    is_flag=True,
+    hidden=True,
+    expose_value=False,
+    help="Accepted for symmetry: this command always acts on a cluster.",
+)
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: delete the run even if it is active; its exit steps do not run.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Do not ask: delete the run even if it is active; its exit steps do not run.",
+)
 def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     """Delete a run from a cluster, with its pods and its training job.
 
@@ -214,9 +290,15 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     from rekindle.cluster import workflows
 
     cluster = target.connect()
+
     status = workflows.read(cluster, name).get("status") or {}
     if status.get("phase") not in COMPLETED and not yes:
         remedy = f"`rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes."
         _confirm(f"{name} is still running, and its exit steps would not run", remedy, "Delete it?")
+
     workflows.delete(cluster, name)
-    print_result(as_json, {"workflow": name, "namespace": cluster.namespace, "deleted": True}, f"deleted {name}")
+    print_result(
+        as_json,
+        {"workflow": name, "namespace": cluster.namespace, "deleted": True},
+        f"deleted {name}",
+    )

@@ -15,7 +15,9 @@ from rekindle.cluster.api import Cluster
 
 SIMILAR = 0.8  # minimum similarity of a misspelt name
 
-no_cache_option = click.option("--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs.")
+no_cache_option = click.option(
+    "--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs."
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Target:
 
 
 def configured(function: Any) -> Any:
-    """Add CONFIG and --set; the command receives them and the options of `manifest_options` as `source`."""
+    """Add CONFIG and --set; the command receives them and the options of `manifest_options` as
+    `source`."""
 
     @wraps(function)
     def command(
@@ -43,15 +46,17 @@ def configured(function: Any) -> Any:
     ) -> Any:
         return function(source=Source(config, sets, manifest, parameters), **options)
 
-    set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override.")
+    set_option = click.option(
+        "--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override."
+    )
     return click.argument("config", required=False, type=File())(set_option(command))
 
 
 def manifest_options(function: Any) -> Any:
     """Add --manifest and --parameter; used below the decorator `configured`."""
     help_text = (
-        "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a folder with all "
-        "objects that it needs."
+        "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a"
+        " folder with all objects that it needs."
     )
     manifest = click.option("--manifest", metavar="FILE", type=File(), help=help_text)
     return manifest(parameters_option("Workflow parameter.")(function))
@@ -71,7 +76,8 @@ def cluster_options(function: Any) -> Any:
 
 
 def cluster_flag(function: Any) -> Any:
-    """Add --cluster, --namespace and --context; the command receives `cluster`, None for this machine."""
+    """Add --cluster, --namespace and --context; the command receives `cluster`, None for this
+    machine."""
 
     @wraps(function)
     def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:
@@ -79,7 +85,9 @@ def cluster_flag(function: Any) -> Any:
         return function(cluster=target.connect() if uses_cluster else None, **options)
 
     help_text = "Act on the cluster that kubectl uses; implied by --namespace and --context."
-    return click.option("--cluster", "on_cluster", is_flag=True, help=help_text)(cluster_options(command))
+    return click.option("--cluster", "on_cluster", is_flag=True, help=help_text)(
+        cluster_options(command)
+    )
 
 
 def add_config_key(error: click.NoSuchOption) -> click.UsageError:
@@ -87,6 +95,7 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     command = error.ctx.command if error.ctx else None
     if not (command and any(parameter.name == "sets" for parameter in command.params)):
         return error
+
     # imported in this function: only this error needs the config
     from rekindle.blocks.manifest.config import Config
 
@@ -94,13 +103,16 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     for section, field in Config.model_fields.items():
         for inner in getattr(field.annotation, "model_fields", {}):
             keys.setdefault(inner, f"{section}.{inner}")
+
     name = error.option_name.lstrip("-").replace("-", "_")
     options = options_of(error.ctx) if error.ctx else []
+
     is_misspelt_option = bool(get_close_matches(error.option_name, options, n=1, cutoff=SIMILAR))
     if name not in keys and not is_misspelt_option:
         name = next(iter(get_close_matches(name, keys, n=1, cutoff=SIMILAR)), "")
     if name not in keys:
         return error
+
     command_path = error.ctx.command_path if error.ctx else "rekindle"
     message = (
         f"{error.option_name} is not an option of `{command_path}`: "

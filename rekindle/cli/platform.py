@@ -22,37 +22,74 @@ def platform() -> None:
 
 
 @platform.command
-@click.option("-n", "--namespace", help="Namespace of the pipelines (default: rekindle; --operator: kubeflow).")
-@click.option("--bucket", default="rekindle", show_default=True, help="Bucket for artifacts, checkpoints and models.")
+@click.option(
+    "-n",
+    "--namespace",
+    help="Namespace of the pipelines (default: rekindle; --operator: kubeflow).",
+)
+@click.option(
+    "--bucket",
+    default="rekindle",
+    show_default=True,
+    help="Bucket for artifacts, checkpoints and models.",
+)
 @click.option("--endpoint", default="", metavar="URL", help="S3 endpoint (default: AWS).")
 @click.option("--region", default="", metavar="NAME", help="Region of the bucket.")
-@click.option("--mlflow", default="", metavar="URL", help="Address of an MLflow server (or use --with mlflow).")
+@click.option(
+    "--mlflow",
+    default="",
+    metavar="URL",
+    help="Address of an MLflow server (or use --with mlflow).",
+)
 @click.option(
     "--with",
     "components",
     multiple=True,
     type=click.Choice(["mlflow", "minio", "frameworks", "prometheus", "retraining"]),
-    help="Component to add: an MLflow server, a small object store, permission to apply jobs of other frameworks, "
-    "monitors for the Prometheus operator, or permission to start pipelines.",
+    help=(
+        "Component to add: an MLflow server, a small object store, permission to apply jobs of"
+        " other frameworks, monitors for the Prometheus operator, or permission to start pipelines."
+    ),
 )
-@click.option("--iam", is_flag=True, help="Use a cloud role of the pods instead of a Secret with keys.")
-@click.option("--quota", nargs=2, metavar="CPU MEMORY", help="ResourceQuota of the namespace, such as 64 256Gi.")
-@click.option("--ephemeral", is_flag=True, help="Keep the data of MLflow and MinIO only as long as their pods exist.")
 @click.option(
-    "--image", "images", multiple=True, metavar="NAME=IMAGE", help="Image to use for rekindle, mlflow or minio."
+    "--iam", is_flag=True, help="Use a cloud role of the pods instead of a Secret with keys."
 )
-@click.option("--operator", is_flag=True, help="Print the patch of the training operator, needed once per cluster.")
+@click.option(
+    "--quota",
+    nargs=2,
+    metavar="CPU MEMORY",
+    help="ResourceQuota of the namespace, such as 64 256Gi.",
+)
+@click.option(
+    "--ephemeral",
+    is_flag=True,
+    help="Keep the data of MLflow and MinIO only as long as their pods exist.",
+)
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="NAME=IMAGE",
+    help="Image to use for rekindle, mlflow or minio.",
+)
+@click.option(
+    "--operator",
+    is_flag=True,
+    help="Print the patch of the training operator, needed once per cluster.",
+)
 def render(operator: bool, namespace: str | None, images: tuple[str, ...], **settings: Any) -> None:
     """Print the objects of a namespace, for `kubectl apply`.
 
-    The objects are service accounts with the permissions that a pipeline uses, the addresses of the object store and
-    MLflow, network policies, and Pod Security `restricted`. Credentials are not included: stderr shows how to create
-    their Secrets. The objects can be applied repeatedly.
+    The objects are service accounts with the permissions that a pipeline uses, the addresses of the
+    object store and MLflow, network policies, and Pod Security `restricted`. Credentials are not
+    included: stderr shows how to create their Secrets. The objects can be applied repeatedly.
 
     Example:
       rekindle platform render -n models --with mlflow --with minio | kubectl apply -f -
-      rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
-      rekindle platform render --operator -n kubeflow | kubectl apply --server-side --field-manager=rekindle -f -
+      rekindle platform render -n models --endpoint https://s3.example.com \\
+        --mlflow https://mlflow.example.com
+      rekindle platform render --operator -n kubeflow | kubectl apply --server-side \\
+        --field-manager=rekindle -f -
     """
     from rekindle.blocks.pod import SERVING_SECRET
     from rekindle.cluster import platform as objects
@@ -61,13 +98,22 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
         _refuse_other_flags("operator", "namespace")
         click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
         return
-    requested_platform = objects.Platform(namespace or "rekindle", images=pairs_of(images), **settings)
+
+    requested_platform = objects.Platform(
+        namespace or "rekindle", images=pairs_of(images), **settings
+    )
     click.echo(objects.text(objects.render(requested_platform)), nl=False)
+
     if not requested_platform.iam:
         command = objects.secret_command(requested_platform.namespace)
-        click.echo(f"Create the Secret with the credentials of the object store:\n  {command}", err=True)
+        click.echo(
+            f"Create the Secret with the credentials of the object store:\n  {command}", err=True
+        )
         command = objects.secret_command(requested_platform.namespace, SERVING_SECRET)
-        note = "Create the Secret of the model server with the credentials of a user who can only read releases/:"
+        note = (
+            "Create the Secret of the model server with the credentials of a user who can only read"
+            " releases/:"
+        )
         click.echo(f"{note}\n  {command}", err=True)
 
 
@@ -77,7 +123,9 @@ def _refuse_other_flags(*allowed_names: str) -> None:
     for param in context.command.params:
         is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
         if is_given and param.name not in allowed_names:
-            raise click.UsageError(f"--{allowed_names[0]} cannot be combined with {param.opts[-1]}.")
+            raise click.UsageError(
+                f"--{allowed_names[0]} cannot be combined with {param.opts[-1]}."
+            )
 
 
 @platform.command
@@ -93,8 +141,8 @@ def _refuse_other_flags(*allowed_names: str) -> None:
 def check(source: Source, target: Target, wait: float | None, as_json: bool) -> int:
     """Check everything that a pipeline needs in a namespace.
 
-    The checks range from the API server to S3 access from a pod; the objects that they create are deleted. Each failure
-    comes with a remedy. CONFIG names the images and priorities to check.
+    The checks range from the API server to S3 access from a pod; the objects that they create are
+    deleted. Each failure comes with a remedy. CONFIG names the images and priorities to check.
 
     Example:
       rekindle platform check configs/cluster.yaml -n models
@@ -102,7 +150,9 @@ def check(source: Source, target: Target, wait: float | None, as_json: bool) -> 
     return check_namespace(source, target, as_json, wait)
 
 
-def check_namespace(source: Source, target: Target, as_json: bool, wait: float | None = None) -> int:
+def check_namespace(
+    source: Source, target: Target, as_json: bool, wait: float | None = None
+) -> int:
     """Run the checks of `platform check` and `doctor --cluster`; returns the exit code."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.doctor import cluster as doctor
@@ -113,4 +163,7 @@ def check_namespace(source: Source, target: Target, as_json: bool, wait: float |
     train = loaded.train if loaded else TrainConfig.model_validate({})
     cluster = target.connect(settings.namespace)
     token = bool(loaded and loaded.serve and loaded.serve.token)
-    return print_checks(doctor.check(cluster, settings, train, wait or doctor.PROBE_TIMEOUT_S, token), as_json)
+
+    return print_checks(
+        doctor.check(cluster, settings, train, wait or doctor.PROBE_TIMEOUT_S, token), as_json
+    )

@@ -18,8 +18,8 @@ from rekindle.project import create
 def step(module: str, flags: tuple[str, ...]) -> int:
     """Run a single step, as its pod does.
 
-    Each input of MODULE is a flag; --output NAME=PATH writes an output to a file. `rekindle step MODULE --help` lists
-    all inputs and outputs.
+    Each input of MODULE is a flag; --output NAME=PATH writes an output to a file. `rekindle step
+    MODULE --help` lists all inputs and outputs.
 
     Example:
       rekindle step steps.prepare --help
@@ -31,15 +31,21 @@ def step(module: str, flags: tuple[str, ...]) -> int:
 
 @command
 @click.argument("folder", metavar="NAME", type=File())
-@click.option("--workload", type=click.Choice(["only"]), help="Create only one workload and its config.")
+@click.option(
+    "--workload", type=click.Choice(["only"]), help="Create only one workload and its config."
+)
 def init(folder: Path, workload: str | None) -> None:
     """Create a project in the folder NAME.
 
-    The project contains a model, a step, a pipeline, a config, tests and a Dockerfile, and can be run as it is.
+    The project contains a model, a step, a pipeline, a config, tests and a Dockerfile, and can be
+    run as it is.
 
     Example:
       rekindle init power
     """
     for path in create(folder, only_workload=workload == "only"):
         click.echo(path)
-    click.echo(f"\ncd {folder} && {f'rekindle run configs/{folder.name}.yaml' if workload else 'make run'}")
+
+    click.echo(
+        f"\ncd {folder} && {f'rekindle run configs/{folder.name}.yaml' if workload else 'make run'}"
+    )

@@ -16,7 +16,10 @@ from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
 
-NO_LOGS = "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f` during a run."
+NO_LOGS = (
+    "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
+    " during a run."
+)
 
 
 @command
@@ -30,7 +33,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
     The manifest is the same as on a cluster.
 
-    Exit codes: 0 succeeded, 1 failed, 2 bad usage or config, 3 not released by the gate, 130 stopped by Ctrl-C.
+    Exit codes: 0 succeeded, 1 failed, 2 bad usage or config, 3 not released by the gate, 130
+    stopped by Ctrl-C.
 
     Example:
       rekindle run configs/demo.yaml --set train.workers=3
@@ -41,15 +45,23 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
     def begin(valid_config: Any) -> None:
         valid_config.data.check_source()
-        LocalCluster(home()).prefetch()  # so that the services are up when the first step needs them
+        # so that the services are up when the first step needs them
+        LocalCluster(home()).prefetch()
         check_training(valid_config, source.scheduled_time())
 
     with run_output(as_json):
         workflow, other_objects = source.manifests(begin, to_run_here=True)
         values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
         full_status = bool(source.manifest)
+
         return foreground.run(
-            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
+            home(),
+            workflow,
+            values,
+            as_json=as_json,
+            ask=not yes,
+            full_status=full_status,
+            other_objects=other_objects,
         )
 
 
@@ -59,12 +71,15 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 @cluster_flag
 @output_option("text", "json")
 @ask_option
-def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | None, as_json: bool, yes: bool) -> int:
+def resume(
+    name: str | None, parameters: tuple[str, ...], cluster: Cluster | None, as_json: bool, yes: bool
+) -> int:
     """Resume a run, or the suspended steps of an active run.
 
-    The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
-    status` lists (default: the newest run that did not succeed). If the run is active, its suspended steps are resumed.
-    On a cluster, NAME is required: failed steps are retried as by `argo retry`, suspended steps are resumed.
+    The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is
+    a run that `rekindle status` lists (default: the newest run that did not succeed). If the run is
+    active, its suspended steps are resumed. On a cluster, NAME is required: failed steps are
+    retried as by `argo retry`, suspended steps are resumed.
 
     Example:
       rekindle resume
@@ -75,11 +90,16 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
         from rekindle.cluster import workflows
 
         if parameters:
-            raise click.UsageError("-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`.")
+            raise click.UsageError(
+                "-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`."
+            )
+
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
+
         return 0
+
     from rekindle.view import foreground
 
     with run_output(as_json):
@@ -88,15 +108,20 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 
 @command
 @click.argument("name", required=False, type=Run())
-@click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster.")
+@click.option(
+    "-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster."
+)
 @click.option("--all", "show_all", is_flag=True, help="Show the internal steps of NAME, too.")
 @cluster_flag
 @output_option("text", "json")
-def status(name: str | None, watch: bool, show_all: bool, cluster: Cluster | None, as_json: bool) -> int:
+def status(
+    name: str | None, watch: bool, show_all: bool, cluster: Cluster | None, as_json: bool
+) -> int:
     """List runs, or the steps of run NAME.
 
-    Without NAME, the command also lists services and deployments, or on a cluster the schedules. While a run NAME is
-    active on this machine, the command also lists the pid of each of its pods, such as the workers of a training.
+    Without NAME, the command also lists services and deployments, or on a cluster the schedules.
+    While a run NAME is active on this machine, the command also lists the pid of each of its pods,
+    such as the workers of a training.
 
     Example:
       rekindle status
@@ -108,16 +133,28 @@ def status(name: str | None, watch: bool, show_all: bool, cluster: Cluster | Non
 
         if watch:
             return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
+
         everything = cluster_overview.everything
-        click.echo(cluster_overview.run(cluster, name, as_json, show_all) if name else everything(cluster, as_json))
+        click.echo(
+            cluster_overview.run(cluster, name, as_json, show_all)
+            if name
+            else everything(cluster, as_json)
+        )
         return 0
+
     if watch:
         raise click.UsageError(
-            "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f` follows it."
+            "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f`"
+            " follows it."
         )
+
     from rekindle.view import overview
 
-    click.echo(overview.run(home(), name, as_json, show_all) if name else overview.everything(home(), as_json))
+    click.echo(
+        overview.run(home(), name, as_json, show_all)
+        if name
+        else overview.everything(home(), as_json)
+    )
     return 0
 
 
@@ -130,9 +167,10 @@ def status(name: str | None, watch: bool, show_all: bool, cluster: Cluster | Non
 def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_json: bool) -> None:
     """Print the logs of the steps and the training replicas of a run.
 
-    NAME defaults to the newest run on this machine, also if STEP is the only argument. STEP selects the steps whose
-    names contain STEP. With -o json, each line is a JSON object. On a cluster, the logs of steps whose pods are
-    gone are read from the object store. If lines are missing, stderr shows the cause.
+    NAME defaults to the newest run on this machine, also if STEP is the only argument. STEP selects
+    the steps whose names contain STEP. With -o json, each line is a JSON object. On a cluster, the
+    logs of steps whose pods are gone are read from the object store. If lines are missing, stderr
+    shows the cause.
 
     Example:
       rekindle logs -f
@@ -148,15 +186,21 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
         workflow = workflows.read(cluster, name)
         check_step(name, step, workflow)
         reader = Logs(cluster, name, sys.stdout, step, as_json)
+
         if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED:
             reader.follow()
         elif not reader.print(workflow):
             click.echo(NO_LOGS.format(name), err=True)
             return
+
         for label, reason in reader.gaps.items():
             click.echo(f"{label}: {reason}", err=True)
+
         return
-    click.get_current_context().invoke(local.logs, name=name, step=step, follow=follow, as_json=as_json)
+
+    click.get_current_context().invoke(
+        local.logs, name=name, step=step, follow=follow, as_json=as_json
+    )
 
 
 @command
@@ -166,9 +210,9 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Report losses and recoveries during the training of a run.
 
-    The report shows which workers were lost and when, how soon the other workers continued, how much work was
-    repeated, and where the time went. NAME defaults to the newest run; the run may be active. On a cluster, a pod reads
-    the object store.
+    The report shows which workers were lost and when, how soon the other workers continued, how
+    much work was repeated, and where the time went. NAME defaults to the newest run; the run may be
+    active. On a cluster, a pod reads the object store.
 
     Example:
       rekindle explain
@@ -189,7 +233,8 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit steps still run.
 
-    NAME defaults to the newest running run; on a cluster, NAME is required. `rekindle resume` resumes the run.
+    NAME defaults to the newest running run; on a cluster, NAME is required. `rekindle resume`
+    resumes the run.
 
     Example:
       rekindle stop
@@ -200,22 +245,29 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
+
         return print_result(as_json, result, f"stopping {name}; its exit steps still run")
+
     click.get_current_context().invoke(local.stop, name=name, as_json=as_json)
 
 
 @command
 @click.argument("name", type=Run())
 @click.argument("workers", type=click.IntRange(min=1))
-@click.option("--task", default="train", show_default=True, help="Training to scale, if the run has several trainings.")
+@click.option(
+    "--task",
+    default="train",
+    show_default=True,
+    help="Training to scale, if the run has several trainings.",
+)
 @cluster_flag
 @output_option("text", "json")
 def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: bool) -> None:
     """Change the number of workers of run NAME while it trains.
 
-    WORKERS must be from train.min_workers to train.max_workers. Workers join and leave without a restart of
-    other workers, and the result is the same, bit for bit. The command scales the workers of the PyTorchJob or, with
-    cluster.harvest, the Deployment of additional workers.
+    WORKERS must be from train.min_workers to train.max_workers. Workers join and leave without a
+    restart of other workers, and the result is the same, bit for bit. The command scales the
+    workers of the PyTorchJob or, with cluster.harvest, the Deployment of additional workers.
 
     Example:
       rekindle scale demo-4k2xp 4
@@ -228,7 +280,10 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
 
 
 def _required(name: str | None, verb: str) -> str:
-    """Raise UsageError without a name: in a shared namespace the newest run may be someone else's."""
+    """Raise UsageError without a name: in a shared namespace the newest run may be someone
+    else's."""
     if not name:
-        raise click.UsageError(f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs.")
+        raise click.UsageError(
+            f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs."
+        )
     return name

@@ -1,4 +1,5 @@
-"""Commands for the services and deployments of this machine, and for the data and models in them."""
+"""Commands for the services and deployments of this machine, and for the data and models in
+them."""
 
 import os
 import shlex
@@ -35,12 +36,20 @@ def down(as_json: bool) -> None:
 
 
 @command
-@click.option("--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep.")
+@click.option(
+    "--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep."
+)
 @click.option("--keep-days", type=Number(0), help="Number of days to keep a run after its end.")
-@click.option("--keep-releases", type=click.IntRange(0), help="Number of the newest releases of each model to keep.")
+@click.option(
+    "--keep-releases",
+    type=click.IntRange(0),
+    help="Number of the newest releases of each model to keep.",
+)
 @cluster_flag
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Remove the runs and releases instead of only listing them.")
+@click.option(
+    "--yes", is_flag=True, help="Remove the runs and releases instead of only listing them."
+)
 def prune(
     keep_runs: int | None,
     keep_days: float | None,
@@ -51,11 +60,12 @@ def prune(
 ) -> None:
     """Remove old runs and releases.
 
-    The limits are the section `retention` in the config of the newest run of each pipeline; an option replaces the
-    limit of this name. Without any limit, five runs of each pipeline are kept on this machine, and all on a cluster.
-    Artifacts, logs, cached results and the record in MLflow are removed with a run. The champion, the releases that
-    `rekindle rollback` can go back to, the MLflow runs of all kept releases, running runs, and artifacts that kept runs
-    reuse always stay. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the services.
+    The limits are the section `retention` in the config of the newest run of each pipeline; an
+    option replaces the limit of this name. Without any limit, five runs of each pipeline are kept
+    on this machine, and all on a cluster. Artifacts, logs, cached results and the record in MLflow
+    are removed with a run. The champion, the releases that `rekindle rollback` can go back to, the
+    MLflow runs of all kept releases, running runs, and artifacts that kept runs reuse always stay.
+    On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the services.
 
     Example:
       rekindle prune --keep-runs 3
@@ -99,14 +109,27 @@ def list_entries(as_json: bool) -> None:
 
 
 @cache.command("prune")
-@click.option("--keep", type=click.IntRange(0), default=10_000, show_default=True, help="Number of entries to keep.")
-@click.option("--days", type=Number(0), default=90.0, show_default=True, help="Maximum age of an entry, in days.")
+@click.option(
+    "--keep",
+    type=click.IntRange(0),
+    default=10_000,
+    show_default=True,
+    help="Number of entries to keep.",
+)
+@click.option(
+    "--days",
+    type=Number(0),
+    default=90.0,
+    show_default=True,
+    help="Maximum age of an entry, in days.",
+)
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Delete the entries instead of only listing them.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     """Delete old cached results, and cached results of removed runs.
 
-    Only the cache entries are deleted: artifacts belong to their run, which `rekindle prune` removes.
+    Only the cache entries are deleted: artifacts belong to their run, which `rekindle prune`
+    removes.
 
     Example:
       rekindle cache prune --days 30 --yes
@@ -115,24 +138,38 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     from rekindle.view import reuse
 
     rows = reuse.prune(home(), keep, days, yes)
-    text = f"deleted {len(rows)} entries" if yes else f"{runs.table(rows)}\n\n--yes deletes {len(rows)} entries"
+
+    if yes:
+        text = f"deleted {len(rows)} entries"
+    else:
+        text = f"{runs.table(rows)}\n\n--yes deletes {len(rows)} entries"
+
     print_result(as_json, {"removed": yes, "entries": rows}, text if rows else "nothing to delete")
 
 
 @command
 @click.argument("name", type=Name())
 @click.argument("version", required=False, type=click.IntRange(1))
-@click.option("--seconds", type=Number(0), default=120.0, show_default=True, help="Seconds to wait for the servers.")
+@click.option(
+    "--seconds",
+    type=Number(0),
+    default=120.0,
+    show_default=True,
+    help="Seconds to wait for the servers.",
+)
 @cluster_flag
 @output_option("text", "json")
-def rollback(name: str, version: int | None, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
+def rollback(
+    name: str, version: int | None, seconds: float, cluster: Cluster | None, as_json: bool
+) -> None:
     """Roll model NAME back to an earlier release.
 
-    VERSION is a version of the registered model (default: the version before the champion). The Deployment of an
-    earlier release still exists, with its weights, image, flags and resources: the command starts its pods, makes the
-    version the champion, and switches the traffic to it. If a rollback is interrupted, repeat the command to finish it.
-    On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL
-    receives notifications.
+    VERSION is a version of the registered model (default: the version before the champion). The
+    Deployment of an earlier release still exists, with its weights, image, flags and resources: the
+    command starts its pods, makes the version the champion, and switches the traffic to it. If a
+    rollback is interrupted, repeat the command to finish it. On a cluster, MLFLOW_TRACKING_URI,
+    S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL receives
+    notifications.
 
     Example:
       rekindle rollback demo
@@ -141,21 +178,28 @@ def rollback(name: str, version: int | None, seconds: float, cluster: Cluster | 
     from rekindle.view.changes import rollback
 
     def report(result: dict[str, str]) -> None:
-        previous = f" (before: version {result['before']})" if result["before"] else ""
+        if result["before"]:
+            previous = f" (before: version {result['before']})"
+        else:
+            previous = ""
         print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
 
     name = ModelName(name, "NAME")
-    rollback(homes.path() if cluster else home(), cluster, name, str(version or ""), seconds, report)
+    rollback(
+        homes.path() if cluster else home(), cluster, name, str(version or ""), seconds, report
+    )
 
 
 @command
 @click.argument("name", required=False, type=Run())
-@click.option("--open/--no-open", "open_browser", default=False, help="Open the address in a browser.")
+@click.option(
+    "--open/--no-open", "open_browser", default=False, help="Open the address in a browser."
+)
 def ui(name: str | None, open_browser: bool) -> None:
     """Print the address of the MLflow UI, and start MLflow if necessary.
 
-    The page compares all runs in the experiment of the newest run; with NAME, the page shows one run. The address
-    contains the token of the embedded MLflow: do not share it.
+    The page compares all runs in the experiment of the newest run; with NAME, the page shows one
+    run. The address contains the token of the embedded MLflow: do not share it.
 
     Example:
       rekindle ui
@@ -164,11 +208,13 @@ def ui(name: str | None, open_browser: bool) -> None:
     from rekindle import tracking
     from rekindle.local.cluster import LocalCluster
 
-    services, external_mlflow = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
+    services = LocalCluster(home()).services
+    external_mlflow = os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
     page = tracking.page(name or "")
     url = page if external_mlflow else services.login_page(page)
     click.echo(url)
+
     if open_browser:
         click.launch(services.write_link(url))
 
@@ -178,8 +224,8 @@ def ui(name: str | None, open_browser: bool) -> None:
 def env(as_json: bool) -> None:
     """Print the environment variables that a notebook needs.
 
-    The variables give access to runs and models. The values contain the keys of the object store and the token of
-    MLflow. The services are started if necessary.
+    The variables give access to runs and models. The values contain the keys of the object store
+    and the token of MLflow. The services are started if necessary.
 
     Example:
       eval "$(rekindle env)" && jupyter lab
@@ -203,8 +249,9 @@ def env(as_json: bool) -> None:
 def put(path: Path, uri: str | None, as_json: bool) -> None:
     """Copy a file or folder into the object store, for data.source.
 
-    The command prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The object
-    store is the embedded S3, or the store at S3_ENDPOINT_URL if this variable is set.
+    The command prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the
+    runs). The object store is the embedded S3, or the store at S3_ENDPOINT_URL if this variable is
+    set.
 
     Example:
       rekindle put payments.csv
@@ -219,12 +266,19 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 @command
 @click.argument("name", type=Run())
 @click.argument("artifact", required=False, type=Name())
-@click.option("--to", "target", type=File(), metavar="PATH", help="Path of the copy (default: the artifact's name).")
+@click.option(
+    "--to",
+    "target",
+    type=File(),
+    metavar="PATH",
+    help="Path of the copy (default: the artifact's name).",
+)
 @output_option("text", "json")
 def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
     """Fetch an artifact of run NAME, or list all artifacts of the run.
 
-    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet with the invalid rows.
+    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet with
+    the invalid rows.
 
     Example:
       rekindle get demo-4k2xp
@@ -235,8 +289,11 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     from rekindle.view import artifacts
 
     if not artifact:
-        click.echo(runs.show_tables({"artifacts": artifacts.list_artifacts(home(), name)}, as_json, ""))
+        click.echo(
+            runs.show_tables({"artifacts": artifacts.list_artifacts(home(), name)}, as_json, "")
+        )
         return
+
     target = target or Path(Path(artifact).name)
     artifacts.fetch(home(), name, artifact, target)
     print_result(as_json, {"artifact": artifact, "path": str(target)}, str(target))

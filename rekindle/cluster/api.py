@@ -1,11 +1,13 @@
-"""Access to the Kubernetes API in one namespace: plain data in, plain data out, errors with a remedy.
+"""Access to the Kubernetes API in one namespace: plain data in, plain data out, errors with a
+remedy.
 
     cluster = Cluster.connect(context="prod", namespace="models")     # defaults: as kubectl
     cluster.create(WORKFLOWS, manifest)
     for kind, workflow in cluster.watch(WORKFLOWS, name="demo-4k2xp"): ...
 
-If the connection is lost or the server is overloaded, a call is retried for some seconds, and a watch without limit.
-Importing this module is cheap; `connect` imports the kubernetes client (half a second).
+If the connection is lost or the server is overloaded, a call is retried for some seconds, and a
+watch without limit. Importing this module is cheap; `connect` imports the kubernetes client (half a
+second).
 """
 
 import json
@@ -37,8 +39,12 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Return the path of an object, or of all objects. Raises InvalidName for a name that is not one part of it."""
-        scope = f"namespaces/{PathName(namespace, 'the namespace').quoted}" if self.namespaced else ""
+        """Return the path of an object, or of all objects. Raises InvalidName for a name that is
+        not one part of it."""
+        if self.namespaced:
+            scope = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
+        else:
+            scope = ""
         root = "apis" if "/" in self.api else "api"
         last = PathName(name, self.plural).quoted if name else ""
         return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, last, subresource)))
@@ -55,25 +61,35 @@ class Cluster:
     """One namespace of one cluster."""
 
     def __init__(self, client: Any, context: str, namespace: str, flags: str = "") -> None:
-        self.client, self.context, self.namespace = client, context, namespace
+        self.client = client
+        self.context = context
+        self.namespace = namespace
         self.flags = flags  # flags of kubectl and rekindle that select this cluster and namespace
         self.server: str = without_user(client.configuration.host)
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
-        """Connect as kubectl does, with KUBECONFIG, ~/.kube/config or this pod's account. Raises ConfigError."""
+        """Connect as kubectl does, with KUBECONFIG, ~/.kube/config or this pod's account. Raises
+        ConfigError."""
         from kubernetes.client import ApiClient
         from urllib3 import Retry
 
         from rekindle.cluster import kubeconfig
 
         settings, context_name, default_namespace = kubeconfig.load(context)
+
         settings.retries = Retry(
-            total=4, backoff_factor=BACKOFF_S, status_forcelist=RETRYABLE_CODES, allowed_methods=None,
-            redirect=0, raise_on_status=False,
-        )  # fmt: skip
+            total=4,
+            backoff_factor=BACKOFF_S,
+            status_forcelist=RETRYABLE_CODES,
+            allowed_methods=None,
+            redirect=0,
+            raise_on_status=False,
+        )
+
         flags = f" --context {shlex.quote(context)}" if context else ""
         flags += f" --namespace {namespace}" if namespace not in (None, default_namespace) else ""
+
         return cls(ApiClient(settings), context_name, namespace or default_namespace, flags)
 
     def in_namespace(self, namespace: str) -> "Cluster":
@@ -91,33 +107,55 @@ class Cluster:
                 return None
             raise
 
-    def list_objects(self, resource: Resource, labels: str = "", metadata_only: bool = False) -> list[Object]:
-        media_type = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-        query, objects = {"labelSelector": labels, "limit": "200"}, []
+    def list_objects(
+        self, resource: Resource, labels: str = "", metadata_only: bool = False
+    ) -> list[Object]:
+        media_type = (
+            "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+        )
+        query = {"labelSelector": labels, "limit": "200"}
+        objects = []
+
         while True:
             page = self.call(
-                "GET", resource.path(self.namespace), query=query, accept=media_type if metadata_only else ""
+                "GET",
+                resource.path(self.namespace),
+                query=query,
+                accept=media_type if metadata_only else "",
             )
+
             objects += page["items"] or []  # the API returns an empty list of metadata as null
-            if not (token := (page.get("metadata") or {}).get("continue")):
+
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
                 return objects
+
             query["continue"] = token
 
     def create(self, resource: Resource, body: Object, dry_run: bool = False) -> Object:
-        return self.call("POST", resource.path(self.namespace), body, {"dryRun": "All"} if dry_run else {})
+        return self.call(
+            "POST", resource.path(self.namespace), body, {"dryRun": "All"} if dry_run else {}
+        )
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace an object. Raises ApiError 409 if the object has changed since `body` was read."""
+        """Replace an object. Raises ApiError 409 if the object has changed since `body` was
+        read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
     def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
         """Apply a merge patch: None removes a field, lists are replaced."""
-        return self.call("PATCH", resource.path(self.namespace, name), change, {"dryRun": "All"} if dry_run else {})
+        return self.call(
+            "PATCH",
+            resource.path(self.namespace, name),
+            change,
+            {"dryRun": "All"} if dry_run else {},
+        )
 
     def delete(self, resource: Resource, name: str, **options: Any) -> None:
         """Delete an object if it exists.
 
-        With `propagationPolicy="Foreground"`, the object exists until all objects that it owns are deleted.
+        With `propagationPolicy="Foreground"`, the object exists until all objects that it owns are
+        deleted.
         """
         try:
             self.call("DELETE", resource.path(self.namespace, name), options)
@@ -126,45 +164,65 @@ class Cluster:
                 raise
 
     def call(
-        self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None, accept: str = ""
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        accept: str = "",
     ) -> Object:
-        """Send a request, and retry it after a temporary error; returns the response. Raises ApiError."""
+        """Send a request, and retry it after a temporary error; returns the response. Raises
+        ApiError."""
         data = self._request(method, path, body, query, accept).data or b"{}"
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise ApiError(f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}") from None
+            raise ApiError(
+                f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}"
+            ) from None
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
-        """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost."""
+        """Yield the lines of a streamed response. Raises ApiError, also if the connection is
+        lost."""
         from urllib3.exceptions import HTTPError
 
         response = self._request("GET", path, query=query, timeout=(TIMEOUTS_S[0], silence))
+
         try:
             yield from response
         except (HTTPError, OSError) as error:
-            raise ApiError(f"lost the connection to {self.server}: {error}", reason=CONNECTION_LOST) from error
+            raise ApiError(
+                f"lost the connection to {self.server}: {error}", reason=CONNECTION_LOST
+            ) from error
         finally:
             response.close()
 
     def log(self, pod: str, container: str, silence: float = 10, **query: str) -> Iterator[bytes]:
-        """Yield the lines of a container's log. Raises ApiError, also after `silence` seconds without a line."""
+        """Yield the lines of a container's log. Raises ApiError, also after `silence` seconds
+        without a line."""
         path = PODS.path(self.namespace, pod, "log")
         return self.lines(path, {"container": container, **query}, silence)
 
     def watch(
-        self, resource: Resource, name: str = "", labels: str = "", on_lost: Callable[[ApiError], None] | None = None
+        self,
+        resource: Resource,
+        name: str = "",
+        labels: str = "",
+        on_lost: Callable[[ApiError], None] | None = None,
     ) -> Iterator[tuple[str, Object]]:
         """Yield ("ADDED" | "MODIFIED" | "DELETED", object) without end, existing objects first.
 
-        Resumes after an expired resource version, a server restart and a lost connection; calls `on_lost` while the
-        server is unreachable. Raises ApiError for permanent errors, such as a missing permission or an unknown kind.
+        Resumes after an expired resource version, a server restart and a lost connection; calls
+        `on_lost` while the server is unreachable. Raises ApiError for permanent errors, such as a
+        missing permission or an unknown kind.
         """
         selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        selectors |= {"labelSelector": labels} if labels else {}
+        selectors.update({"labelSelector": labels} if labels else {})
         known_objects: dict[str, Object] = {}  # uid → object
-        version, pause = "", 0.1
+        version = ""
+        pause = 0.1
         last_success: float | None = None
+
         while True:
             started_at = time.monotonic()
             try:
@@ -172,12 +230,20 @@ class Cluster:
                     version, changes = self._relist(resource, selectors, known_objects)
                     last_success = time.monotonic()
                     yield from changes
-                query = {**selectors, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
-                         "timeoutSeconds": str(WATCH_SECONDS)}  # fmt: skip
+
+                query = {
+                    **selectors,
+                    "watch": "true",
+                    "allowWatchBookmarks": "true",
+                    "resourceVersion": version,
+                    "timeoutSeconds": str(WATCH_SECONDS),
+                }
                 for line in self.lines(resource.path(self.namespace), query, WATCH_SECONDS + 15):
                     kind, obj = _parse_event(line)
-                    last_success, pause = time.monotonic(), 0.1
+                    last_success = time.monotonic()
+                    pause = 0.1
                     version = obj["metadata"]["resourceVersion"]
+
                     if kind != "BOOKMARK":
                         _record_event(known_objects, kind, obj)
                         yield kind, obj
@@ -185,31 +251,41 @@ class Cluster:
                 if error.code == 410:
                     version = ""
                 elif last_success is None or (
-                    error.code not in (0, *RETRYABLE_CODES) and time.monotonic() - last_success > STARTUP_SECONDS
+                    error.code not in (0, *RETRYABLE_CODES)
+                    and time.monotonic() - last_success > STARTUP_SECONDS
                 ):
                     raise
                 elif on_lost and error.reason != CONNECTION_LOST:
                     on_lost(error)
+
             if time.monotonic() - started_at > WATCH_SECONDS / 2:
                 pause = 0.1
+
             time.sleep(pause)  # pause even after a normal end: some proxies end every watch at once
             pause = min(5.0, pause * 2)
 
     def _relist(
         self, resource: Resource, selectors: Mapping[str, str], known_objects: dict[str, Object]
     ) -> tuple[str, list[tuple[str, Object]]]:
-        """List the objects; returns the resource version and the events since `known_objects`, which is updated."""
+        """List the objects; returns the resource version and the events since `known_objects`,
+        which is updated."""
         page = self.call("GET", resource.path(self.namespace), query=selectors)
         current_objects = {item["metadata"]["uid"]: item for item in page["items"] or []}
-        changes = [("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects]
+        changes = [
+            ("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects
+        ]
+
         changes += [
             ("MODIFIED" if uid in known_objects else "ADDED", item)
             for uid, item in current_objects.items()
             if uid not in known_objects
-            or item["metadata"]["resourceVersion"] != known_objects[uid]["metadata"]["resourceVersion"]
+            or item["metadata"]["resourceVersion"]
+            != known_objects[uid]["metadata"]["resourceVersion"]
         ]
+
         known_objects.clear()
         known_objects.update(current_objects)
+
         return page["metadata"]["resourceVersion"], changes
 
     def _request(
@@ -224,32 +300,53 @@ class Cluster:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
-        media_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Accept": accept or "application/json"} | ({"Content-Type": media_type} if body is not None else {})
-        query_params = [(key, value) for key, value in (query or {}).items() if value]
-        request = self.client.param_serialize(
-            method, path, query_params=query_params, header_params=headers, body=body, auth_settings=["BearerToken"]
+        if method == "PATCH":
+            media_type = "application/merge-patch+json"
+        else:
+            media_type = "application/json"
+
+        headers = {"Accept": accept or "application/json"} | (
+            {"Content-Type": media_type} if body is not None else {}
         )
+        query_params = [(key, value) for key, value in (query or {}).items() if value]
+
+        request = self.client.param_serialize(
+            method,
+            path,
+            query_params=query_params,
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+
         try:
             response = self.client.call_api(*request, _request_timeout=timeout).response
         except (HTTPError, OSError, ApiException) as error:
             raise ApiError(
-                f"{self.server} does not answer ({_cause(error)}): check that the cluster is up and that context "
-                f"{self.context!r} is the right one (`kubectl config get-contexts`)."
+                f"{self.server} does not answer ({_cause(error)}): check that the cluster is up and"
+                f" that context {self.context!r} is the right one (`kubectl config get-contexts`)."
             ) from error
+
         if response.status < 300:
             return response
-        raise api_error(response.status, response.data, path, self.server, self.context, self.namespace)
+
+        raise api_error(
+            response.status, response.data, path, self.server, self.context, self.namespace
+        )
 
 
 def _parse_event(line: bytes) -> tuple[str, Object]:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST) from error
+        raise ApiError(
+            f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST
+        ) from error
     if event["type"] == "ERROR":
         status = event["object"]
-        raise ApiError(str(status.get("message")), int(status.get("code") or 500), str(status.get("reason")))
+        raise ApiError(
+            str(status.get("message")), int(status.get("code") or 500), str(status.get("reason"))
+        )
     return event["type"], event["object"]
 
 
@@ -263,5 +360,11 @@ def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> N
 def _cause(error: Exception) -> str:
     """Return the innermost cause as text, without the exceptions that urllib3 wraps around it."""
     reason: Any = getattr(error, "reason", None) or error
-    text = str(getattr(reason, "reason", None) or reason).rpartition(": ")[2].rpartition("] ")[2].strip().rstrip(")")
+    text = (
+        str(getattr(reason, "reason", None) or reason)
+        .rpartition(": ")[2]
+        .rpartition("] ")[2]
+        .strip()
+        .rstrip(")")
+    )
     return text or type(error).__name__

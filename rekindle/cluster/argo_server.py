@@ -17,33 +17,51 @@ from rekindle.names import PathName
 
 
 class ArgoServer:
-    """One namespace of an Argo server. Workflows are plain data: Hera's models would drop unknown fields."""
+    """One namespace of an Argo server. Workflows are plain data: Hera's models would drop unknown
+    fields."""
 
     def __init__(self, url: str, namespace: str) -> None:
         from requests import Session
 
-        scheme = "http" if os.environ.get("ARGO_SECURE", "true").lower() == "false" else "https"
+        if os.environ.get("ARGO_SECURE", "true").lower() == "false":
+            scheme = "http"
+        else:
+            scheme = "https"
+
         self.address = (url if "://" in url else f"{scheme}://{url}").rstrip("/")
-        self.url, self.namespace, self.session = without_user(self.address), namespace, Session()
+        self.url = without_user(self.address)
+        self.namespace = namespace
+        self.session = Session()
         self.verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
-        if token := os.environ.get("ARGO_TOKEN", "").strip():
+
+        token = os.environ.get("ARGO_TOKEN", "").strip()
+        if token:
             if not token.isprintable():  # `requests` would print such a token in an error
-                raise ConfigError("ARGO_TOKEN must be one line of text, as `argo auth token` prints it.")
+                raise ConfigError(
+                    "ARGO_TOKEN must be one line of text, as `argo auth token` prints it."
+                )
+
             self.session.headers["Authorization"] = token if " " in token else f"Bearer {token}"
 
     @classmethod
     def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
-        """Return the server at `url` or, if `url` is empty, at ARGO_SERVER; None without an address."""
+        """Return the server at `url` or, if `url` is empty, at ARGO_SERVER; None without an
+        address."""
         url = url or os.environ.get("ARGO_SERVER")
-        return cls(url, namespace) if url else None
+        if url:
+            return cls(url, namespace)
+        return None
 
     def submit(self, workflow: Object) -> None:
-        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError for other errors."""
+        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError
+        for other errors."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:
         """Return the name of an active run with the same manifest and parameters, or None."""
-        active_runs = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
+        active_runs = self._request(
+            "GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"}
+        )
         for active_run in active_runs.get("items") or []:
             if same_manifest(active_run, workflow) and arguments(active_run) == arguments(workflow):
                 return str(active_run["metadata"]["name"])
@@ -58,34 +76,43 @@ class ArgoServer:
         return self._request("GET", name)
 
     def _request(self, method: str, name: str = "", **options: Any) -> Object:
-        """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for other errors."""
+        """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for
+        other errors."""
         from requests import RequestException
 
         try:
-            # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the session
+            # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the
+            # session
             names = [
                 PathName(self.namespace, "the namespace"),
                 *([PathName(name, "the name of a run")] if name else []),
             ]
             url = "/".join([f"{self.address}/api/v1/workflows", *(name.quoted for name in names)])
+
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()
         except RequestException as error:
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({without_user(str(error))}): correct "
-                "--argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
+                f"{self.url} does not answer as an Argo server ({without_user(str(error))}):"
+                " correct --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             ) from error
+
         try:
             message = response.json()["message"]
         except (ValueError, KeyError, TypeError):
             message = response.text[:500]
+
         message = f"{response.status_code} {response.reason}: {message}"
         if response.status_code in (401, 403):
-            raise RekindleError(f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one).")
+            raise RekindleError(
+                f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one)."
+            )
+
         if response.status_code == 429 or response.status_code >= 500:
             raise RekindleError(
-                f"the Argo server {self.url} failed: {message}. Submit again when the server works; without "
-                "--argo-server (or ARGO_SERVER), the Kubernetes API is used."
+                f"the Argo server {self.url} failed: {message}. Submit again when the server works;"
+                " without --argo-server (or ARGO_SERVER), the Kubernetes API is used."
             )
+
         raise ConfigError(f"{self.url} refuses the workflow: {message}")

@@ -9,11 +9,13 @@ from rekindle.errors import ConfigError, RekindleError
 
 
 class ApiError(RekindleError):
-    """A rejected request, or no response (`code` 0). `code` is the HTTP status, `reason` is set by Kubernetes."""
+    """A rejected request, or no response (`code` 0). `code` is the HTTP status, `reason` is set by
+    Kubernetes."""
 
     def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
         super().__init__(message)
-        self.code, self.reason = code, reason
+        self.code = code
+        self.reason = reason
 
 
 class BadObject(ApiError, ConfigError):
@@ -21,36 +23,105 @@ class BadObject(ApiError, ConfigError):
 
 
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
-# HTTP status, pattern of the server's message, our message with the groups of the pattern. The first matching rule
-# applies.
+# HTTP status, pattern of the server's message, our message with the groups of the pattern. The
+# first matching rule applies.
 RULES: tuple[tuple[int, str, str], ...] = (
-    (401, "", "{server} rejects the credentials of context {context!r}: they are wrong or have expired. Log in "
-              "again (your provider's `get-credentials`), or choose another --context."),
-    (403, r"exceeded quota: (?P<quota>[^,]+), (?P<what>.*)",
-          "the quota {quota!r} of namespace {namespace} is used up ({what}): wait for other runs to end, lower the "
-          "requests of the config (cluster.pods), or have the ResourceQuota raised."),
-    (403, r"violates PodSecurity (?P<what>.*)",
-          "namespace {namespace} enforces PodSecurity, and the pod violates {what}."),
-    (403, r"because it is being terminated", "namespace {namespace} is being deleted: choose another --namespace."),
-    (403, r'User "(?P<user>[^"]*)" cannot (?P<may>\S+) resource "(?P<what>[^"]+)" in API group "(?P<group>[^"]*)"',
-          "{user} may not {may} {what} in namespace {namespace}: a Role must grant {may}. " + PLATFORM +
-          " creates the roles that Rekindle needs; an administrator of the cluster must bind one to you."),
-    (404, r'namespaces "(?P<what>[^"]+)" not found',
-          "namespace {what} does not exist: create it with " + PLATFORM + ", or choose another --namespace."),
-    (404, r"page not found|could not find the requested resource",
-          "{server} does not have the kind {kind}: {provider} is not installed in the cluster, or has another version. "
-          "`rekindle doctor --cluster` shows all missing kinds."),
-    (404, "", "{kind} {name!r} does not exist in namespace {namespace}: `rekindle status --cluster` lists all runs."),
-    (409, "already exists", "{kind} {name!r} exists already in namespace {namespace}: delete it, or use another "
-          "name (metadata.generateName creates one for each run)."),
+    (
+        401,
+        "",
+        (
+            "{server} rejects the credentials of context {context!r}: they are wrong or have"
+            " expired. Log in again (your provider's `get-credentials`), or choose another"
+            " --context."
+        ),
+    ),
+    (
+        403,
+        r"exceeded quota: (?P<quota>[^,]+), (?P<what>.*)",
+        (
+            "the quota {quota!r} of namespace {namespace} is used up ({what}): wait for other runs"
+            " to end, lower the requests of the config (cluster.pods), or have the ResourceQuota"
+            " raised."
+        ),
+    ),
+    (
+        403,
+        r"violates PodSecurity (?P<what>.*)",
+        "namespace {namespace} enforces PodSecurity, and the pod violates {what}.",
+    ),
+    (
+        403,
+        r"because it is being terminated",
+        "namespace {namespace} is being deleted: choose another --namespace.",
+    ),
+    (
+        403,
+        (
+            r'User "(?P<user>[^"]*)" cannot (?P<may>\S+) resource "(?P<what>[^"]+)" in API group'
+            r' "(?P<group>[^"]*)"'
+        ),
+        "{user} may not {may} {what} in namespace {namespace}: a Role must grant {may}. "
+        + PLATFORM
+        + " creates the roles that Rekindle needs; an administrator of the cluster must bind one to"
+        " you.",
+    ),
+    (
+        404,
+        r'namespaces "(?P<what>[^"]+)" not found',
+        "namespace {what} does not exist: create it with "
+        + PLATFORM
+        + ", or choose another --namespace.",
+    ),
+    (
+        404,
+        r"page not found|could not find the requested resource",
+        (
+            "{server} does not have the kind {kind}: {provider} is not installed in the cluster, or"
+            " has another version. `rekindle doctor --cluster` shows all missing kinds."
+        ),
+    ),
+    (
+        404,
+        "",
+        (
+            "{kind} {name!r} does not exist in namespace {namespace}: `rekindle status --cluster`"
+            " lists all runs."
+        ),
+    ),
+    (
+        409,
+        "already exists",
+        (
+            "{kind} {name!r} exists already in namespace {namespace}: delete it, or use another "
+            "name (metadata.generateName creates one for each run)."
+        ),
+    ),
     (409, "", "{kind} {name!r} was changed by another client at the same time: try again."),
-    (413, "", "the object is larger than Kubernetes accepts (about 1.5 MB): split the pipeline or shorten its texts."),
-    (500, r'failed calling webhook "(?P<hook>[^"]+)"(?P<what>.*)',
-          "the webhook {hook} does not answer{what}. The webhook's pods must run again (`kubectl get pods -A`); "
-          "`rekindle doctor --cluster` checks the webhook."),
-    (500, "request is too large", "the object is larger than etcd accepts (about 1.5 MB): split the pipeline."),
-)  # fmt: skip
-WEBHOOK = re.compile(r'admission webhook "(?P<hook>[^"]+)" denied the request:?\s*(?P<what>.*)', re.DOTALL)
+    (
+        413,
+        "",
+        (
+            "the object is larger than Kubernetes accepts (about 1.5 MB): split the pipeline or"
+            " shorten its texts."
+        ),
+    ),
+    (
+        500,
+        r'failed calling webhook "(?P<hook>[^"]+)"(?P<what>.*)',
+        (
+            "the webhook {hook} does not answer{what}. The webhook's pods must run again (`kubectl"
+            " get pods -A`); `rekindle doctor --cluster` checks the webhook."
+        ),
+    ),
+    (
+        500,
+        "request is too large",
+        "the object is larger than etcd accepts (about 1.5 MB): split the pipeline.",
+    ),
+)
+WEBHOOK = re.compile(
+    r'admission webhook "(?P<hook>[^"]+)" denied the request:?\s*(?P<what>.*)', re.DOTALL
+)
 PROVIDERS = {
     "argoproj.io": "Argo Workflows",
     "kubeflow.org": "the Kubeflow training operator",
@@ -62,40 +133,69 @@ PERMANENT_CODES = (400, 404, 409, 413, 422)
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
-def api_error(code: int, body: bytes, path: str, server: str, context: str, namespace: str) -> ApiError:
+def api_error(
+    code: int, body: bytes, path: str, server: str, context: str, namespace: str
+) -> ApiError:
     """Return the error for a response with HTTP status `code`."""
     status = _status(body)
-    message = _without_regex(str(status.get("message") or body.decode(errors="replace")[:500]).strip())
+    message = _without_regex(
+        str(status.get("message") or body.decode(errors="replace")[:500]).strip()
+    )
     facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
-    error_type = BadObject if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message) else ApiError
-    return error_type(_describe(code, message, status, facts), code, str(status.get("reason") or ""))
+
+    if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message):
+        error_type = BadObject
+    else:
+        error_type = ApiError
+
+    return error_type(
+        _describe(code, message, status, facts), code, str(status.get("reason") or "")
+    )
 
 
 def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping[str, str]) -> str:
-    if match := WEBHOOK.search(message):
-        return f"the webhook {match['hook']} refuses {facts['kind']} {facts['name']!r}: {match['what'].strip()}"
+    match = WEBHOOK.search(message)
+    if match:
+        return (
+            f"the webhook {match['hook']} refuses {facts['kind']} {facts['name']!r}:"
+            f" {match['what'].strip()}"
+        )
+
     causes = (status.get("details") or {}).get("causes") or []
     if code == 422 and causes:
-        lines = [f"  {cause.get('field') or '?'}: {_without_regex(str(cause.get('message')))}" for cause in causes]
-        return "\n".join([f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change", *lines])
+        lines = [
+            f"  {cause.get('field') or '?'}: {_without_regex(str(cause.get('message')))}"
+            for cause in causes
+        ]
+        return "\n".join(
+            [f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change", *lines]
+        )
+
     for rule_code, pattern, template in RULES:
         if rule_code == code and (match := re.search(pattern, message, re.DOTALL)):
             return template.format(**facts, **match.groupdict())
+
     return f"{facts['server']} answered {code} for {facts['kind']} {facts['name']!r}: {message}"
 
 
 def _without_regex(message: str) -> str:
-    """Remove regular expressions from a message of Kubernetes, which mostly states the rule in words, too."""
-    return REGEX.sub(lambda match: " has the wrong form" if match[1].startswith("in body") else "", message)
+    """Remove regular expressions from a message of Kubernetes, which mostly states the rule in
+    words, too."""
+    return REGEX.sub(
+        lambda match: " has the wrong form" if match[1].startswith("in body") else "", message
+    )
 
 
 def _status(body: bytes) -> dict[str, Any]:
-    """Parse the Status object of Kubernetes; {} if a proxy or an aggregated API server sent something else."""
+    """Parse the Status object of Kubernetes; {} if a proxy or an aggregated API server sent
+    something else."""
     try:
         status = json.loads(body)
     except ValueError:
         return {}
-    return status if isinstance(status, dict) else {}
+    if isinstance(status, dict):
+        return status
+    return {}
 
 
 def _target(path: str) -> dict[str, str]:
@@ -104,8 +204,17 @@ def _target(path: str) -> dict[str, str]:
     An example of a path is `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp`.
     """
     parts = path.strip("/").split("/")
-    group, parts = (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", parts[2:])
+
+    group, parts = (
+        (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", parts[2:])
+    )
     if len(parts) > 2 and parts[0] == "namespaces":
         parts = parts[2:]
+
     kind, name = [*parts, "", ""][:2]
-    return {"kind": f"{kind}.{group}" if group else kind, "name": name, "provider": PROVIDERS.get(group, group or "it")}
+
+    return {
+        "kind": f"{kind}.{group}" if group else kind,
+        "name": name,
+        "provider": PROVIDERS.get(group, group or "it"),
+    }

@@ -1,4 +1,5 @@
-"""Builds container images from the Dockerfile of the repository or of a project, with docker or buildah.
+"""Builds container images from the Dockerfile of the repository or of a project, with docker or
+buildah.
 
 rekindle images build train --tag registry.example.com/rekindle:0.1 --push
 """
@@ -23,11 +24,17 @@ BUILD_ARGUMENTS = {
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
     "project": [],  # built from the project's Dockerfile, on top of `train`
 }
-REMEDIES = {  # command of the builder → remedy if it fails
-    "build": "Behind a proxy or with another index, pass flags to the builder: rekindle images build ... -- "
-    "--build-arg PIP_INDEX_URL=...",
-    "push": "Log in to the registry (docker login, buildah login). For a registry without TLS, add --insecure with "
-    'buildah; docker accepts only localhost and the "insecure-registries" in /etc/docker/daemon.json.',
+# command of the builder → remedy if it fails
+REMEDIES = {
+    "build": (
+        "Behind a proxy or with another index, pass flags to the builder: rekindle images build ..."
+        " -- --build-arg PIP_INDEX_URL=..."
+    ),
+    "push": (
+        "Log in to the registry (docker login, buildah login). For a registry without TLS, add"
+        ' --insecure with buildah; docker accepts only localhost and the "insecure-registries" in'
+        " /etc/docker/daemon.json."
+    ),
     "image": "Check that the image still exists.",
 }
 # commands that succeed if the builder works; docker needs a running daemon
@@ -45,15 +52,21 @@ class Image:
     @property
     def repository(self) -> str:
         """The tag without its version; a colon in the registry's name precedes a port."""
-        return self.tag.rpartition(":")[0] if ":" in self.tag.rpartition("/")[2] else self.tag
+        if ":" in self.tag.rpartition("/")[2]:
+            return self.tag.rpartition(":")[0]
+        return self.tag
 
     @property
     def pinned(self) -> str:
         """The name with the digest, for manifests; "" if the image is not pushed."""
-        return f"{self.repository}@{self.digest}" if self.digest else ""
+        if self.digest:
+            return f"{self.repository}@{self.digest}"
+        return ""
 
 
-def build(name: Name, tag: str, *, push: bool = False, insecure: bool = False, flags: Sequence[str] = ()) -> Image:
+def build(
+    name: Name, tag: str, *, push: bool = False, insecure: bool = False, flags: Sequence[str] = ()
+) -> Image:
     """Build an image as `tag`; `flags` are passed to the builder, whose output goes to stderr.
 
     `insecure`: push without TLS, or to a registry whose certificate this machine does not trust.
@@ -62,20 +75,35 @@ def build(name: Name, tag: str, *, push: bool = False, insecure: bool = False, f
     """
     root = project.find(Path.cwd()) if name == "project" else project.REFERENCE
     file = root / "images/Dockerfile"
+
     if name != "project" and not (root / "uv.lock").is_file():
-        raise ConfigError(f"{root}/uv.lock is missing: images are built from a clone, not from a wheel.")
+        raise ConfigError(
+            f"{root}/uv.lock is missing: images are built from a clone, not from a wheel."
+        )
+
     if name == "project" and (root == project.REFERENCE or not file.is_file()):
         raise ConfigError(
-            f"{file} is not the Dockerfile of a project: `rekindle init NAME` creates a project with one."
+            f"{file} is not the Dockerfile of a project: `rekindle init NAME` creates a project"
+            " with one."
         )
+
     tool = _find_tool()
     with TemporaryDirectory() as scratch:
         id_file = Path(scratch, "id")
-        cache = ["--layers"] if tool == "buildah" else []  # docker caches layers by default
+        # docker caches layers by default
+        if tool == "buildah":
+            cache = ["--layers"]
+        else:
+            cache = []
+
         files = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
         _run(tool, "build", *cache, *files, *BUILD_ARGUMENTS[name], *flags, str(root))
         image = Image(tag, id_file.read_text().strip())
-        return replace(image, digest=_push(tool, image, Path(scratch, "digest"), insecure)) if push else image
+
+        if push:
+            return replace(image, digest=_push(tool, image, Path(scratch, "digest"), insecure))
+
+        return image
 
 
 def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
@@ -85,36 +113,49 @@ def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
         _run("buildah", "push", *flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
     _run("docker", "push", image.tag)  # docker's daemon has the list of registries without TLS
-    digests = json.loads(_run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag))
-    return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[2]
+    digests = json.loads(
+        _run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag)
+    )
+    return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[
+        2
+    ]
 
 
 def _find_tool() -> str:
     for tool, probe in TOOL_PROBES.items():
-        if shutil.which(tool) and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
+        if (
+            shutil.which(tool)
+            and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0
+        ):
             return tool
+
     installed_tools = [tool for tool in TOOL_PROBES if shutil.which(tool)]
-    cause = (
-        f"{' and '.join(installed_tools)} fails (is the daemon running?)"
-        if installed_tools
-        else "neither is on the PATH"
-    )
+    if installed_tools:
+        cause = f"{' and '.join(installed_tools)} fails (is the daemon running?)"
+    else:
+        cause = "neither is on the PATH"
+
     raise ConfigError(
-        f"images are built with docker or buildah, and {cause}. Install one (apt-get install buildah), start docker or "
-        "build on another machine: images/Dockerfile needs only the repository."
+        f"images are built with docker or buildah, and {cause}. Install one (apt-get install"
+        " buildah), start docker or build on another machine: images/Dockerfile needs only the"
+        " repository."
     )
 
 
 def _run(*command: str) -> str:
-    """Run the builder; returns its stdout, which is also copied to stderr: our stdout is for the result."""
+    """Run the builder; returns its stdout, which is also copied to stderr: our stdout is for the
+    result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         output = ""
         for line in process.stdout:
             say(line.rstrip("\n"))
             output += line
+
     if process.returncode:
         raise RekindleError(
-            f"`{' '.join(command)}` ended with {process.returncode}: see the end of its output. {REMEDIES[command[1]]}"
+            f"`{' '.join(command)}` ended with {process.returncode}: see the end of its output."
+            f" {REMEDIES[command[1]]}"
         )
+
     return output

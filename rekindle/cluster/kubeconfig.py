@@ -1,6 +1,7 @@
 """Finds the cluster that kubectl would use: from KUBECONFIG, ~/.kube/config, or the current pod.
 
-    settings, context, namespace = load(None)    # for the kubernetes client; names of the context and its namespace
+    settings, context, namespace = load(None)    # for the kubernetes client; names of the context
+    and its namespace
 
 All errors of the client become a ConfigError that names the file.
 """
@@ -20,9 +21,19 @@ from argolocal.language.yaml_text import parse_one, read_text
 from rekindle.errors import ConfigError, did_you_mean
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-REGENERATE_HINT = "your provider's `get-credentials` command writes a new one; `kubectl cluster-info` tests it."
+REGENERATE_HINT = (
+    "your provider's `get-credentials` command writes a new one; `kubectl cluster-info` tests it."
+)
 # exceptions of the client for malformed files
-INVALID_FILE_ERRORS = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError)
+INVALID_FILE_ERRORS = (
+    config.ConfigException,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    yaml.YAMLError,
+)
 
 
 class Settings(client.Configuration):
@@ -35,34 +46,45 @@ class Settings(client.Configuration):
 
 def load(context: str | None) -> tuple[Settings, str, str]:
     """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
-    settings, files = Settings(), _existing_files()
+    settings = Settings()
+
+    files = _existing_files()
     if context is None and not files and NAMESPACE_FILE.exists():
         with _config_errors("the ServiceAccount of this pod"):
             config.load_incluster_config(client_configuration=settings)
+
         return settings, "in-cluster", NAMESPACE_FILE.read_text().strip()
+
     if not files:
         raise ConfigError(
-            "no cluster is configured: neither KUBECONFIG nor ~/.kube/config names an existing file; " + REGENERATE_HINT
+            "no cluster is configured: neither KUBECONFIG nor ~/.kube/config names an existing"
+            " file; " + REGENERATE_HINT
         )
+
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
         for file in files:  # the client's parser does not limit the size of a file
             _parse_file(file)
+
         contexts_and_current: tuple[Any, Any] = config.list_kube_config_contexts(source)
         entries, current = contexts_and_current
         contexts: dict[str, Any] = {entry["name"]: entry.get("context") or {} for entry in entries}
+
         name = context or str(current["name"])
         if name not in contexts:
             hint = did_you_mean(name, set(contexts)) or f" Known contexts: {', '.join(contexts)}."
             raise ConfigError(f"--context {name}: the kubeconfig does not contain it.{hint}")
+
         with _captured_errors() as errors:
             config.load_kube_config(source, context=name, client_configuration=settings)
+
         if errors:  # the client only logs the error, and would continue without credentials
             raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
         if not settings.host.startswith(("https://", "http://")):
             raise ValueError(f"the server of context {name} must be https://HOST[:PORT]")
         if not settings.get_api_key_with_prefix("BearerToken").isprintable():
             raise ValueError(f"the token of context {name} must be one line of text")
+
     return settings, name, str(contexts[name].get("namespace") or "default")
 
 
@@ -76,7 +98,9 @@ def _config_errors(source: str, files: list[str] | None = None) -> Iterator[None
     except INVALID_FILE_ERRORS as error:
         problems = ((f"the kubeconfig {file}", _find_problem(file)) for file in files or [])
         culprit, cause = next((pair for pair in problems if pair[1]), (source, _describe(error)))
-        raise ConfigError(f"{culprit} cannot be used: {cause}. Correct it; {REGENERATE_HINT}") from error
+        raise ConfigError(
+            f"{culprit} cannot be used: {cause}. Correct it; {REGENERATE_HINT}"
+        ) from error
 
 
 def _parse_file(file: str) -> Any:
@@ -88,24 +112,34 @@ def _parse_file(file: str) -> Any:
 
 
 def _find_problem(file: str) -> str:
-    """Describe the first problem of a file without its values, which are credentials; "" if it is valid."""
+    """Describe the first problem of a file without its values, which are credentials; "" if it is
+    valid."""
     try:
         content = _parse_file(file)
     except INVALID_FILE_ERRORS as error:
         return _describe(error)
+
     if not isinstance(content, dict):
-        return "it must have clusters, users and contexts, but is plain text" if content else "it is empty"
+        if content:
+            return "it must have clusters, users and contexts, but is plain text"
+        return "it is empty"
+
     for kind in ("cluster", "user", "context"):
         entries = content.get(f"{kind}s") or []
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) and "name" in entry for entry in entries):
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) and "name" in entry for entry in entries
+        ):
             return f"{kind}s must be a list of entries with a name"
+
         for entry in entries:
             fields = entry.get(kind) or {}
             if not isinstance(fields, dict):
                 return f"{kind}s: the {kind} of {entry['name']} must have fields"
+
             for key, value in fields.items():
                 if key.endswith("-data") and not _is_base64(value):
                     return f"{kind}s: {key} of {entry['name']} must be base64"
+
     return ""
 
 
@@ -127,7 +161,8 @@ def _describe(error: BaseException) -> str:
 
 @contextmanager
 def _captured_errors() -> Iterator[list[str]]:
-    """Collect the errors that the client logs, such as failures of a credential plugin, instead of printing them."""
+    """Collect the errors that the client logs, such as failures of a credential plugin, instead of
+    printing them."""
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: messages.append(record.getMessage())

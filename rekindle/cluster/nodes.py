@@ -1,4 +1,5 @@
-"""Compares pods with the nodes of a cluster, as the scheduler does: labels, taints, allocatable and free resources."""
+"""Compares pods with the nodes of a cluster, as the scheduler does: labels, taints, allocatable and
+free resources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Obstacle:
-    """The reason why no node can run a pod. `may_end`: an autoscaler, or the end of another pod, may remove it."""
+    """The reason why no node can run a pod. `may_end`: an autoscaler, or the end of another pod,
+    may remove it."""
 
     text: str
     may_end: bool
@@ -43,21 +45,27 @@ class Node:
 
 
 def read_nodes(cluster: Cluster, with_pods: bool) -> list[Node]:
-    """Return the nodes that accept pods; `with_pods`: read the requests of the pods that run. Raises ApiError.
+    """Return the nodes that accept pods; `with_pods`: read the requests of the pods that run.
+    Raises ApiError.
 
     Without permission to read the pods of all namespaces, everything counts as free.
     """
     requested = _requests_by_node(cluster) if with_pods else {}
     nodes = []
+
     for item in cluster.list_objects(NODES):
         spec = item.get("spec") or {}
         if spec.get("unschedulable"):
             continue
+
         name = item["metadata"]["name"]
         allocatable = amounts((item.get("status") or {}).get("allocatable") or {})
-        free = {key: value - requested.get(name, {}).get(key, 0.0) for key, value in allocatable.items()}
+        free = {
+            key: value - requested.get(name, {}).get(key, 0.0) for key, value in allocatable.items()
+        }
         labels = item["metadata"].get("labels") or {}
         nodes.append(Node(name, labels, tuple(spec.get("taints") or ()), allocatable, free))
+
     return nodes
 
 
@@ -67,13 +75,17 @@ def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
     if not selected:
         labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
         return Obstacle(
-            f"no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may add one", True
+            f"no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may"
+            " add one",
+            True,
         )
 
     tolerated = [node for node in selected if not node.untolerated_taints(pod)]
     if not tolerated:
         taints = sorted({taint for node in selected for taint in node.untolerated_taints(pod)})
-        return Obstacle(f"the pod does not tolerate a taint of each node ({', '.join(taints)})", False)
+        return Obstacle(
+            f"the pod does not tolerate a taint of each node ({', '.join(taints)})", False
+        )
 
     large = [node for node in tolerated if not excess(pod.requests, node.allocatable)]
     if not large:
@@ -84,16 +96,21 @@ def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
     if all(excess(pod.requests, node.free) for node in large):
         emptiest = max(large, key=lambda node: node.free.get("cpu", 0.0))
         shortage = ", ".join(excess(pod.requests, emptiest.free))
+
         return Obstacle(
-            f"a pod fits into a node, but other pods use its room now ({shortage} of {emptiest.name})", True
+            f"a pod fits into a node, but other pods use its room now ({shortage} of"
+            f" {emptiest.name})",
+            True,
         )
+
     return None
 
 
 def excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
     """Return each resource whose need exceeds the available amount.
 
-    A device (a name with "/") that `available` lacks is unavailable; any other missing resource is unlimited.
+    A device (a name with "/") that `available` lacks is unavailable; any other missing resource is
+    unlimited.
     """
     return [
         f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
@@ -119,6 +136,7 @@ def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
         requested = result.setdefault(pod["spec"]["nodeName"], {})
         for name, value in of_spec(pod["spec"]).requests.items():
             requested[name] = requested.get(name, 0.0) + value
+
     return result
 
 
@@ -128,8 +146,13 @@ def _uses_its_node(pod: Object) -> bool:
 
 
 def _tolerates(pod: Pod, taint: Mapping[str, str]) -> bool:
-    return any(key in ("", taint["key"]) and value in ("", taint.get("value", "")) for key, value in pod.tolerations)
+    return any(
+        key in ("", taint["key"]) and value in ("", taint.get("value", ""))
+        for key, value in pod.tolerations
+    )
 
 
 def _amount(name: str, value: float) -> str:
-    return f"{value / GIB:.3g}Gi" if name in ("memory", "ephemeral-storage") else f"{value:.3g}"
+    if name in ("memory", "ephemeral-storage"):
+        return f"{value / GIB:.3g}Gi"
+    return f"{value:.3g}"

@@ -13,7 +13,8 @@ KINDS = {
 
 
 class ClusterObjects:
-    """The objects of one namespace that `rekindle rollback` and `rekindle scale` read and change."""
+    """The objects of one namespace that `rekindle rollback` and `rekindle scale` read and
+    change."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -1,6 +1,7 @@
 """Renders the objects of configs/platform, which a namespace needs before pipelines run in it.
 
-    rekindle platform render -n models --bucket models --mlflow https://mlflow.example.com | kubectl apply -f -
+    rekindle platform render -n models --bucket models --mlflow https://mlflow.example.com | \\
+      kubectl apply -f -
 
 Credentials are referenced by name only: `secret_command(namespace)` creates their Secret.
 """
@@ -25,8 +26,10 @@ COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",
     "mlflow": "rekindle-mlflow:0.1",
-    "minio": "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
-    "@sha256:14cea493d9a34af32f524e538b8346cf79f3321eff8e708c1e2960462bd8936e",
+    "minio": (
+        "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
+        "@sha256:14cea493d9a34af32f524e538b8346cf79f3321eff8e708c1e2960462bd8936e"
+    ),
 }
 CLUSTER_WIDE_KINDS = ("Namespace",)
 KEY_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -46,50 +49,88 @@ class Platform:
     components: tuple[str, ...] = ()
     iam: bool = False  # True: pods have a cloud role instead of the Secret
     quota: tuple[str, str] | None = None  # CPU and memory that the namespace may request
-    ephemeral: bool = False  # True: MLflow and MinIO keep their data only as long as their pods exist
+    # True: MLflow and MinIO keep their data only as long as their pods exist
+    ephemeral: bool = False
     images: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value, pattern, rule in (
-            ("namespace", self.namespace, NAMESPACE, "lower-case letters, digits and dashes, at most 63"),
+            (
+                "namespace",
+                self.namespace,
+                NAMESPACE,
+                "lower-case letters, digits and dashes, at most 63",
+            ),
             ("bucket", self.bucket, BUCKET, "3 to 63 lower-case letters, digits, dashes and dots"),
         ):
             if not pattern.fullmatch(value):
                 raise ConfigError(f'the {name} is "{value}": it must be {rule}.')
+
         for name, url in (("endpoint", self.endpoint), ("MLflow", self.mlflow)):
             parts = urlsplit(url)
             if "@" in url:
-                raise ConfigError(f"the address of {name} contains a user or password: put them into a Secret.")
+                raise ConfigError(
+                    f"the address of {name} contains a user or password: put them into a Secret."
+                )
+
             if url and (parts.scheme not in ("http", "https") or not parts.netloc):
-                raise ConfigError(f'the address of {name} is "{url}": it must be http(s)://HOST[:PORT].')
+                raise ConfigError(
+                    f'the address of {name} is "{url}": it must be http(s)://HOST[:PORT].'
+                )
+
             if url and name == "endpoint" and parts.path.strip("/"):
-                raise ConfigError(f'the endpoint is "{url}": it must not have a path; --bucket names the bucket.')
+                raise ConfigError(
+                    f'the endpoint is "{url}": it must not have a path; --bucket names the bucket.'
+                )
+
         for name in self.images:
             if name not in IMAGES:
                 raise ConfigError(
-                    f'--image: "{name}" must be one of {", ".join(IMAGES)}.{did_you_mean(name, set(IMAGES))}'
+                    f'--image: "{name}" must be one of'
+                    f" {', '.join(IMAGES)}.{did_you_mean(name, set(IMAGES))}"
                 )
+
         if self.endpoint and "minio" in self.components:
-            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds an endpoint: choose one.")
+            raise ConfigError(
+                f"the endpoint is {self.endpoint}, and --with minio adds an endpoint: choose one."
+            )
+
         if self.mlflow and "mlflow" in self.components:
-            raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds a server: choose one of them.")
+            raise ConfigError(
+                f"MLflow is at {self.mlflow}, and --with mlflow adds a server: choose one of them."
+            )
+
         if not self.mlflow and "mlflow" not in self.components:
-            raise ConfigError("MLflow is missing: give its address (--mlflow URL), or add a server (--with mlflow).")
+            raise ConfigError(
+                "MLflow is missing: give its address (--mlflow URL), or add a server (--with"
+                " mlflow)."
+            )
+
         if self.iam and "minio" in self.components:
-            raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create a Secret with keys.")
+            raise ConfigError(
+                "MinIO does not support cloud roles: leave out --iam, and create a Secret with"
+                " keys."
+            )
 
     @property
     def values(self) -> dict[str, str]:
-        endpoint = f"http://minio.{self.namespace}.svc:9000" if "minio" in self.components else self.endpoint
+        if "minio" in self.components:
+            endpoint = f"http://minio.{self.namespace}.svc:9000"
+        else:
+            endpoint = self.endpoint
+
         images = {**IMAGES, **self.images}
         cpu, memory = self.quota or ("", "")
+
         return {
             "namespace": self.namespace,
             "bucket": self.bucket,
             "endpoint": endpoint,
             "region": self.region,
             "mlflow": self.mlflow or f"http://mlflow.{self.namespace}.svc:5000",
-            "repository": yaml.safe_dump({"archiveLogs": True, "s3": _repository(self, endpoint)}, sort_keys=False),
+            "repository": yaml.safe_dump(
+                {"archiveLogs": True, "s3": _repository(self, endpoint)}, sort_keys=False
+            ),
             "image": images["rekindle"],
             "mlflow_image": images["mlflow"],
             "minio_image": images["minio"],
@@ -105,16 +146,29 @@ def render(platform: Platform) -> list[Manifest]:
         *(["quota"] if platform.quota else []),
         *(n for n in COMPONENTS if n in platform.components),
     ]
-    objects = [manifest for file in files for manifest in _objects(file, platform.values, platform.namespace)]
-    (serving,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", "serving"))
+
+    objects = [
+        manifest
+        for file in files
+        for manifest in _objects(file, platform.values, platform.namespace)
+    ]
+
+    (serving,) = (
+        o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", "serving")
+    )
     serving["spec"]["egress"] += _egress_to_store(platform)
+
     if platform.iam:
         _remove_secret(objects)
-    return _without_claims(objects) if platform.ephemeral else objects
+    if platform.ephemeral:
+        return _without_claims(objects)
+
+    return objects
 
 
 def operator(namespace: str = "kubeflow") -> list[Manifest]:
-    """Return a patch of the training operator; configs/platform/operator.yaml shows how to apply it."""
+    """Return a patch of the training operator; configs/platform/operator.yaml shows how to apply
+    it."""
     return list(_objects("operator", {}, namespace))
 
 
@@ -123,7 +177,8 @@ def text(objects: list[Manifest]) -> str:
 
 
 def secret_command(namespace: str, name: str = SECRET, keys: Iterable[str] = KEY_NAMES) -> str:
-    """Return the command to create a Secret; it keeps the values out of process lists and the shell's history."""
+    """Return the command to create a Secret; it keeps the values out of process lists and the
+    shell's history."""
     lines = " and ".join(f"{key}=..." for key in keys)
     command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
     return f"{command}    # FILE: {lines}, each on its own line"
@@ -132,29 +187,40 @@ def secret_command(namespace: str, name: str = SECRET, keys: Iterable[str] = KEY
 def _egress_to_store(platform: Platform) -> list[Manifest]:
     """Return egress rules for the object store.
 
-    An object store in the cluster is selected by pod labels: the pods' port may differ from the port of the Service.
+    An object store in the cluster is selected by pod labels: the pods' port may differ from the
+    port of the Service.
     """
     parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
+
     name, _, rest = (parts.hostname or "").partition(".")
     if rest.split(".")[1:2] == ["svc"]:
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": rest.partition(".")[0]}}
-        pods = (
-            {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}} if "minio" in platform.components else {}
-        )
+        if "minio" in platform.components:
+            pods = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}}
+        else:
+            pods = {}
+
         egress: list[Manifest] = [{"to": [{"namespaceSelector": namespace, **pods}]}]
     else:
         egress = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
+
     if platform.iam:  # the services that issue the credentials of a role
         egress += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
+
     return egress
 
 
 def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
-    """Yield (API group, resource, verb) of each permission that a file of configs/platform grants."""
+    """Yield (API group, resource, verb) of each permission that a file of configs/platform
+    grants."""
     for manifest in _objects(name, {"namespace": "any"}, "any"):
         for rule in manifest.get("rules", []):
             for group in rule["apiGroups"]:
-                yield from ((group, resource, verb) for resource in rule["resources"] for verb in rule["verbs"])
+                yield from (
+                    (group, resource, verb)
+                    for resource in rule["resources"]
+                    for verb in rule["verbs"]
+                )
 
 
 def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Manifest]:
@@ -162,13 +228,17 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
     try:
         documents = parse(read_text(file), str(file))
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror}): run rekindle from a checkout.") from error
+        raise ConfigError(
+            f"{file} cannot be read ({error.strerror}): run rekindle from a checkout."
+        ) from error
+
     for document in documents:
         manifest = order_keys(_substitute(document, values))
         if manifest["kind"] == "ConfigMap":
             manifest["data"] = {key: value for key, value in manifest["data"].items() if value}
         if manifest["kind"] not in CLUSTER_WIDE_KINDS:
             manifest["metadata"]["namespace"] = namespace
+
         yield manifest
 
 
@@ -178,19 +248,25 @@ def _substitute(node: Any, values: dict[str, str]) -> Any:
         return {key: _substitute(value, values) for key, value in node.items()}
     if isinstance(node, list):
         return [_substitute(item, values) for item in node]
-    return Template(node).substitute(values) if isinstance(node, str) else node
+    if isinstance(node, str):
+        return Template(node).substitute(values)
+    return node
 
 
 def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
     """Return the bucket as Argo's artifact repository."""
-    parts = urlsplit(endpoint or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com")
+    parts = urlsplit(
+        endpoint or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com"
+    )
     repository: dict[str, Any] = {"bucket": platform.bucket, "endpoint": parts.netloc}
+
     if parts.scheme == "http":
         repository["insecure"] = True
     if platform.region:
         repository["region"] = platform.region
     if platform.iam:
         return repository | {"useSDKCreds": True}
+
     keys = {"accessKeySecret": "AWS_ACCESS_KEY_ID", "secretKeySecret": "AWS_SECRET_ACCESS_KEY"}
     return repository | {field: {"name": SECRET, "key": key} for field, key in keys.items()}
 
@@ -199,7 +275,9 @@ def _remove_secret(objects: list[Manifest]) -> None:
     """Remove references to the Secret, which does not exist if pods have a cloud role."""
     for spec in _pod_specs(objects):
         for container in spec["containers"]:
-            container["envFrom"] = [e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET]
+            container["envFrom"] = [
+                e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET
+            ]
 
 
 def _without_claims(objects: list[Manifest]) -> list[Manifest]:
@@ -212,4 +290,6 @@ def _without_claims(objects: list[Manifest]) -> list[Manifest]:
 
 
 def _pod_specs(objects: list[Manifest]) -> Iterator[Manifest]:
-    yield from (o["spec"]["template"]["spec"] for o in objects if o["kind"] in ("Deployment", "Job"))
+    yield from (
+        o["spec"]["template"]["spec"] for o in objects if o["kind"] in ("Deployment", "Job")
+    )

@@ -13,15 +13,27 @@ from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 
 PULL_FAILURE_REASONS = (
-    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"),
+    *(
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "CreateContainerConfigError",
+    ),
 )
 
 
 @contextmanager
 def run_pod(
-    cluster: Cluster, name: str, config: ClusterConfig, images: dict[str, str], args: Sequence[str], seconds: float
+    cluster: Cluster,
+    name: str,
+    config: ClusterConfig,
+    images: dict[str, str],
+    args: Sequence[str],
+    seconds: float,
 ) -> Iterator[Object]:
-    """Run a pod named `name`-SUFFIX; yield it when its containers have ended or `seconds` have passed; delete it."""
+    """Run a pod named `name`-SUFFIX; yield it when its containers have ended or `seconds` have
+    passed; delete it."""
     settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
     pod = pod_manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
     _create(cluster, pod)
@@ -37,11 +49,13 @@ def read_log(cluster: Cluster, pod: Object) -> list[str]:
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Create a pod. After an ApiError the pod does not exist, even if the response of a successful request was lost."""
+    """Create a pod. After an ApiError the pod does not exist, even if the response of a successful
+    request was lost."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:
-        if error.code == 409:  # the name is unique: the first attempt succeeded, but its response was lost
+        # the name is unique: the first attempt succeeded, but its response was lost
+        if error.code == 409:
             return
         if not 400 <= error.code < 500:
             with suppress(ApiError):
@@ -50,16 +64,21 @@ def _create(cluster: Cluster, pod: Object) -> None:
 
 
 def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
-    """Return the pod when each container has exited or cannot start, or when `seconds` have passed."""
+    """Return the pod when each container has exited or cannot start, or when `seconds` have
+    passed."""
     deadline = time.monotonic() + seconds
+
     while True:
         pod = cluster.get(PODS, name)
         states = container_states(pod).values()
+
         has_settled = [
-            "terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILURE_REASONS for state in states
+            "terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILURE_REASONS
+            for state in states
         ]
         if (has_settled and all(has_settled)) or time.monotonic() > deadline:
             return pod
+
         time.sleep(min(1, seconds))
 
 
@@ -70,14 +89,30 @@ def container_states(pod: Object) -> dict[str, Any]:
 
 
 def pod_manifest(
-    name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str], args: Sequence[str]
+    name: str,
+    config: ClusterConfig,
+    settings: PodConfig,
+    images: dict[str, str],
+    args: Sequence[str],
 ) -> Object:
-    """Return a pod like a step's: container `main` runs `args`, the other containers only test their images."""
+    """Return a pod like a step's: container `main` runs `args`, the other containers only test
+    their images."""
     containers = [
-        pods.container(key, settings.model_copy(update={"image": image}), [*args] if key == "main" else ["-c", "pass"])
+        pods.container(
+            key,
+            settings.model_copy(update={"image": image}),
+            [*args] if key == "main" else ["-c", "pass"],
+        )
         for key, image in images.items()
     ]
+
     # network policies select the pods of steps by the label WORKFLOW
     labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}
     spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+    }

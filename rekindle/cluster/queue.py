@@ -1,7 +1,8 @@
 """Reports why the jobs of a run wait in the queue of a shared cluster.
 
     describe_waiting(cluster, "demo-4k2xp")
-    # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota for cpu ..."]
+    # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota for
+    cpu ..."]
 
 Source: Kueue 0.19, Workload (v1beta2; v1beta1 has the same fields).
 """
@@ -13,7 +14,8 @@ VERSIONS = ("v1beta2", "v1beta1")
 
 
 def workloads(cluster: Cluster) -> list[Object]:
-    """Return the Workloads of the namespace; [] without Kueue, or without permission to read them."""
+    """Return the Workloads of the namespace; [] without Kueue, or without permission to read
+    them."""
     try:
         return list_objects(cluster, "workloads")
     except ApiError as error:
@@ -35,9 +37,14 @@ def list_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list
 
 def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     """Return a line for each job of the run that its queue holds back, with Kueue's reason."""
-    queued_workloads = sorted((workload for workload in workloads(cluster) if _is_pending(workload)), key=_rank)
-    run_workloads = [workload for workload in queued_workloads if _owner(workload).startswith(f"{run}-")]
+    queued_workloads = sorted(
+        (workload for workload in workloads(cluster) if _is_pending(workload)), key=_rank
+    )
+    run_workloads = [
+        workload for workload in queued_workloads if _owner(workload).startswith(f"{run}-")
+    ]
     lines = []
+
     for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
         queue = workload["spec"]["queueName"]
         owners_ahead = [
@@ -45,12 +52,22 @@ def describe_waiting(cluster: Cluster, run: str) -> list[str]:
             for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
             if earlier_workload["spec"]["queueName"] == queue
         ]
-        position = f", behind {' '.join(owners_ahead[:3])}" if owners_ahead else ""
+        if owners_ahead:
+            position = f", behind {' '.join(owners_ahead[:3])}"
+        else:
+            position = ""
+
         position += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
         job = _owner(workload).removeprefix(f"{run}-")
         lines.append(f"{job} waits in the queue {queue}{position}: {_reason(workload)}")
-    if pods := [workload for workload in run_workloads if _is_of_pod(workload)]:
-        lines.append(f"{len(pods)} more workers wait for idle quota in the queue {pods[0]['spec']['queueName']}")
+
+    pods = [workload for workload in run_workloads if _is_of_pod(workload)]
+    if pods:
+        lines.append(
+            f"{len(pods)} more workers wait for idle quota in the queue"
+            f" {pods[0]['spec']['queueName']}"
+        )
+
     return lines
 
 
@@ -60,7 +77,9 @@ def _condition(workload: Object, condition_type: str) -> Object:
 
 
 def _is_pending(workload: Object) -> bool:
-    return all(_condition(workload, name).get("status") != "True" for name in ("Admitted", "Finished"))
+    return all(
+        _condition(workload, name).get("status") != "True" for name in ("Admitted", "Finished")
+    )
 
 
 def _reason(workload: Object) -> str:
@@ -76,4 +95,6 @@ def _owner(workload: Object) -> str:
 
 
 def _is_of_pod(workload: Object) -> bool:
-    return any(owner["kind"] == "Pod" for owner in workload["metadata"].get("ownerReferences") or [])
+    return any(
+        owner["kind"] == "Pod" for owner in workload["metadata"].get("ownerReferences") or []
+    )

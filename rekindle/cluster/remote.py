@@ -1,4 +1,5 @@
-"""Runs a module in a pod of the namespace, with the addresses and keys of steps; the pod is deleted afterwards.
+"""Runs a module in a pod of the namespace, with the addresses and keys of steps; the pod is deleted
+afterwards.
 
 answers = run_module(cluster, workflow, "rekindle.view.explain", ...)
 """
@@ -16,34 +17,44 @@ POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 
 
 def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
-    """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints, one per line.
+    """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints,
+    one per line.
 
     Raises ApiError, RekindleError if the pod fails or takes longer than POD_TIMEOUT_S.
     """
     image = _image_of(workflow)
     subject = f"the pod of image {image}, which reads the object store,"
+
     config = ClusterConfig.model_validate({"image": image})
-    with pod.run_pod(cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S) as ended_pod:
+    with pod.run_pod(
+        cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S
+    ) as ended_pod:
         state = pod.container_states(ended_pod).get("main", {})
-        terminated, waiting = state.get("terminated"), state.get("waiting") or {}
+        terminated = state.get("terminated")
+        waiting = state.get("waiting") or {}
+
         if not terminated:
             cause = waiting.get("message") or waiting.get("reason") or "it was not scheduled"
             raise RekindleError(f"{subject} has not ended in {POD_TIMEOUT_S:g} s: {cause}.")
+
         lines = pod.read_log(cluster, ended_pod)
+
     if terminated["exitCode"]:
         reason = lines[-1].strip() if lines else "no output"
         raise RekindleError(f"{subject} ended with code {terminated['exitCode']}: {reason}")
+
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def _image_of(workflow: Object) -> str:
-    """Return the image of the run's first step of Rekindle. Raises RekindleError without such a step."""
+    """Return the image of the run's first step of Rekindle. Raises RekindleError without such a
+    step."""
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]
         if command[1:4] == ["-m", "rekindle", "step"]:  # excludes the user's own containers
             return str(container["image"])
     raise RekindleError(
-        f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only be read with the "
-        "image of such a step."
+        f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only"
+        " be read with the image of such a step."
     )

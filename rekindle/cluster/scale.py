@@ -1,4 +1,5 @@
-"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on it."""
+"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend
+on it."""
 
 import re
 from typing import Any
@@ -11,38 +12,56 @@ REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run; returns the old and the new number.
+    """Set the number of workers of the training `task` of a run; returns the old and the new
+    number.
 
     Scales the Deployment of additional workers (cluster.harvest) if it exists, else the PyTorchJob.
     Raises ConfigError if the training does not run, or may not have this number of workers.
     """
     name = f"{run}-{task}"
-    deployment, job = objects.find("Deployment", name), objects.find("PyTorchJob", name)
-    template = _template(deployment or {}, "spec") or _template(job or {}, "spec", REPLICAS_FIELD, "Worker")
+    deployment = objects.find("Deployment", name)
+    job = objects.find("PyTorchJob", name)
+
+    template = _template(deployment or {}, "spec") or _template(
+        job or {}, "spec", REPLICAS_FIELD, "Worker"
+    )
     if not template:
         raise ConfigError(
-            f"training {task} of run {run} cannot be scaled: it must be running, as a PyTorchJob or with "
-            "cluster.harvest. Use --task for another training."
+            f"training {task} of run {run} cannot be scaled: it must be running, as a PyTorchJob or"
+            " with cluster.harvest. Use --task for another training."
         )
-    minimum, maximum = _number(template, "min-workers", 1), _number(template, "max-workers", workers)
+
+    minimum = _number(template, "min-workers", 1)
+    maximum = _number(template, "max-workers", workers)
+
     per_pod = _workers_per_pod(template, {} if deployment else job or {})
     if not minimum <= workers <= maximum or workers % per_pod:
         raise ConfigError(
-            f"{workers} workers: {name} may have {minimum} (train.min_workers) to {maximum} (train.max_workers)"
+            f"{workers} workers: {name} may have {minimum} (train.min_workers) to {maximum}"
+            " (train.max_workers)"
             + (f", in multiples of {per_pod}, the GPUs of a pod." if per_pod > 1 else ".")
         )
+
     if deployment:
-        kind, pods = "Deployment", (workers - minimum) // per_pod
-        previous_workers, change = deployment["spec"].get("replicas", 1) * per_pod + minimum, {"replicas": pods}
-    elif presets()["gang"]["kueue"]["labels"].keys() & ((job or {})["metadata"].get("labels") or {}):
+        kind = "Deployment"
+        pods = (workers - minimum) // per_pod
+        previous_workers = deployment["spec"].get("replicas", 1) * per_pod + minimum
+        change = {"replicas": pods}
+    elif presets()["gang"]["kueue"]["labels"].keys() & (
+        (job or {})["metadata"].get("labels") or {}
+    ):
         raise ConfigError(
-            f"{name} is queued by Kueue, which would stop the whole job to add a worker: set cluster.harvest, so that "
-            "workers beyond train.min_workers are separate pods."
+            f"{name} is queued by Kueue, which would stop the whole job to add a worker: set"
+            " cluster.harvest, so that workers beyond train.min_workers are separate pods."
         )
     else:
-        kind, pods = "PyTorchJob", workers // per_pod
-        previous_workers = ((job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)) * per_pod
+        kind = "PyTorchJob"
+        pods = workers // per_pod
+        previous_workers = (
+            (job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)
+        ) * per_pod
         change = {REPLICAS_FIELD: {"Worker": {"replicas": pods}}}
+
     objects.patch(kind, name, {"spec": change})
     return {"workflow": run, "task": task, "workers": workers, "before": previous_workers}
 
@@ -54,11 +73,16 @@ def _template(obj: Object, *path: str) -> Object:
 
 
 def _number(template: Object, flag: str, default: int) -> int:
-    matches = (re.fullmatch(rf"--{flag}=(\d+)", arg) for arg in template["containers"][0].get("args") or [])
+    matches = (
+        re.fullmatch(rf"--{flag}=(\d+)", arg) for arg in template["containers"][0].get("args") or []
+    )
     return next((int(match[1]) for match in matches if match), default)
 
 
 def _workers_per_pod(template: Object, job: Object) -> int:
     env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
     number = str(env.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode"))
-    return int(number) if number.isdigit() else 1  # the default of the operator is "auto"
+    # the default of the operator is "auto"
+    if number.isdigit():
+        return int(number)
+    return 1

@@ -1,9 +1,12 @@
-"""Finds the reasons why pods of a run do not start: no node has room, an image is missing, a quota is used up.
+"""Finds the reasons why pods of a run do not start: no node has room, an image is missing, a quota
+is used up.
 
-    workflow = add_waiting(cluster, workflow)    # its steps whose pods wait are Pending, with the reason as message
+    workflow = add_waiting(cluster, workflow)    # its steps whose pods wait are Pending, with the
+    reason as message
 
-Argo knows only its own pods, and shows a step that has applied a job as Running. This module reads the pods and events
-of jobs and servers, too. Sources: Kubernetes 1.34, PodCondition and ContainerStateWaiting; Argo 3.7, NodeStatus.
+Argo knows only its own pods, and shows a step that has applied a job as Running. This module reads
+the pods and events of jobs and servers, too. Sources: Kubernetes 1.34, PodCondition and
+ContainerStateWaiting; Argo 3.7, NodeStatus.
 """
 
 import re
@@ -18,7 +21,8 @@ from rekindle.cluster.workflows import spec_of
 
 EVENTS = Resource("v1", "events")
 INSTANCE = "app.kubernetes.io/instance"
-REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")  # reasons of events of controllers that could not create a pod
+# reasons of events of controllers that could not create a pod
+REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")
 # states of a container that starts; Kueue and Argo show these, too
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 ACTIVE_PHASES = ("Pending", "Running")
@@ -26,13 +30,19 @@ Node = Mapping[str, Any]
 
 
 def add_waiting(cluster: Cluster, workflow: Object) -> Object:
-    """Return an active run, in which steps are Pending if none of their pods runs and at least one waits.
+    """Return an active run, in which steps are Pending if none of their pods runs and at least one
+    waits.
 
-    The message of the step is the reason. The run is Pending if all of its active steps are. What the user may not read
-    is left out.
+    The message of the step is the reason. The run is Pending if all of its active steps are. What
+    the user may not read is left out.
     """
     nodes = (workflow.get("status") or {}).get("nodes") or {}
-    active_nodes = [node for node in nodes.values() if node["type"] == "Pod" and node.get("phase") in ACTIVE_PHASES]
+
+    active_nodes = [
+        node
+        for node in nodes.values()
+        if node["type"] == "Pod" and node.get("phase") in ACTIVE_PHASES
+    ]
     if not active_nodes:
         return workflow
 
@@ -43,6 +53,7 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
     tasks = [_task(node) for node in active_nodes]
 
     changes: dict[str, Node] = {}
+
     for node in active_nodes:
         own_reason = waiting_reason(own_pods.get(node["id"], {}))
         if own_reason:
@@ -53,13 +64,19 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
         if server:
             started_pods = _list(cluster, PODS, f"{INSTANCE}={server}")
         else:
-            started_pods = [pod for pod in job_pods if _task_of(name, pod["metadata"]["name"], tasks) == _task(node)]
+            started_pods = [
+                pod
+                for pod in job_pods
+                if _task_of(name, pod["metadata"]["name"], tasks) == _task(node)
+            ]
+
         if started_pods:
             changes[node["id"]] = _describe(started_pods)
         elif _applies_object(workflow, node):
             prefix = server or f"{name}-{_task(node)}"
             reason = _refusal(cluster, prefix) or _queue_reason(cluster, name, _task(node))
             changes[node["id"]] = {"phase": "Pending", "message": reason} if reason else {}
+
     return _changed(workflow, changes)
 
 
@@ -70,11 +87,15 @@ def waiting_reason(pod: Node) -> str:
         if condition["type"] == "PodScheduled" and condition.get("status") != "True":
             return _reason(condition)
 
-    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    containers = [
+        *(status.get("initContainerStatuses") or []),
+        *(status.get("containerStatuses") or []),
+    ]
     for container in containers:
         state = (container.get("state") or {}).get("waiting") or {}
         if state.get("reason") and state["reason"] not in STARTING_REASONS:
             return _reason(state)
+
     return ""
 
 
@@ -97,29 +118,46 @@ def _describe(pods: list[Object]) -> Node:
 def _changed(workflow: Object, changes: Mapping[str, Node]) -> Object:
     status = workflow["status"]
     nodes = {id: {**node, **changes.get(id, {})} for id, node in status["nodes"].items()}
+
     active_leaves = [
-        node for node in nodes.values() if node["type"] in ("Pod", "Suspend") and node.get("phase") in ACTIVE_PHASES
+        node
+        for node in nodes.values()
+        if node["type"] in ("Pod", "Suspend") and node.get("phase") in ACTIVE_PHASES
     ]
+
     all_wait = all(node["phase"] == "Pending" and node.get("message") for node in active_leaves)
-    phase = "Pending" if all_wait and status.get("phase") == "Running" else status.get("phase")
+    if all_wait and status.get("phase") == "Running":
+        phase = "Pending"
+    else:
+        phase = status.get("phase")
+
     return {**workflow, "status": {**status, "nodes": nodes, "phase": phase}}
 
 
 def _refusal(cluster: Cluster, prefix: str) -> str:
-    """Return the newest message of a controller that could not create a pod of an object named `prefix`."""
+    """Return the newest message of a controller that could not create a pod of an object named
+    `prefix`."""
     events = [
         event
         for event in _list(cluster, EVENTS)
         if event.get("reason") in REFUSED_REASONS
-        and re.fullmatch(rf"{re.escape(prefix)}(-.*)?", str((event.get("involvedObject") or {}).get("name")))
+        and re.fullmatch(
+            rf"{re.escape(prefix)}(-.*)?", str((event.get("involvedObject") or {}).get("name"))
+        )
     ]
+
     newest = max(events, key=lambda event: event.get("lastTimestamp") or "", default=None)
-    return _reason(newest) if newest else ""
+    if newest:
+        return _reason(newest)
+
+    return ""
 
 
 def _queue_reason(cluster: Cluster, run: str, task: str) -> str:
     lines = queue.describe_waiting(cluster, run)
-    return next((line.removeprefix(f"{task} ") for line in lines if line.startswith(f"{task} waits")), "")
+    return next(
+        (line.removeprefix(f"{task} ") for line in lines if line.startswith(f"{task} waits")), ""
+    )
 
 
 def _list(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object]:
@@ -134,7 +172,10 @@ def _list(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object
 
 def _applies_object(workflow: Object, node: Node) -> bool:
     templates = spec_of(workflow).get("templates") or []
-    return any(template["name"] == node.get("templateName") and "resource" in template for template in templates)
+    return any(
+        template["name"] == node.get("templateName") and "resource" in template
+        for template in templates
+    )
 
 
 def _task(node: Node) -> str:
@@ -143,7 +184,8 @@ def _task(node: Node) -> str:
 
 
 def _task_of(run: str, pod: str, tasks: Iterable[str]) -> str:
-    """Return the task whose job a pod of the run belongs to: the longest name that the pod's name contains."""
+    """Return the task whose job a pod of the run belongs to: the longest name that the pod's name
+    contains."""
     names = [task for task in tasks if pod.startswith(f"{run}-{task}-")]
     return max(names, key=len, default="")
 
@@ -151,7 +193,14 @@ def _task_of(run: str, pod: str, tasks: Iterable[str]) -> str:
 def _server(node: Node) -> str:
     """Return the name of the Deployment that a step starts or waits for."""
     parameters = (node.get("inputs") or {}).get("parameters") or []
-    return next((str(parameter.get("value") or "") for parameter in parameters if parameter["name"] == "server"), "")
+    return next(
+        (
+            str(parameter.get("value") or "")
+            for parameter in parameters
+            if parameter["name"] == "server"
+        ),
+        "",
+    )
 
 
 def _annotation(pod: Node, name: str) -> str:

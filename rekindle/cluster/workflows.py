@@ -3,7 +3,8 @@
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in Argo's database are missing.
+Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in Argo's database are
+missing.
 """
 
 import base64
@@ -31,55 +32,88 @@ from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"
-SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retry finds the object of the first attempt
+# identifies one `submit`, so that a retry finds the object of the first attempt
+SUBMISSION = "rekindle.dev/submission"
 
-# Argo's controller reads templates from a cache. A CronWorkflow whose template the cache lacks starts no run until the
-# CronWorkflow changes, or Argo reads it again minutes later; its status does not show this.
+# Argo's controller reads templates from a cache. A CronWorkflow whose template the cache lacks
+# starts no run until the CronWorkflow changes, or Argo reads it again minutes later; its status
+# does not show this.
 TEMPLATE_DELAY_S = 3.0
 
 
-def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
-    """Return the Workflow to create, with a name, parameters and the hash of the manifest. Raises ConfigError."""
+def submission(
+    manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str
+) -> Object:
+    """Return the Workflow to create, with a name, parameters and the hash of the manifest. Raises
+    ConfigError."""
     own_spec, reference = _without_reference(manifest, parameters)
     identity = manifests.Identity(time.time(), suffix=manifests.random_suffix())
     workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
-    metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
+    metadata["annotations"][SHA256] = manifest_sha256(manifest)
+    metadata["annotations"][SUBMISSION] = str(uuid.uuid4())
     fields = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
-    return order_keys(workflow | {"metadata": fields | {"namespace": namespace}, "spec": workflow["spec"] | reference})
+
+    return order_keys(
+        workflow
+        | {
+            "metadata": fields | {"namespace": namespace},
+            "spec": workflow["spec"] | reference,
+        }
+    )
 
 
-def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """Split off the reference to a template, which only Argo can resolve, and declare all `parameters`."""
+def _without_reference(
+    manifest: Mapping[str, Any], parameters: Mapping[str, str]
+) -> tuple[Any, dict[str, Any]]:
+    """Split off the reference to a template, which only Argo can resolve, and declare all
+    `parameters`."""
     spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
+
     workflow_spec = spec.get("workflowSpec") if is_cron else spec
     if not isinstance(workflow_spec, dict) or "workflowTemplateRef" not in workflow_spec:
         return manifest, {}
+
     own_spec = copy.deepcopy(workflow_spec)
     reference = own_spec.pop("workflowTemplateRef")
     parameter_specs = own_spec.setdefault("arguments", {}).setdefault("parameters", [])
     names_declared = {parameter["name"] for parameter in parameter_specs}
     parameter_specs += [{"name": name} for name in parameters if name not in names_declared]
-    changed_manifest = {**manifest, "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec}
+    changed_manifest = {
+        **manifest,
+        "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec,
+    }
+
     return changed_manifest, {"workflowTemplateRef": reference}
 
 
 def submit(cluster: Cluster, workflow: Object) -> Object:
-    """Create a workflow exactly once, even if the response to the first attempt is lost. Raises ApiError."""
+    """Create a workflow exactly once, even if the response to the first attempt is lost. Raises
+    ApiError."""
     try:
         return cluster.create(WORKFLOWS, workflow)
     except ApiError as error:
-        existing = cluster.find(WORKFLOWS, workflow["metadata"]["name"]) if error.code == 409 else None
+        if error.code == 409:
+            existing = cluster.find(WORKFLOWS, workflow["metadata"]["name"])
+        else:
+            existing = None
+
         submission_id = workflow["metadata"]["annotations"][SUBMISSION]
-        if existing and existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission_id:
+        if (
+            existing
+            and existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission_id
+        ):
             return existing
+
         raise
 
 
 def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
-    for metadata_entry in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
+    for metadata_entry in cluster.list_objects(
+        WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True
+    ):
         if same_manifest(metadata_entry, workflow) and (
             active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
         ):
@@ -91,7 +125,9 @@ def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
 
 def same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str, Any]) -> bool:
     sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256)
-    return sha256 is not None and sha256 == (second_workflow["metadata"].get("annotations") or {}).get(SHA256)
+    return sha256 is not None and sha256 == (
+        second_workflow["metadata"].get("annotations") or {}
+    ).get(SHA256)
 
 
 def spec_of(workflow: Mapping[str, Any]) -> Object:
@@ -112,12 +148,15 @@ def read(cluster: Cluster, name: str) -> Object:
 
 
 def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
-    if obj := cluster.find(resource, name):
+    obj = cluster.find(resource, name)
+    if obj:
         return obj
-    existing_names = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
+    existing_names = {
+        listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)
+    }
     raise ConfigError(
-        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all {kind}s."
-        + did_you_mean(name, existing_names)
+        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status"
+        f" --cluster` lists all {kind}s." + did_you_mean(name, existing_names)
     )
 
 
@@ -125,21 +164,31 @@ def newest(cluster: Cluster) -> str:
     """Return the name of the newest run. Raises ConfigError if no run exists."""
     runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
     if not runs:
-        raise ConfigError(f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
+        raise ConfigError(
+            f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run."
+        )
     return str(max(runs, key=lambda run: run["metadata"]["creationTimestamp"])["metadata"]["name"])
 
 
 def decompress_nodes(workflow: Object) -> Object:
     """Return the workflow with its nodes, which Argo compresses if there are many."""
     status = dict(workflow.get("status") or {})
-    if text := status.pop("compressedNodes", None):
+
+    text = status.pop("compressedNodes", None)
+    if text:
         try:
             decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            status["nodes"] = json.loads(decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES))
+            status["nodes"] = json.loads(
+                decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES)
+            )
         except (ValueError, RecursionError, zlib.error) as error:
             name = workflow.get("metadata", {}).get("name")
-            raise RekindleError(f"the compressed nodes of workflow {name} cannot be read: {error}") from None
+            raise RekindleError(
+                f"the compressed nodes of workflow {name} cannot be read: {error}"
+            ) from None
+
         return workflow | {"status": status}
+
     return workflow
 
 
@@ -147,7 +196,9 @@ def compress_nodes(workflow: Object) -> Object:
     """Invert `decompress_nodes`."""
     status = dict(workflow["status"])
     nodes = to_json(status.pop("nodes")).encode()
-    return workflow | {"status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}}
+    return workflow | {
+        "status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}
+    }
 
 
 def is_offloaded(workflow: Mapping[str, Any]) -> bool:
@@ -157,7 +208,8 @@ def is_offloaded(workflow: Mapping[str, Any]) -> bool:
 
 
 def stop(cluster: Cluster, name: str) -> None:
-    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if the run has completed."""
+    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if the run
+    has completed."""
     status = read(cluster, name).get("status") or {}
     if status.get("phase") in COMPLETED:
         raise ConfigError(f"{name} has completed ({status['phase']}): there is nothing to stop.")
@@ -165,85 +217,149 @@ def stop(cluster: Cluster, name: str) -> None:
 
 
 def delete(cluster: Cluster, name: str) -> None:
-    """Delete a run and all objects that it owns, the Workflow last: then its name can be used again."""
+    """Delete a run and all objects that it owns, the Workflow last: then its name can be used
+    again."""
     cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
 
 
 def resume(cluster: Cluster, name: str) -> str:
-    """Resume a suspended run as `argo resume` does, or retry a failed run as `argo retry` does; returns a description.
+    """Resume a suspended run as `argo resume` does, or retry a failed run as `argo retry` does;
+    returns a description.
 
-    Completed steps keep their outputs. Raises ConfigError if the run is neither suspended nor failed.
+    Completed steps keep their outputs. Raises ConfigError if the run is neither suspended nor
+    failed.
     """
     workflow = cluster.find(WORKFLOWS, name) or read(cluster, name)
     nodes = decompress_nodes(workflow)
     phase = (workflow.get("status") or {}).get("phase") or "Pending"
+
     if is_offloaded(workflow):
-        raise ConfigError(f"Argo keeps the steps of {name} in its database: use `argo resume` or `argo retry` {name}.")
+        raise ConfigError(
+            f"Argo keeps the steps of {name} in its database: use `argo resume` or `argo retry`"
+            f" {name}."
+        )
+
     if phase == "Succeeded":
-        raise ConfigError(f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another run.")
+        raise ConfigError(
+            f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another"
+            " run."
+        )
+
     change, description = (
-        (_retry, "retries its failed steps") if phase in FAILED else (_continue_suspended, "continues")
+        (_retry, "retries its failed steps")
+        if phase in FAILED
+        else (_continue_suspended, "continues")
     )
+
     changed_workflow = change(nodes)
     if phase in FAILED:
-        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed_workflow["status"]["nodes"]))
+        _remove_pods(
+            cluster,
+            name,
+            set(nodes["status"].get("nodes") or {}) - set(changed_workflow["status"]["nodes"]),
+        )
+
     cluster.replace(
-        WORKFLOWS, compress_nodes(changed_workflow) if "compressedNodes" in workflow["status"] else changed_workflow
+        WORKFLOWS,
+        (
+            compress_nodes(changed_workflow)
+            if "compressedNodes" in workflow["status"]
+            else changed_workflow
+        ),
     )
     return description
 
 
 def _continue_suspended(workflow: Object) -> Object:
-    """Return the workflow without its suspension. Raises ConfigError if the run is not suspended."""
-    spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
+    """Return the workflow without its suspension. Raises ConfigError if the run is not
+    suspended."""
+    spec = dict(workflow["spec"])
+    status = dict(workflow.get("status") or {})
+
     suspended_nodes = [
-        n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"
+        n
+        for n in (status.get("nodes") or {}).values()
+        if n["type"] == "Suspend" and n["phase"] == "Running"
     ]
+
     name = workflow["metadata"]["name"]
+
     if not spec.pop("suspend", None) and not suspended_nodes:
         raise ConfigError(
-            f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to resume."
+            f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to"
+            " resume."
         )
+
     for node in suspended_nodes:
         for output in (node.get("outputs") or {}).get("parameters") or []:
             if output.get("value") is None and "default" not in (output.get("valueFrom") or {}):
                 raise ConfigError(
-                    f"{name} waits for the value of {output['name']!r}: give it with "
-                    f"`argo node set {name} --output-parameter {output['name']}=VALUE`, then resume."
+                    f"{name} waits for the value of {output['name']!r}: give it with `argo node set"
+                    f" {name} --output-parameter {output['name']}=VALUE`, then resume."
                 )
+
             output["value"] = output.get("value") or output["valueFrom"]["default"]
-        node |= {"phase": "Succeeded", "finishedAt": timestamp(time.time()), "message": "resumed by rekindle"}
+
+        node["phase"] = "Succeeded"
+        node["finishedAt"] = timestamp(time.time())
+        node["message"] = "resumed by rekindle"
+
     return workflow | {"spec": spec} | ({"status": status} if status else {})
 
 
 def _retry(workflow: Object) -> Object:
-    """Remove failed nodes and set the groups around them to Running, like FormulateRetryWorkflow of Argo."""
-    metadata, spec, status = dict(workflow["metadata"]), dict(workflow["spec"]), dict(workflow["status"])
+    """Remove failed nodes and set the groups around them to Running, like FormulateRetryWorkflow of
+    Argo."""
+    metadata = dict(workflow["metadata"])
+    spec = dict(workflow["spec"])
+    status = dict(workflow["status"])
     labels = {**metadata.get("labels", {}), names.PHASE: "Running"}
+
     for label in (names.COMPLETED, names.ARCHIVING_STATUS):
         labels.pop(label, None)
+
     metadata["labels"] = labels
     spec.pop("shutdown", None)
     if spec.get("activeDeadlineSeconds") == 0:  # `argo terminate` sets the deadline to 0
         spec.pop("activeDeadlineSeconds")
-    template_spec = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
-    conditions = [condition for condition in status.get("conditions") or [] if condition["type"] != "Completed"]
-    remaining = reset({"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")})
+
+    template_spec = {
+        k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"
+    }
+    conditions = [
+        condition
+        for condition in status.get("conditions") or []
+        if condition["type"] != "Completed"
+    ]
+
+    remaining = reset(
+        {"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")}
+    )
     task_results = status.get("taskResultsCompletionStatus") or {}
+
     for node in remaining["nodes"].values():
         if not node.get("finishedAt"):
             node.pop("finishedAt", None)
         if "outboundNodes" in node:
             node["outboundNodes"] = [id for id in node["outboundNodes"] if id in remaining["nodes"]]
-    status |= remaining | {
-        "phase": "Running",
-        "startedAt": timestamp(time.time()),  # the deadline of the workflow counts from this time
-        "conditions": [*conditions, {"type": "Completed", "status": "False"}],
-        "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
-        "persistentVolumeClaims": [],
-    }
+
+    status.update(
+        remaining
+        | {
+            "phase": "Running",
+            "startedAt": timestamp(
+                time.time()
+            ),  # the deadline of the workflow counts from this time
+            "conditions": [*conditions, {"type": "Completed", "status": "False"}],
+            "taskResultsCompletionStatus": {
+                id: value for id, value in task_results.items() if id in remaining["nodes"]
+            },
+            "persistentVolumeClaims": [],
+        }
+    )
     if template_spec:
         status["storedWorkflowTemplateSpec"] = template_spec
+
     new_status = {key: value for key, value in status.items() if value is not None}
     return workflow | {"metadata": metadata, "spec": spec, "status": new_status}
 
@@ -270,23 +386,30 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
 
 
 def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
-    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such schedule exists."""
+    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such
+    schedule exists."""
     cron = _existing(cluster, CRONS, "schedule", name)
+
     manifest = {
         "apiVersion": cron["apiVersion"],
         "kind": "CronWorkflow",
         "metadata": {"name": name},
         "spec": cron["spec"],
     }
+
     workflow = submission(manifest, parameters, cluster.namespace)
-    if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
+
+    sha256 = ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256)
+    if sha256:
         # the hash of the template, as in the runs that the schedule starts
         workflow["metadata"]["annotations"][SHA256] = sha256
+
     return workflow
 
 
 def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if no such schedule exists."""
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if no such
+    schedule exists."""
     spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
     if (spec.get("workflowTemplateRef") or {}).get("name") == name:
@@ -294,30 +417,42 @@ def unschedule(cluster: Cluster, name: str) -> None:
 
 
 def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
-    """Create an object, or update its `spec`, labels and annotations; yields the changes as lines."""
+    """Create an object, or update its `spec`, labels and annotations; yields the changes as
+    lines."""
     metadata = manifest["metadata"] | {"namespace": cluster.namespace}
     title = f"{manifest['kind']} {metadata['name']}"
+
     existing = cluster.find(resource, metadata["name"])
     if existing is None:
         cluster.create(resource, manifest | {"metadata": metadata})
         yield f"{title} created"
         return
+
     merged_metadata = {
-        k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")
+        k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})}
+        for k in ("labels", "annotations")
     }
     changes = list(differences(existing["spec"], manifest["spec"], "spec"))
-    if not changes and all(merged_metadata[key] == (existing["metadata"].get(key) or {}) for key in merged_metadata):
+    if not changes and all(
+        merged_metadata[key] == (existing["metadata"].get(key) or {}) for key in merged_metadata
+    ):
         yield f"{title} unchanged"
         return
-    cluster.replace(resource, existing | {"metadata": existing["metadata"] | merged_metadata, "spec": manifest["spec"]})
+
+    cluster.replace(
+        resource,
+        existing | {"metadata": existing["metadata"] | merged_metadata, "spec": manifest["spec"]},
+    )
     yield f"{title} updated"
     yield from (f"  {change}" for change in changes[:20])
+
     if len(changes) > 20:
         yield f"  and {len(changes) - 20} more"
 
 
 def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; list items have their name or index."""
+    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; list items have their
+    name or index."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}")
@@ -333,7 +468,9 @@ def differences(old: Any, new: Any, path: str) -> Iterator[str]:
 
 
 def _key(index: int, item: Any) -> str:
-    return str(item["name"]) if isinstance(item, dict) and "name" in item else str(index)
+    if isinstance(item, dict) and "name" in item:
+        return str(item["name"])
+    return str(index)
 
 
 def _short(value: Any) -> str:
@@ -341,4 +478,6 @@ def _short(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."

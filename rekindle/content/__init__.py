@@ -1,1 +1,2 @@
-"""Verification of the files of a dataset and of the weights of a model, which come from the object store."""
+"""Verification of the files of a dataset and of the weights of a model, which come from the object
+store."""

@@ -12,13 +12,16 @@ DATASET_INPUT = "dataset"
 
 
 def verify_artifact(name: str, path: Path, digest: str) -> None:
-    """Raise DataError if an artifact is a dataset or a trained model whose files were changed after they were written.
+    """Raise DataError if an artifact is a dataset or a trained model whose files were changed after
+    they were written.
 
-    `name`: name of the input; `digest`: the input `digest` of the step, which the artifact `dataset` must have, or "".
+    `name`: name of the input; `digest`: the input `digest` of the step, which the artifact
+    `dataset` must have, or "".
     """
     promised_digest = digest if name == DATASET_INPUT else ""
     # a release has the list of the dataset that it was trained on, but not its files
     is_release = name != DATASET_INPUT and (path / RECORD).exists()
+
     is_dataset = (path / FILES).is_file() and not is_release
     if promised_digest or is_dataset:
         verify_dataset(path, promised_digest)
@@ -27,7 +30,8 @@ def verify_artifact(name: str, path: Path, digest: str) -> None:
 
 
 def _is_described(path: Path) -> bool:
-    """Return True if a folder has the model.json of a trained model; files of other programs may have this name.
+    """Return True if a folder has the model.json of a trained model; files of other programs may
+    have this name.
 
     The file may be damaged: two of three names suffice.
     """
@@ -41,4 +45,6 @@ def _is_described(path: Path) -> bool:
 def find_digest_input(inputs: Any) -> str:
     """Return the input `digest` of a step, or "" if the step does not have it."""
     value = getattr(inputs, "digest", "")
-    return value if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return value
+    return ""

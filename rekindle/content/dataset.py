@@ -1,4 +1,5 @@
-"""The list of a dataset's files, `dataset.files.json`: {path: {size, sha256}}. Its sha256 is the digest of the dataset.
+"""The list of a dataset's files, `dataset.files.json`: {path: {size, sha256}}. Its sha256 is the
+digest of the dataset.
 
     digest = record_files(folder)            # after the last file was written
     verify_dataset(folder, digest)           # before the first file is read
@@ -17,7 +18,9 @@ from rekindle.errors import DataError
 
 FILES = "dataset.files.json"
 MAX_NAMES = 3  # number of files that a message names
-REMEDY = "Prepare the dataset again: `rekindle run CONFIG --no-cache` does not reuse the damaged one."
+REMEDY = (
+    "Prepare the dataset again: `rekindle run CONFIG --no-cache` does not reuse the damaged one."
+)
 
 
 class File(BaseModel):
@@ -55,22 +58,27 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 
 def read_digest(folder: Path, address: str = "") -> str:
-    """Return the digest of a dataset, without verifying its files. Raises DataError if the list is missing."""
+    """Return the digest of a dataset, without verifying its files. Raises DataError if the list is
+    missing."""
     return hashlib.sha256(_read_list(folder, address or str(folder))).hexdigest()
 
 
 def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
-    """Raise DataError if a file in `folder` was changed, added or removed since the list was written.
+    """Raise DataError if a file in `folder` was changed, added or removed since the list was
+    written.
 
-    `digest`: the digest that the dataset must have (empty: any); `address`: its address for the message.
+    `digest`: the digest that the dataset must have (empty: any); `address`: its address for the
+    message.
     """
     address = address or str(folder)
     data = _read_list(folder, address)
+
     actual_digest = hashlib.sha256(data).hexdigest()
     if digest and actual_digest != digest:
         raise DataError(
-            f"{address}/{FILES} has the sha256 {actual_digest}, but the digest of the dataset is {digest}: it is "
-            f"another dataset, or its list of files was changed. Pass the digest that `prepare` returned. Or: {REMEDY}"
+            f"{address}/{FILES} has the sha256 {actual_digest}, but the digest of the dataset is"
+            f" {digest}: it is another dataset, or its list of files was changed. Pass the digest"
+            f" that `prepare` returned. Or: {REMEDY}"
         )
 
     files = files_below(folder)
@@ -89,8 +97,8 @@ def _read_list(folder: Path, address: str) -> bytes:
         return (folder / FILES).read_bytes()
     except OSError as error:
         raise DataError(
-            f"{address} is not a complete dataset: {FILES} with the hashes of its files is missing ({error.strerror}). "
-            f"Earlier versions of Rekindle did not write it. {REMEDY}"
+            f"{address} is not a complete dataset: {FILES} with the hashes of its files is missing"
+            f" ({error.strerror}). Earlier versions of Rekindle did not write it. {REMEDY}"
         ) from error
 
 
@@ -99,10 +107,14 @@ def _parse_list(data: bytes, address: str) -> dict[str, File]:
         return FileList.validate_json(data)
     except ValidationError as error:
         detail = error.errors()[0]
-        raise DataError(f"{address}/{FILES} is not a list of files ({detail['msg']}). {REMEDY}") from error
+        raise DataError(
+            f"{address}/{FILES} is not a list of files ({detail['msg']}). {REMEDY}"
+        ) from error
 
 
-def _reject_other_names(files: dict[str, Path], recorded_files: dict[str, File], address: str) -> None:
+def _reject_other_names(
+    files: dict[str, Path], recorded_files: dict[str, File], address: str
+) -> None:
     missing_names = sorted(recorded_files.keys() - files.keys())
     if missing_names:
         raise DataError(f"{address}: {_join(missing_names)} of {FILES} is missing. {REMEDY}")
@@ -110,30 +122,36 @@ def _reject_other_names(files: dict[str, Path], recorded_files: dict[str, File],
     added_names = sorted(files.keys() - recorded_files.keys())
     if added_names:
         raise DataError(
-            f"{address}: {_join(added_names)} is not in {FILES}: it was added after the dataset was prepared. "
-            f"Remove it. Or: {REMEDY}"
+            f"{address}: {_join(added_names)} is not in {FILES}: it was added after the dataset was"
+            f" prepared. Remove it. Or: {REMEDY}"
         )
 
 
-def _reject_other_contents(files: dict[str, Path], recorded_files: dict[str, File], address: str) -> None:
+def _reject_other_contents(
+    files: dict[str, Path], recorded_files: dict[str, File], address: str
+) -> None:
     for name, path in files.items():
         size = path.stat().st_size
         recorded_size = recorded_files[name].size
         if size != recorded_size:
             raise DataError(
-                f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILES} (sha256 "
-                f"{recorded_files[name].sha256}): it was changed after the dataset was prepared. {REMEDY}"
+                f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILES} (sha256"
+                f" {recorded_files[name].sha256}): it was changed after the dataset was prepared."
+                f" {REMEDY}"
             )
 
     contents = hashes.compute_sha256s(files.values())
     for name, sha256 in zip(files, contents, strict=True):
         if sha256 != recorded_files[name].sha256:
             raise DataError(
-                f"{address}/{name} has the sha256 {sha256}, and {recorded_files[name].sha256} in {FILES}: it was "
-                f"changed after the dataset was prepared. {REMEDY}"
+                f"{address}/{name} has the sha256 {sha256}, and {recorded_files[name].sha256} in"
+                f" {FILES}: it was changed after the dataset was prepared. {REMEDY}"
             )
 
 
 def _join(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    if len(names) > MAX_NAMES:
+        more = f" and {len(names) - MAX_NAMES} more"
+    else:
+        more = ""
     return ", ".join(names[:MAX_NAMES]) + more

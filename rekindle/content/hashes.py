@@ -23,7 +23,8 @@ def compute_sha256s(paths: Iterable[Path]) -> list[str]:
 
 
 def stamp(paths: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of files, which changes if one of the files is written."""
+    """Return a hash of the names, sizes and times of files, which changes if one of the files is
+    written."""
     lines = []
     for path in paths:
         status = path.stat()

@@ -1,4 +1,5 @@
-"""The file `dataset.json` of a dataset or a release: facts that models need, and the digest of a release's dataset."""
+"""The file `dataset.json` of a dataset or a release: facts that models need, and the digest of a
+release's dataset."""
 
 from pathlib import Path
 from typing import Any
@@ -30,4 +31,6 @@ def digest_of(path: Path) -> str:
 
 def data_until(path: Path) -> str:
     """Return the fact `data_until` of a dataset or release directory, or ""."""
-    return str(dataset_facts(path).get("data_until", "")) if (path / DATASET).exists() else ""
+    if (path / DATASET).exists():
+        return str(dataset_facts(path).get("data_until", ""))
+    return ""

@@ -1,4 +1,5 @@
-"""Files of a release that are read one at a time from the object store, compared with the hash in the release's key.
+"""Files of a release that are read one at a time from the object store, compared with the hash in
+the release's key.
 
 contents = read_verified(store, "releases/fraud/0123456789ab", ["model.json", "model.safetensors"])
 """
@@ -38,13 +39,14 @@ def reject_other_folder(key: str, address: str) -> None:
     folder = key.rstrip("/")
     if not folder.startswith("releases/") or not ArtifactKey.matches(folder):
         raise DataError(
-            f"{show(address)} is not a release: its key must be releases/NAME/HASH. Correct the tag of the version in "
-            f"MLflow. Or: {REMEDY}"
+            f"{show(address)} is not a release: its key must be releases/NAME/HASH. Correct the tag"
+            f" of the version in MLflow. Or: {REMEDY}"
         )
 
 
 def content_hash(hashes: Mapping[str, str]) -> str:
-    """Return the last part of the key of a release with these files: the hash of their names and contents."""
+    """Return the last part of the key of a release with these files: the hash of their names and
+    contents."""
     lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:HASH_LENGTH]
 
@@ -54,24 +56,29 @@ def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None
     actual = content_hash(hashes)
     if is_release(key) and not key.endswith(f"/{actual}"):
         raise DataError(
-            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files is {actual}. {REMEDY}"
+            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files"
+            f" is {actual}. {REMEDY}"
         )
 
 
 def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the content of some files of a release. Raises NotFound, or DataError if one of them was changed."""
+    """Return the content of some files of a release. Raises NotFound, or DataError if one of them
+    was changed."""
     hashes = read_object(FileHashes, store, f"{key}/{RECORD}").files
     reject_other_hash(key, hashes, store.uri(key))
 
     contents: dict[str, bytes] = {}
+
     for name in names:
         if name not in hashes:
             raise NotFound(f"{store.uri(key)}/{name} is not a file of the release.")
+
         contents[name] = store.get(f"{key}/{name}")
         actual = hashlib.sha256(contents[name]).hexdigest()
         if actual != hashes[name]:
             raise DataError(
-                f"{store.uri(key)}/{name} changed since the release (sha256 {actual}, and {hashes[name]} in {RECORD}). "
-                f"{REMEDY}"
+                f"{store.uri(key)}/{name} changed since the release (sha256 {actual}, and"
+                f" {hashes[name]} in {RECORD}). {REMEDY}"
             )
+
     return contents

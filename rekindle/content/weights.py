@@ -1,4 +1,5 @@
-"""The description of a trained model, `model.json`, and the comparison of its sha256 with `model.safetensors`."""
+"""The description of a trained model, `model.json`, and the comparison of its sha256 with
+`model.safetensors`."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 REMEDY = (
-    "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it is a release, "
-    "release it again."
+    "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it"
+    " is a release, release it again."
 )
 
 
@@ -36,14 +37,18 @@ def read_description(folder: Path) -> ModelFile:
 
 
 def verify_weights(folder: Path, address: str = "") -> ModelFile:
-    """Return the description of the model in `folder`. Raises DataError unless its weights have the described sha256.
+    """Return the description of the model in `folder`. Raises DataError unless its weights have the
+    described sha256.
 
     `address`: address of the model for the message.
     """
     description = read_description(folder)
+
     file = folder / WEIGHTS
     if not file.is_file():
-        raise DataError(f"{address or folder} is not a trained model: {WEIGHTS} is missing. {REMEDY}")
+        raise DataError(
+            f"{address or folder} is not a trained model: {WEIGHTS} is missing. {REMEDY}"
+        )
 
     stamp = hashes.stamp([file, folder / MODEL_FILE])
     if not hashes.is_verified(stamp):
@@ -54,14 +59,17 @@ def verify_weights(folder: Path, address: str = "") -> ModelFile:
             f"{address or folder}/{WEIGHTS}",
         )
         hashes.mark_verified(stamp)
+
     return description
 
 
-def reject_other_weights(expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], address: str) -> None:
+def reject_other_weights(
+    expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], address: str
+) -> None:
     """Raise DataError unless the sha256 of weights is the described one.
 
-    `tensors_sha256`: `weights_sha256` of the weights. `hash_file` returns the sha256 of the file: a program of another
-    framework may write this sha256 into model.json.
+    `tensors_sha256`: `weights_sha256` of the weights. `hash_file` returns the sha256 of the file: a
+    program of another framework may write this sha256 into model.json.
     """
     if tensors_sha256 == expected_sha256:
         return
@@ -69,13 +77,15 @@ def reject_other_weights(expected_sha256: str, tensors_sha256: str, hash_file: C
     file_sha256 = hash_file()
     if file_sha256 != expected_sha256:
         raise DataError(
-            f"the weights in {address} have the sha256 {tensors_sha256 or file_sha256}, but {MODEL_FILE} has "
-            f"{expected_sha256}: one of the two files was changed after the training. {REMEDY}"
+            f"the weights in {address} have the sha256 {tensors_sha256 or file_sha256}, but"
+            f" {MODEL_FILE} has {expected_sha256}: one of the two files was changed after the"
+            f" training. {REMEDY}"
         )
 
 
 def _tensors_sha256(file: Path) -> str:
-    """Return the `weights_sha256` of a file; "" if it does not contain tensors, but weights of another framework."""
+    """Return the `weights_sha256` of a file; "" if it does not contain tensors, but weights of
+    another framework."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -87,7 +97,8 @@ def _tensors_sha256(file: Path) -> str:
 
 
 def weights_sha256(tensors: "Mapping[str, Tensor]") -> str:
-    """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by name."""
+    """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by
+    name."""
     return _sha256((name, tensors[name]) for name in sorted(tensors))
 
 

@@ -12,7 +12,8 @@ from rekindle.training.cost.pods import of_spec
 
 
 def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that pods of each kind pass PodSecurity, quota, LimitRange, PriorityClass and account, and fit a node."""
+    """Check that pods of each kind pass PodSecurity, quota, LimitRange, PriorityClass and account,
+    and fit a node."""
     try:
         nodes = read_nodes(cluster, with_pods=True)
         note = ""

@@ -1,9 +1,11 @@
-"""Checks, with test objects, that pipelines can run in a namespace of a cluster; each failure has a remedy.
+"""Checks, with test objects, that pipelines can run in a namespace of a cluster; each failure has a
+remedy.
 
-    for result in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(result)
+    for result in check(Cluster.connect(namespace="models"), config.cluster, config.train):
+    print(result)
 
-Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod that is deleted
-afterwards tests the object store and MLflow. A missing permission to read is a warning.
+Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod that
+is deleted afterwards tests the object store and MLflow. A missing permission to read is a warning.
 """
 
 import json
@@ -30,10 +32,18 @@ from rekindle.training.spec import TrainConfig
 
 JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
-SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
+SECRETS = Resource("v1", "secrets")
+CONFIG_MAPS = Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
 ADDRESS_NAMES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
-ARGO_KINDS = {"argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults")}
+ARGO_KINDS = {
+    "argoproj.io/v1alpha1": (
+        "workflows",
+        "workflowtemplates",
+        "cronworkflows",
+        "workflowtaskresults",
+    )
+}
 # kinds that each `cluster.backend` needs, by API
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
 BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -41,15 +51,24 @@ BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
     "jobset": JOB_SETS,
     "trainjob": {**JOB_SETS, "trainer.kubeflow.org/v1alpha1": ("trainjobs", "trainingruntimes")},
 }
-MIN_KUBERNETES, MIN_ARGO, MIN_OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest supported versions, as in docs/cluster.md
+# the oldest supported versions, as in docs/cluster.md
+MIN_KUBERNETES = (1, 30)
+MIN_ARGO = (3, 7)
+MIN_OPERATOR = (1, 9)
 INSTALL_REMEDIES = {
     "argoproj.io/v1alpha1": f"install Argo Workflows {MIN_ARGO[0]}.{MIN_ARGO[1]} or newer",
-    "kubeflow.org/v1": f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}",
+    "kubeflow.org/v1": (
+        f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}"
+    ),
     "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
     "trainer.kubeflow.org/v1alpha1": "install Kubeflow Trainer 2.3",
 }
 CONTROLLERS = {
-    "Argo's controller": ("app=workflow-controller", MIN_ARGO, INSTALL_REMEDIES["argoproj.io/v1alpha1"]),
+    "Argo's controller": (
+        "app=workflow-controller",
+        MIN_ARGO,
+        INSTALL_REMEDIES["argoproj.io/v1alpha1"],
+    ),
     "training operator": (
         "control-plane=kubeflow-training-operator",
         MIN_OPERATOR,
@@ -70,17 +89,25 @@ POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 def check(
-    cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = PROBE_TIMEOUT_S, token: bool = False
+    cluster: Cluster,
+    config: ClusterConfig,
+    train: TrainConfig,
+    seconds: float = PROBE_TIMEOUT_S,
+    token: bool = False,
 ) -> list[Check]:
-    """Run all checks, in order. If a check raises an error, the error is its result, and the other checks still run.
+    """Run all checks, in order. If a check raises an error, the error is its result, and the other
+    checks still run.
 
-    `seconds`: time limit of the pod, which may have to pull its image; `token`: value of `serve.token`.
+    `seconds`: time limit of the pod, which may have to pull its image; `token`: value of
+    `serve.token`.
     """
     results = [_check_api_server(cluster)]
     if not results[0].ok:
         return results
+
     render = RENDER_COMMAND.format(cluster.namespace)
     create_secret = platform.secret_command(cluster.namespace) + CLOUD_ROLE_NOTE
+
     checks: dict[str, Iterator[Check]] = {
         "kinds": check_kinds(cluster, config.backend),
         "controllers": check_controllers(cluster, config.backend),
@@ -89,30 +116,49 @@ def check(
         "your rights": check_user_rights(cluster),
         "account": check_account(cluster, config),
         "serving account": check_serving_account(cluster, config.serving_account),
-        "addresses": _check_keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESS_NAMES, render),
+        "addresses": _check_keys(
+            cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESS_NAMES, render
+        ),
         "artifact repository": check_artifact_repository(cluster),
-        # keys are not required: pods may have a cloud role instead, which the check of the object store tests
+        # keys are not required: pods may have a cloud role instead, which the check of the object
+        # store tests
         "credentials": _check_keys(
             cluster, "credentials", SECRETS, pods.SECRET, KEY_NAMES, create_secret, required=False
         ),
         "serving credentials": check_serving_credentials(cluster),
         "admission": check_admission(cluster, config),
     }
+
     if token:
         command = platform.secret_command(cluster.namespace, pods.TOKEN_SECRET, [pods.TOKENS])
-        checks["tokens"] = _check_keys(cluster, "tokens", SECRETS, pods.TOKEN_SECRET, [pods.TOKENS], command)
+        checks["tokens"] = _check_keys(
+            cluster, "tokens", SECRETS, pods.TOKEN_SECRET, [pods.TOKENS], command
+        )
+
     if config.backend == "pytorchjob":
-        checks |= {"webhook": check_webhook(cluster, config, train), "init container": check_init_container(cluster)}
+        checks["webhook"] = check_webhook(cluster, config, train)
+        checks["init container"] = check_init_container(cluster)
     else:
         checks["job"] = check_job(cluster, config, train)
+
     checks["probe"] = checks_from_pod(cluster, config, seconds)
     for name, check_results in checks.items():
         try:
             for result in check_results:
                 results.append(result)
         except RekindleError as error:
-            required = getattr(error, "code", 0) != 403  # a missing permission to read is not a failure
-            results.append(Check(name, False, f"not checked: {error}", "Fix this error, then check again.", required))
+            # a missing permission to read is not a failure
+            required = getattr(error, "code", 0) != 403
+            results.append(
+                Check(
+                    name,
+                    False,
+                    f"not checked: {error}",
+                    "Fix this error, then check again.",
+                    required,
+                )
+            )
+
     return results
 
 
@@ -120,10 +166,17 @@ def _check_api_server(cluster: Cluster) -> Check:
     try:
         version = cluster.call("GET", "/version")
     except ApiError as error:
-        return Check("API server", False, str(error), "Choose a --context that answers: kubectl config get-contexts")
+        return Check(
+            "API server",
+            False,
+            str(error),
+            "Choose a --context that answers: kubectl config get-contexts",
+        )
+
     numbers = tuple(int(re.sub(r"\D", "", version[field]) or 0) for field in ("major", "minor"))
     detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
     remedy = f"Kubernetes {MIN_KUBERNETES[0]}.{MIN_KUBERNETES[1]} or newer is needed."
+
     return Check("API server", numbers >= MIN_KUBERNETES, detail, remedy)
 
 
@@ -132,14 +185,26 @@ def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
     for api, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
         defined_kinds = _kinds(cluster, api)
         missing_kinds = [kind for kind in required_kinds if kind not in defined_kinds]
-        detail = f"no {', '.join(missing_kinds)}" if missing_kinds else ", ".join(required_kinds)
-        yield Check(api, not missing_kinds, detail, f"Definitions are missing or too old: {INSTALL_REMEDIES[api]}.")
+        if missing_kinds:
+            detail = f"no {', '.join(missing_kinds)}"
+        else:
+            detail = ", ".join(required_kinds)
+
+        yield Check(
+            api,
+            not missing_kinds,
+            detail,
+            f"Definitions are missing or too old: {INSTALL_REMEDIES[api]}.",
+        )
 
 
 def _kinds(cluster: Cluster, api: str) -> set[str]:
     """Return the kinds that are defined in a version of an API group."""
     try:
-        return {resource["name"] for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()}
+        return {
+            resource["name"]
+            for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()
+        }
     except ApiError as error:
         if error.code != 404:
             raise
@@ -151,12 +216,15 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
     for name, (label, min_version, remedy) in CONTROLLERS.items():
         if name == "training operator" and backend != "pytorchjob":
             continue
+
         controller_pod = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
         if not controller_pod:
             remedy = f"See the log of the pod (kubectl get pods -A -l {label}), or {remedy}."
             yield Check(name, False, f"no pod with the label {label} is ready", remedy)
             continue
-        container, own_namespace = controller_pod["spec"]["containers"][0], controller_pod["metadata"]["namespace"]
+
+        container = controller_pod["spec"]["containers"][0]
+        own_namespace = controller_pod["metadata"]["namespace"]
         args = [*(container.get("command") or []), *(container.get("args") or [])]
         watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
         watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
@@ -165,7 +233,12 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
         sees_namespace = watched_namespace in ("", cluster.namespace)
         detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
         detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
-        remedy = f"Let the controller watch {cluster.namespace}." if is_supported else f"{remedy}."
+
+        if is_supported:
+            remedy = f"Let the controller watch {cluster.namespace}."
+        else:
+            remedy = f"{remedy}."
+
         yield Check(name, is_supported and sees_namespace, detail, remedy)
 
 
@@ -176,22 +249,37 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
         api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
         detail = f"Kueue is {'installed' if api else 'not installed'}"
         yield Check("gang", bool(api), detail, "Install Kueue, or leave cluster.gang empty.")
+
         if api:
-            queues = {obj["metadata"]["name"]: obj for obj in cluster.list_objects(Resource(api, "localqueues"))}
+            queues = {
+                obj["metadata"]["name"]: obj
+                for obj in cluster.list_objects(Resource(api, "localqueues"))
+            }
             queue_spec = queues.get(queue_name, {}).get("spec")
-            detail = f"ClusterQueue {queue_spec['clusterQueue']}" if queue_spec else "no such queue in this namespace"
+            if queue_spec:
+                detail = f"ClusterQueue {queue_spec['clusterQueue']}"
+            else:
+                detail = "no such queue in this namespace"
+
             remedy = (
-                f"Set cluster.queue to a LocalQueue of the namespace ({', '.join(sorted(queues)) or 'none exist'}), or "
-                f"ask the platform team for a LocalQueue {queue_name}."
+                "Set cluster.queue to a LocalQueue of the namespace"
+                f" ({', '.join(sorted(queues)) or 'none exist'}), or ask the platform team for a"
+                f" LocalQueue {queue_name}."
             )
+
             yield Check(f"queue {queue_name}", queue_name in queues, detail, remedy)
     elif scheduler:
         expected_name = presets()["gang"][scheduler]["pods"]["schedulerName"]
         for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
             container = operator["spec"]["containers"][0]
             flag = "--gang-scheduler-name"
-            actual_name = _flag([*(container.get("command") or []), *(container.get("args") or [])], flag)
-            detail = f"the training operator {f'has {flag}={actual_name}' if actual_name else f'does not have {flag}'}"
+            actual_name = _flag(
+                [*(container.get("command") or []), *(container.get("args") or [])], flag
+            )
+            detail = (
+                "the training operator"
+                f" {f'has {flag}={actual_name}' if actual_name else f'does not have {flag}'}"
+            )
             remedy = f"Give the training operator the argument {flag}={expected_name}."
             yield Check("gang", actual_name == expected_name, detail, remedy)
 
@@ -199,44 +287,80 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
 def check_namespace(cluster: Cluster) -> Iterator[Check]:
     level = _enforced_level(cluster)
     remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
-    yield Check("PodSecurity", level == "restricted", f"enforced level: {level or 'none'}", remedy, required=False)
+    yield Check(
+        "PodSecurity",
+        level == "restricted",
+        f"enforced level: {level or 'none'}",
+        remedy,
+        required=False,
+    )
 
 
 def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     """Check the user's permissions; each command of `rekindle` needs some of them."""
-    rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
+    rules = [
+        (group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()
+    ]
     denied_permissions = _denied(cluster, rules, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
     yield Check(
-        "your rights", not denied_permissions, denied_permissions or f"all {len(rules)} permissions granted", remedy
+        "your rights",
+        not denied_permissions,
+        denied_permissions or f"all {len(rules)} permissions granted",
+        remedy,
     )
 
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that the account of workflows exists, has a pipeline's permissions and a token for Argo's executor."""
-    name, remedy = config.service_account, RENDER_COMMAND.format(cluster.namespace)
+    """Check that the account of workflows exists, has a pipeline's permissions and a token for
+    Argo's executor."""
+    name = config.service_account
+    remedy = RENDER_COMMAND.format(cluster.namespace)
+
     if not cluster.find(ACCOUNTS, name):
         yield Check("account", False, f"ServiceAccount {name} does not exist", remedy)
         return
-    rules = [rule for rule in platform.rules() if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"]
-    needed_groups = {api.partition("/")[0] for api in BACKEND_KINDS[config.backend]} - {"kubeflow.org"}
+
+    rules = [
+        rule
+        for rule in platform.rules()
+        if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"
+    ]
+
+    needed_groups = {api.partition("/")[0] for api in BACKEND_KINDS[config.backend]} - {
+        "kubeflow.org"
+    }
     if needed_groups:
         kinds = {kind for names in BACKEND_KINDS[config.backend].values() for kind in names}
-        rules += [rule for rule in platform.rules("frameworks") if rule[0] in needed_groups and rule[1] in kinds]
+        rules += [
+            rule
+            for rule in platform.rules("frameworks")
+            if rule[0] in needed_groups and rule[1] in kinds
+        ]
         remedy = remedy.replace("...", "--with frameworks ...")
+
     user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
         denied_permissions = _denied(cluster, rules, "subjectaccessreviews", user=user)
         yield Check(
-            "account", not denied_permissions, denied_permissions or f"{name}: all {len(rules)} rights granted", remedy
+            "account",
+            not denied_permissions,
+            denied_permissions or f"{name}: all {len(rules)} rights granted",
+            remedy,
         )
     except ApiError as error:
-        yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
-    yield from _check_keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
+        yield Check(
+            "account", False, str(error), "Have an administrator run this check.", required=False
+        )
+
+    yield from _check_keys(
+        cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy
+    )
 
 
 def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
-    """Check that the account of the model server exists: without it, the server's pods cannot be created."""
+    """Check that the account of the model server exists: without it, the server's pods cannot be
+    created."""
     exists = bool(cluster.find(ACCOUNTS, name))
     detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
     yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
@@ -246,11 +370,18 @@ def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
     """Check that the model server has keys, and that they differ from the keys of the pipelines."""
     command = platform.secret_command(cluster.namespace, pods.SERVING_SECRET)
     remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
-    (check,) = _check_keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEY_NAMES, remedy, False)
-    has_same_keys = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
-    detail = (
-        "pipelines use the same keys: a compromised server could write to the bucket" if has_same_keys else check.found
+    (check,) = _check_keys(
+        cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEY_NAMES, remedy, False
     )
+
+    has_same_keys = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(
+        cluster, SECRETS, pods.SECRET
+    )
+    if has_same_keys:
+        detail = "pipelines use the same keys: a compromised server could write to the bucket"
+    else:
+        detail = check.found
+
     yield Check(check.name, check.ok and not has_same_keys, detail, check.remedy, required=False)
 
 
@@ -258,16 +389,28 @@ def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     """Check that Argo uses the same bucket as the steps."""
     settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
     bucket, endpoint = _artifact_repository(cluster)
-    steps_endpoint = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
-    is_same_endpoint = endpoint == steps_endpoint or (not steps_endpoint and "amazonaws.com" in endpoint)
+    steps_endpoint = re.sub(
+        "^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")
+    ).rstrip("/")
+    is_same_endpoint = endpoint == steps_endpoint or (
+        not steps_endpoint and "amazonaws.com" in endpoint
+    )
     is_same = is_same_endpoint and bucket == settings.get("S3_BUCKET")
     detail = f"bucket {bucket!r} at {endpoint!r}"
-    detail += "" if is_same else f", while steps use {settings.get('S3_BUCKET')!r} at {steps_endpoint!r}"
+    detail += (
+        "" if is_same else f", while steps use {settings.get('S3_BUCKET')!r} at {steps_endpoint!r}"
+    )
     yield Check("artifact repository", is_same, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
 def _check_keys(
-    cluster: Cluster, title: str, resource: Resource, name: str, keys: Sequence[str], remedy: str, required: bool = True
+    cluster: Cluster,
+    title: str,
+    resource: Resource,
+    name: str,
+    keys: Sequence[str],
+    remedy: str,
+    required: bool = True,
 ) -> Iterator[Check]:
     """Check that a ConfigMap or Secret has a value for each key."""
     data = _data(cluster, resource, name)
@@ -283,72 +426,115 @@ def _check_keys(
 
 
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the job of the config is admitted, and a job that only the webhook can refuse is refused."""
+    """Check that the job of the config is admitted, and a job that only the webhook can refuse is
+    refused."""
     job = _job(config, train)
     invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
-    ok, detail = False, "a job without its main container was admitted: the webhook does not validate jobs"
+    ok = False
+    detail = "a job without its main container was admitted: the webhook does not validate jobs"
+
     try:
         cluster.create(JOBS, job, dry_run=True)
         try:
             cluster.create(JOBS, invalid_job, dry_run=True)
         except ApiError as error:
             ok = "webhook" in str(error)
-            detail = "admits a valid job and refuses an invalid job" if ok else str(error)
+            if ok:
+                detail = "admits a valid job and refuses an invalid job"
+            else:
+                detail = str(error)
     except ApiError as error:
         detail = str(error)
-    remedy = "Restart the training operator (kubectl -n kubeflow rollout restart deployment training-operator)."
+
+    remedy = (
+        "Restart the training operator (kubectl -n kubeflow rollout restart deployment"
+        " training-operator)."
+    )
     yield Check("webhook", ok, detail, remedy)
 
 
 def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the job of the config would be created: JobSet may refuse it if a feature gate is off."""
-    job, kind = _job(config, train), BACKENDS[config.backend].kind
+    """Check that the job of the config would be created: JobSet may refuse it if a feature gate is
+    off."""
+    job = _job(config, train)
+    kind = BACKENDS[config.backend].kind
+
     try:
         cluster.create(Resource(job["apiVersion"], f"{job['kind'].lower()}s"), job, dry_run=True)
     except ApiError as error:
         remedy = f"Change the policy that refuses the job, or cluster.backend ({kind})."
         if config.restart_job:
             remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
+
         yield Check("job", False, str(error), remedy)
     else:
         yield Check("job", True, f"{job['kind']} would be created")
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config, or the job's runtime, with placeholder labels instead of labels of a workflow."""
+    """Return the job of the config, or the job's runtime, with placeholder labels instead of labels
+    of a workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
-    of_workflow, name = to_json(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
+    of_workflow = to_json(pods.OF_WORKFLOW)[1:-1]
+    name = '"app.kubernetes.io/name": "rekindle-doctor"'
     return json.loads(to_json(job).replace(of_workflow, name))
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:
-    """Check that the operator hardens the init container that it adds: `restricted` refuses workers otherwise."""
+    """Check that the operator hardens the init container that it adds: `restricted` refuses workers
+    otherwise."""
     if _enforced_level(cluster) != "restricted":
-        yield Check("init container", True, "not needed: the namespace does not enforce `restricted`")
+        yield Check(
+            "init container", True, "not needed: the namespace does not enforce `restricted`"
+        )
         return
+
     template = ""
     for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
         own_namespace = cluster.in_namespace(operator["metadata"]["namespace"])
         for volume in operator["spec"].get("volumes") or []:
-            if name := (volume.get("configMap") or {}).get("name"):
+            name = (volume.get("configMap") or {}).get("name")
+            if name:
                 template += "".join(_data(own_namespace, CONFIG_MAPS, name).values())
+
     ok = "allowPrivilegeEscalation: false" in template
-    detail = f"the operator's template is {'hardened' if ok else 'not hardened: workers are refused'}"
-    remedy = "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle -f -"
+    detail = (
+        f"the operator's template is {'hardened' if ok else 'not hardened: workers are refused'}"
+    )
+    remedy = (
+        "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle"
+        " -f -"
+    )
     yield Check("init container", ok, detail, remedy)
 
 
-def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str) -> str:
+def _denied(
+    cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str
+) -> str:
     """Return the permissions that are not granted, as text."""
     denied_verbs: dict[str, list[str]] = {}
+
     for group, resource, verb in rules:
         plural, _, subresource = resource.partition("/")
-        attributes = {"namespace": cluster.namespace, "group": group, "resource": plural, "verb": verb}
-        spec = {**subject, "resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
+        attributes = {
+            "namespace": cluster.namespace,
+            "group": group,
+            "resource": plural,
+            "verb": verb,
+        }
+
+        spec = {
+            **subject,
+            "resourceAttributes": (
+                attributes | ({"subresource": subresource} if subresource else {})
+            ),
+        }
+
         answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
         if not answer["status"].get("allowed"):
             denied_verbs.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+
     return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied_verbs.items())
 
 
@@ -371,15 +557,21 @@ def _data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
 
 
 def _enforced_level(cluster: Cluster) -> str:
-    return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(POD_SECURITY, "")
+    return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(
+        POD_SECURITY, ""
+    )
 
 
 def _is_ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 def _flag(args: list[str], flag: str) -> str:
     """Return the value of `--flag VALUE` or `--flag=VALUE`, or ""."""
     match = re.search(rf"(?:^|\n){flag}[=\n](.*)", "\n".join(args))
-    return match[1] if match else ""
+    if match:
+        return match[1]
+    return ""

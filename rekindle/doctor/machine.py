@@ -2,8 +2,9 @@
 
     for check in check(Path(".rekindle")): print(check)
 
-The checks write to the object store, query MLflow and bind addresses. The checks stop the services that they start.
-If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the service at this address is checked, not the embedded service.
+The checks write to the object store, query MLflow and bind addresses. The checks stop the services
+that they start. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the service at this address is
+checked, not the embedded service.
 """
 
 import os
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 PYTHON = (3, 11)
 GIB = 1 << 30
-MIN_DISK, MIN_MEMORY = 5 * GIB, 3 * GIB  # free bytes
+# free bytes
+MIN_DISK = 5 * GIB
+MIN_MEMORY = 3 * GIB
 MIN_SHARED_MEMORY = 1 * GIB  # free bytes; they suffice for the snapshots of a small model
 MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 
@@ -38,21 +41,39 @@ MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 def check(home: Path) -> list[Check]:
     """Run all checks, in order. The checks of services take seconds."""
     machine_checks: list[Callable[[Path], Check]] = [
-        *(check_python, check_packages, check_system, check_home, check_disk, check_memory, check_shared_memory),
+        *(
+            check_python,
+            check_packages,
+            check_system,
+            check_home,
+            check_disk,
+            check_memory,
+            check_shared_memory,
+        ),
         *(check_open_files, check_clock),
     ]
+
     results = [check_one(home) for check_one in machine_checks]
+
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
         # each local pod has its own address
         check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
+
     if not all(result.ok for result in results if result.required):
         skip_reason = "not checked: fix the failures above first"
-        return [*results, Check("object store", False, skip_reason), Check("MLflow", False, skip_reason)]
+        return [
+            *results,
+            Check("object store", False, skip_reason),
+            Check("MLflow", False, skip_reason),
+        ]
+
     cluster = LocalCluster(home)
-    running_services = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
+    running_services = [
+        name for name in SERVICES if (record := cluster.services.find(name)) and record.alive
+    ]
     try:
         return [*results, check_store(cluster), check_mlflow(cluster)]
     finally:
@@ -62,22 +83,37 @@ def check(home: Path) -> list[Check]:
 
 def check_python(_: Path) -> Check:
     ok = sys.version_info >= PYTHON
-    return Check("Python", ok, platform.python_version(), "Python 3.11 or newer is needed: make PYTHON=python3.11 run")
+    return Check(
+        "Python",
+        ok,
+        platform.python_version(),
+        "Python 3.11 or newer is needed: make PYTHON=python3.11 run",
+    )
 
 
 def check_packages(_: Path) -> Check:
-    """Check the packages of `rekindle[all]` by metadata: importing the packages would take seconds."""
+    """Check the packages of `rekindle[all]` by metadata: importing the packages would take
+    seconds."""
     try:
         from packaging.requirements import Requirement
 
         requirements = [Requirement(text) for text in metadata.requires("rekindle") or []]
     except (ImportError, metadata.PackageNotFoundError) as error:
         return Check("packages", False, f"{error}", "Install Rekindle: make install")
-    groups = [package.extras for package in requirements if package.name == "rekindle" and _applies(package, "all")]
+
+    groups = [
+        package.extras
+        for package in requirements
+        if package.name == "rekindle" and _applies(package, "all")
+    ]
+
     extras = {""}.union(*groups)
     third_party = [package for package in requirements if package.name != "rekindle"]
-    expected_packages = [package for package in third_party if any(_applies(package, extra) for extra in extras)]
+    expected_packages = [
+        package for package in third_party if any(_applies(package, extra) for extra in extras)
+    ]
     problems = []
+
     for package in expected_packages:
         try:
             version = metadata.version(package.name)
@@ -85,8 +121,18 @@ def check_packages(_: Path) -> Check:
                 problems.append(f"{package.name} {version} (needs {package.specifier})")
         except metadata.PackageNotFoundError:
             problems.append(f"{package.name} is missing")
-    detail = ", ".join(sorted(set(problems))) or f"{len({package.name for package in expected_packages})} found"
-    return Check("packages", not problems, detail, "Install the packages: make install, or pip install -e '.[all]'")
+
+    detail = (
+        ", ".join(sorted(set(problems)))
+        or f"{len({package.name for package in expected_packages})} found"
+    )
+
+    return Check(
+        "packages",
+        not problems,
+        detail,
+        "Install the packages: make install, or pip install -e '.[all]'",
+    )
 
 
 def _applies(requirement: "Requirement", extra: str) -> bool:
@@ -95,7 +141,10 @@ def _applies(requirement: "Requirement", extra: str) -> bool:
 
 def check_system(_: Path) -> Check:
     detail = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
-    remedy = "Rekindle runs pods on Linux (loopback addresses, PR_SET_PDEATHSIG): use a Linux machine or container."
+    remedy = (
+        "Rekindle runs pods on Linux (loopback addresses, PR_SET_PDEATHSIG): use a Linux machine or"
+        " container."
+    )
     return Check("system", sys.platform == "linux", detail, remedy)
 
 
@@ -114,17 +163,32 @@ def check_home(home: Path) -> Check:
 
 
 def check_disk(home: Path) -> Check:
-    existing_folder = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
+    existing_folder = next(
+        (path for path in [home, *home.resolve().parents] if path.exists()), Path("/")
+    )
     free_bytes = shutil.disk_usage(existing_folder).free
-    remedy = f"Free {MIN_DISK // GIB} GiB on the disk (`rekindle down`, then remove old runs from {home}/runs)."
+    remedy = (
+        f"Free {MIN_DISK // GIB} GiB on the disk (`rekindle down`, then remove old runs from"
+        f" {home}/runs)."
+    )
     return Check("disk", free_bytes >= MIN_DISK, f"{free_bytes / GIB:.1f} GiB free", remedy)
 
 
 def check_memory(_: Path) -> Check:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free_bytes = int(lines["MemAvailable"].split()[0]) * 1024
-    remedy = f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
-    return Check("memory", free_bytes >= MIN_MEMORY, f"{free_bytes / GIB:.1f} GiB available", remedy, required=False)
+    remedy = (
+        f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set"
+        " train.workers=1)."
+    )
+
+    return Check(
+        "memory",
+        free_bytes >= MIN_MEMORY,
+        f"{free_bytes / GIB:.1f} GiB available",
+        remedy,
+        required=False,
+    )
 
 
 def check_shared_memory(_: Path) -> Check:
@@ -135,9 +199,9 @@ def check_shared_memory(_: Path) -> Check:
     free_bytes = shutil.disk_usage(directory).free if directory.exists() else 0
     detail = f"{free_bytes / GIB:.1f} GiB free in {directory}"
     remedy = (
-        "Without this memory, a run that loses all its processes resumes from an older step in the object store. "
-        f"Enlarge {directory}: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}; in Docker: "
-        f"docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
+        "Without this memory, a run that loses all its processes resumes from an older step in the"
+        f" object store. Enlarge {directory}: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G"
+        f" {directory}; in Docker: docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
     return Check("shared memory", free_bytes >= MIN_SHARED_MEMORY, detail, remedy, required=False)
 
@@ -145,16 +209,23 @@ def check_shared_memory(_: Path) -> Check:
 def check_open_files(_: Path) -> Check:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Check(
-        "open files", limit >= MIN_OPEN_FILES, f"{limit} allowed", f"Raise the limit: ulimit -n {MIN_OPEN_FILES}"
+        "open files",
+        limit >= MIN_OPEN_FILES,
+        f"{limit} allowed",
+        f"Raise the limit: ulimit -n {MIN_OPEN_FILES}",
     )
 
 
 def check_clock(_: Path) -> Check:
-    """Check that the clock is not behind the installed files: signatures and certificates need the right time."""
+    """Check that the clock is not behind the installed files: signatures and certificates need the
+    right time."""
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check(
-        "clock", seconds_behind < 60, detail, "The time is before the installation of Rekindle: set the clock."
+        "clock",
+        seconds_behind < 60,
+        detail,
+        "The time is before the installation of Rekindle: set the clock.",
     )
 
 
@@ -168,17 +239,22 @@ def check_bind(name: str, address: str, remedy: str) -> Check:
 
 def check_namespaces() -> Check:
     remedy = (
-        "Without mount namespaces, pods share this machine's files, and manifests with literal paths are refused. See "
-        "sysctl user.max_user_namespaces"
+        "Without mount namespaces, pods share this machine's files, and manifests with literal"
+        " paths are refused. See sysctl user.max_user_namespaces"
     )
-    detail = "each pod has its own file system view" if filesystem.available() else "unshare is not permitted"
+    if filesystem.available():
+        detail = "each pod has its own file system view"
+    else:
+        detail = "unshare is not permitted"
     return Check("mount namespaces", filesystem.available(), detail, remedy, required=False)
 
 
 def check_store(cluster: LocalCluster) -> Check:
     from rekindle.doctor import probe
 
-    remedy = "Use a store that honours If-None-Match and If-Match (MinIO, S3), or unset S3_ENDPOINT_URL."
+    remedy = (
+        "Use a store that honours If-None-Match and If-Match (MinIO, S3), or unset S3_ENDPOINT_URL."
+    )
     try:
         return Check("object store", *probe.check_store(cluster.store()), remedy)
     except RekindleError as error:
@@ -187,15 +263,18 @@ def check_store(cluster: LocalCluster) -> Check:
 
 def check_mlflow(cluster: LocalCluster) -> Check:
     log = cluster.services.folder / "mlflow.log"
-    remedy = (
-        f"Correct or unset {ADDRESS_VARIABLES['mlflow']}."
-        if os.environ.get(ADDRESS_VARIABLES["mlflow"])
-        else f"See {log}, then try again."
-    )
+    if os.environ.get(ADDRESS_VARIABLES["mlflow"]):
+        remedy = f"Correct or unset {ADDRESS_VARIABLES['mlflow']}."
+    else:
+        remedy = f"See {log}, then try again."
+
     try:
         cluster.ready()
         url = cluster.configmap("rekindle")["MLFLOW_TRACKING_URI"]
     except RekindleError as error:
         return Check("MLflow", False, str(error), remedy)
+
     ok = not url.startswith("http") or answers(f"{url}/version", 10)
-    return Check("MLflow", ok, without_user(url) + (" answers" if ok else " does not answer"), remedy)
+    return Check(
+        "MLflow", ok, without_user(url) + (" answers" if ok else " does not answer"), remedy
+    )

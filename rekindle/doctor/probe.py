@@ -1,7 +1,9 @@
 """Tests the object store and MLflow from this machine or pod, with the settings of steps.
 
-    python -m rekindle.doctor.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
-    python -m rekindle.doctor.probe --make-bucket     creates the bucket that S3_BUCKET names, unless it exists
+    # {"object store": [true, "..."], "MLflow": [true, "..."]}
+    python -m rekindle.doctor.probe
+    # creates the bucket that S3_BUCKET names, unless it exists
+    python -m rekindle.doctor.probe --make-bucket
 
 `rekindle doctor` runs this module on this machine and in a pod.
 """
@@ -33,15 +35,18 @@ def check_store(store: Store) -> Finding:
     try:
         with ThreadPoolExecutor(WRITERS) as pool:
             winners = sum(pool.map(create, range(WRITERS)))
+
         stale_etag = store.get_with_etag(key)[1]
         store.put(key, b"newer")
         is_overwritten = True
+
         try:
             store.put(key, b"stale", if_match=stale_etag)
         except Conflict:
             is_overwritten = store.get(key) != b"newer"
     finally:
         store.delete([key])
+
     stale_write = f"a stale write was {'accepted' if is_overwritten else 'refused'}"
     message = f"{store.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
     return winners == 1 and not is_overwritten, message
@@ -70,13 +75,16 @@ def main() -> int:
         except RekindleError as error:
             say(f"error: {error}")
             return error.exit_code
+
         return 0
+
     findings: dict[str, Finding] = {}
     for name, check in CHECKS.items():
         try:
             findings[name] = check()
         except RekindleError as error:
             findings[name] = False, str(error)
+
     print(to_json(findings))
     return 0
 

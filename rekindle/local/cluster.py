@@ -1,6 +1,7 @@
 """This machine as a cluster, with the embedded services and the controllers of training jobs.
 
-    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
+    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch();
+    cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
 The embedded services store `services/`, `s3/` and `mlflow.db` in the home.
 """
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """The cluster with its state in `home` (default: the home of commands); `images` maps image names to local
-    equivalents (default: images.yaml)."""
+    """The cluster with its state in `home` (default: the home of commands); `images` maps image
+    names to local equivalents (default: images.yaml)."""
 
-    bucket, modules = BUCKET, ("rekindle",)
+    bucket = BUCKET
+    modules = ("rekindle",)
 
     def __init__(self, home: Path | None = None, images: Mapping[str, Image] | None = None) -> None:
         super().__init__(home, images)
@@ -44,7 +46,8 @@ class LocalCluster(cluster.LocalCluster):
         return kinds()
 
     def prefetch(self) -> None:
-        """Start the services and restart dead deployments in the background. Returns immediately."""
+        """Start the services and restart dead deployments in the background. Returns
+        immediately."""
         self.services.store_serving_token()
         self.services.start()
         self.revive()
@@ -59,8 +62,8 @@ class LocalCluster(cluster.LocalCluster):
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods: all
-        processes on this machine belong to one user."""
+        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods:
+        all processes on this machine belong to one user."""
         services = self.services
         return {
             ("ConfigMap", "rekindle"): services.environment,
@@ -71,27 +74,46 @@ class LocalCluster(cluster.LocalCluster):
         }
 
     def _webhook(self) -> dict[str, str]:
-        """Return the notification URL: $NOTIFY_URL, else the content of `notify-url` in the home directory."""
+        """Return the notification URL: $NOTIFY_URL, else the content of `notify-url` in the home
+        directory."""
         file = self.home / "notify-url"
-        url = self.services.environ.get("NOTIFY_URL") or (file.read_text().strip() if file.exists() else "")
-        return {"NOTIFY_URL": url} if url else {}
+        url = self.services.environ.get("NOTIFY_URL") or (
+            file.read_text().strip() if file.exists() else ""
+        )
+        if url:
+            return {"NOTIFY_URL": url}
+        return {}
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """Return the object store of the pods, or the store that an artifact names. Raises ConfigError, KeyError."""
+        """Return the object store of the pods, or the store that an artifact names. Raises
+        ConfigError, KeyError."""
         from rekindle.storage import Store
 
         keys = self.services.credentials()  # `credentials` does not start MLflow
+
         if s3 and (s3.get("bucket") or s3.get("endpoint")):
-            url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
+            url = (
+                s3.get("endpoint")
+                and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
+            )
             references = [
                 (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
                 (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
             ]
             access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in references)
+
             return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
+
         if not self._store:
-            access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
-            self._store = Store(self.services.environ.get("S3_BUCKET", BUCKET), self.services.url("s3"), access, secret)
+            access = keys.get("AWS_ACCESS_KEY_ID")
+            secret = keys.get("AWS_SECRET_ACCESS_KEY")
+            self._store = Store(
+                self.services.environ.get("S3_BUCKET", BUCKET),
+                self.services.url("s3"),
+                access,
+                secret,
+            )
+
         return self._store
 
     def _key(self, reference: Mapping[str, str]) -> str:
@@ -99,16 +121,18 @@ class LocalCluster(cluster.LocalCluster):
             return self.secret(reference["name"])[reference["key"]]
         except KeyError:
             raise ConfigError(
-                f"the Secret {reference.get('name')!r} with the key {reference.get('key')!r} does not exist: add "
-                "it to the Workflow's file, separated by ---."
+                f"the Secret {reference.get('name')!r} with the key {reference.get('key')!r} does"
+                " not exist: add it to the Workflow's file, separated by ---."
             ) from None
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait; return their names. Raises Busy during a run."""
+        """Stop the deployments, then the services, and wait; return their names. Raises Busy during
+        a run."""
         return super().down() + self.services.down()
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return kind, name, address and state of services and deployments. Restarts dead deployments."""
+        """Return kind, name, address and state of services and deployments. Restarts dead
+        deployments."""
         records = [record for name in SERVICES if (record := self.services.find(name))]
         services = [
             {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}

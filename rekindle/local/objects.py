@@ -16,9 +16,14 @@ class LocalObjects:
     def deployments(self, model: str) -> list[Object]:
         controller = self.controllers["Deployment"]
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
-        return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]
+        return [
+            obj
+            for obj in objects
+            if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model
+        ]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch; a dry run does nothing, as no admission check exists here. Raises Conflict."""
+        """Apply a merge patch; a dry run does nothing, as no admission check exists here. Raises
+        Conflict."""
         if not dry_run:
             self.controllers[kind].patch(name, lambda now: apply_patch(now, change, "merge"))

@@ -1,7 +1,8 @@
 """Ports of pods on this machine.
 
-Each pod has a loopback address of its own, so pods do not take ports from each other. But a program that listens on all
-addresses of this machine takes its port from every pod. Such a port is replaced where the manifest allows it.
+Each pod has a loopback address of its own, so pods do not take ports from each other. But a program
+that listens on all addresses of this machine takes its port from every pod. Such a port is replaced
+where the manifest allows it.
 """
 
 import copy
@@ -20,7 +21,10 @@ def usable_port(cluster: Cluster, default: int) -> int:
     """Return the first port from `default` that is free for all pods; `default` if none is free."""
     # no pod has this name, so only a program that listens on all addresses can be at this address
     address = cluster.address("no-pod")
-    return next((port for port in range(default, default + PORTS_TO_TRY) if _is_free(address, port)), default)
+    return next(
+        (port for port in range(default, default + PORTS_TO_TRY) if _is_free(address, port)),
+        default,
+    )
 
 
 def _is_free(address: str, port: int) -> bool:
@@ -40,11 +44,16 @@ def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> 
     """
     if job["kind"] not in JOBS:
         return job
+
     name, default = JOBS[job["kind"]].port
     if not name or any(find_port(job, role) for role in replicas_of(job)):
         return job
 
-    current_ports = [find_port(current_job, role) for role in replicas_of(current_job)] if current_job else []
+    if current_job:
+        current_ports = [find_port(current_job, role) for role in replicas_of(current_job)]
+    else:
+        current_ports = []
+
     port = next(filter(None, current_ports), None) or usable_port(cluster, default)
     if port == default:
         return job
@@ -52,25 +61,38 @@ def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> 
     moved = copy.deepcopy(job)
     for replica in replicas_of(moved).values():
         container = replica["template"]["spec"]["containers"][0]
-        container["ports"] = [*(container.get("ports") or []), {"name": name, "containerPort": port}]
+        container["ports"] = [
+            *(container.get("ports") or []),
+            {"name": name, "containerPort": port},
+        ]
+
     return moved
 
 
 def move_server_port(cluster: Cluster, deployment: Object) -> Object:
-    """Return a Deployment whose server listens at a usable port, if its arguments have a flag `--port=PORT`."""
+    """Return a Deployment whose server listens at a usable port, if its arguments have a flag
+    `--port=PORT`."""
     moved = copy.deepcopy(deployment)
+
     container = moved["spec"]["template"]["spec"]["containers"][0]
     for entry in container.get("ports") or []:
         default = entry["containerPort"]
         flag = f"--port={default}"
+
         arguments = container.get("args") or []
         if flag in arguments and (port := usable_port(cluster, default)) != default:
             entry["containerPort"] = port
-            container["args"] = [f"--port={port}" if argument == flag else argument for argument in arguments]
+            container["args"] = [
+                f"--port={port}" if argument == flag else argument for argument in arguments
+            ]
+
     return moved
 
 
 def move_service_port(cluster: Cluster, service: Object) -> Object:
-    """Return a headless Service at a usable port: clients read the port from the environment of their pod."""
-    ports = [{**entry, "port": usable_port(cluster, entry["port"])} for entry in service["spec"]["ports"]]
+    """Return a headless Service at a usable port: clients read the port from the environment of
+    their pod."""
+    ports = [
+        {**entry, "port": usable_port(cluster, entry["port"])} for entry in service["spec"]["ports"]
+    ]
     return {**service, "spec": {**service["spec"], "ports": ports}}

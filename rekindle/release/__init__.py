@@ -1,1 +1,2 @@
-"""Releases: evaluation of a model, the files of a release, its predictions, promotion and rollback."""
+"""Releases: evaluation of a model, the files of a release, its predictions, promotion and
+rollback."""

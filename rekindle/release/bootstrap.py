@@ -1,6 +1,8 @@
-"""Confidence interval of the difference between two models, by a paired bootstrap over examples or groups of examples.
+"""Confidence interval of the difference between two models, by a paired bootstrap over examples or
+groups of examples.
 
-    difference = paired_bootstrap(lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows], truth[rows]), len(truth))
+    difference = paired_bootstrap(lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows],
+    truth[rows]), len(truth))
 
 Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13: the percentile interval.
 """
@@ -22,21 +24,25 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high): `statistic` of all rows 0..size-1, and its interval over draws with replacement.
+    """Return (value, low, high): `statistic` of all rows 0..size-1, and its interval over draws
+    with replacement.
 
-    Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together: use it for dependent
-    rows, such as all of one customer. Draws whose statistic is undefined (it raises ValueError or ArithmeticError,
-    or is NaN) do not count; if fewer than half of the draws remain, the interval is NaN.
+    Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together:
+    use it for dependent rows, such as all of one customer. Draws whose statistic is undefined (it
+    raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half of the draws
+    remain, the interval is NaN.
     """
     members = _members(size, groups)
     generator = np.random.default_rng(seed)
     draws = []
+
     for _ in range(resamples):
         drawn_groups = generator.integers(len(members), size=len(members))
         try:
             draws.append(statistic(np.concatenate([members[index] for index in drawn_groups])))
         except (ValueError, ArithmeticError):
             continue
+
     return statistic(np.arange(size)), *_interval(draws, resamples, confidence)
 
 
@@ -48,17 +54,23 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return (low, high) as `paired_bootstrap` does, from one call of `statistic` for all draws: faster with many rows.
+    """Return (low, high) as `paired_bootstrap` does, from one call of `statistic` for all draws:
+    faster with many rows.
 
-    `statistic` gets the group number of each row, and the count of each group in each draw: [groups, resamples].
+    `statistic` gets the group number of each row, and the count of each group in each draw:
+    [groups, resamples].
     """
-    group_names, row_groups = np.unique(np.arange(size) if groups is None else groups, return_inverse=True)
+    group_names, row_groups = np.unique(
+        np.arange(size) if groups is None else groups, return_inverse=True
+    )
     generator = np.random.default_rng(seed)
     draws = np.empty((len(group_names), resamples), np.float32)
+
     for column in range(resamples):
         draws[:, column] = np.bincount(
             generator.integers(len(group_names), size=len(group_names)), minlength=len(group_names)
         )
+
     return _interval(statistic(row_groups, draws), resamples, confidence)
 
 

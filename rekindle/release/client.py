@@ -1,4 +1,5 @@
-"""Client of a deployed model: waits for the expected weights, and retries while servers are replaced."""
+"""Client of a deployed model: waits for the expected weights, and retries while servers are
+replaced."""
 
 import http.client
 import json
@@ -14,18 +15,25 @@ from rekindle.errors import DataError, RekindleError
 from rekindle.release.config import TOKENS
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
-SHA256, VERSION = "model-sha256", "model-version"  # response headers: the weights and version that answered
-REPLAY = "rekindle-replay"  # request header: the instances are test rows, and not counted as instances of clients
+# response headers: the weights and version that answered
+SHA256 = "model-sha256"
+VERSION = "model-version"
+# request header: the instances are test rows, and not counted as instances of clients
+REPLAY = "rekindle-replay"
 DATA_UNTIL = "model-data-until"  # response header: the data cut-off, if the dataset has one
 RETRY_PAUSE_S = 0.1
 UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 def resolve(endpoint: str) -> str:
-    """Return the URL of a service: $REKINDLE_ENDPOINT, else from the environment variables of pods for a Service."""
+    """Return the URL of a service: $REKINDLE_ENDPOINT, else from the environment variables of pods
+    for a Service."""
     name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
-    host, port = os.environ.get(f"{name}_SERVICE_HOST"), os.environ.get(f"{name}_SERVICE_PORT")
-    return (os.environ.get(ENDPOINT) or (f"http://{host}:{port}" if host and port else endpoint)).rstrip("/")
+    host = os.environ.get(f"{name}_SERVICE_HOST")
+    port = os.environ.get(f"{name}_SERVICE_PORT")
+    return (
+        os.environ.get(ENDPOINT) or (f"http://{host}:{port}" if host and port else endpoint)
+    ).rstrip("/")
 
 
 class RequestTooLarge(DataError):
@@ -33,16 +41,21 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`, whose instances do not count as instances of clients.
+    """Client of the model `name` at `endpoint`, whose instances do not count as instances of
+    clients.
 
     Accepts only answers of the weights `sha256`, and retries until `deadline`.
     """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
-        self.endpoint, self.path, self.sha256, self.deadline = endpoint, f"/v1/models/{name}", sha256, deadline
+        self.endpoint = endpoint
+        self.path = f"/v1/models/{name}"
+        self.sha256 = sha256
+        self.deadline = deadline
 
     def wait(self) -> dict[str, Any]:
-        """Wait for a server that is ready with these weights; return its status. Raises RekindleError."""
+        """Wait for a server that is ready with these weights; return its status. Raises
+        RekindleError."""
         while not (status := self._send(self.path))["ready"]:
             self._retry(f"it answers {status}")
         return status
@@ -52,26 +65,33 @@ class ModelClient:
         return self._send(f"{self.path}/example")
 
     def predict(self, request: dict[str, Any]) -> list[Any]:
-        """Return a prediction per instance. Raises RequestTooLarge, DataError, or RekindleError after the deadline."""
+        """Return a prediction per instance. Raises RequestTooLarge, DataError, or RekindleError
+        after the deadline."""
         return self._send(f"{self.path}:predict", to_json(request).encode())["predictions"]
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
-        if tokens := os.environ.get(TOKENS, "").split():
+        tokens = os.environ.get(TOKENS, "").split()
+        if tokens:
             headers["authorization"] = f"Bearer {tokens[0]}"
+
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # an address in the pipeline
-                    if (sha256 := answer.headers[SHA256]) == self.sha256:
+                    sha256 = answer.headers[SHA256]
+                    if sha256 == self.sha256:
                         return json.load(answer)
+
                     self._retry(f"it answers with the weights {str(sha256)[:12]}")
             except urllib.error.HTTPError as error:
                 text = error.read().decode(errors="replace")
-                if error.code < 500 and error.code != 404:  # 404: a server that is being replaced may not know the name
+                # 404: a server that is being replaced may not know the name
+                if error.code < 500 and error.code != 404:
                     raise (RequestTooLarge if error.code == 413 else DataError)(
                         f"{self.endpoint}{path} answered {error.code}: {text[:1000]}"
                     ) from error
+
                 self._retry(f"it answers {error.code}: {text[:200]}")
             except (*UNAVAILABLE, ValueError) as error:
                 self._retry(str(error))
@@ -80,7 +100,8 @@ class ModelClient:
         """Pause before the next attempt. Raises RekindleError after the deadline."""
         if time.monotonic() > self.deadline:
             raise RekindleError(
-                f"{self.endpoint} does not serve the model {self.sha256[:12]} in time ({reason}). See the servers' "
-                f"log; set {ENDPOINT} if the service has another address for this process."
+                f"{self.endpoint} does not serve the model {self.sha256[:12]} in time ({reason})."
+                f" See the servers' log; set {ENDPOINT} if the service has another address for this"
+                " process."
             )
         time.sleep(RETRY_PAUSE_S)

@@ -1,4 +1,5 @@
-"""Compares the answers of a server with the predictions of the evaluation, alone and with other requests."""
+"""Compares the answers of a server with the predictions of the evaluation, alone and with other
+requests."""
 
 import gzip
 import json
@@ -26,17 +27,24 @@ class Comparison:
     tolerance: float
     replayed: int = 0  # number of instances
     differing: int = 0  # number of instances whose predictions differ by more than the tolerance
-    too_large: int = 0  # number of instances in requests that the server rejected because of their size
+    # number of instances in requests that the server rejected because of their size
+    too_large: int = 0
     max_difference: float = 0.0
-    worst: str = ""  # text with the instance of the largest difference, and its served and offline predictions
-    # number of instances whose predictions alone and with other requests differ by more than the tolerance
+    # text with the instance of the largest difference, and its served and offline predictions
+    worst: str = ""
+    # number of instances whose predictions alone and with other requests differ by more than the
+    # tolerance
     unstable: int = 0
-    example: str = ""  # text with the first such instance, and its predictions alone and with other requests
+    # text with the first such instance, and its predictions alone and with other requests
+    example: str = ""
     random: bool = False  # True: the predictions for equal requests differ
 
     def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
-        """Add the answer to a request. Raises ValueError if the numbers of served and expected predictions differ."""
-        for instance, prediction, offline in zip(request["instances"], served, expected, strict=True):
+        """Add the answer to a request. Raises ValueError if the numbers of served and expected
+        predictions differ."""
+        for instance, prediction, offline in zip(
+            request["instances"], served, expected, strict=True
+        ):
             distance = difference(prediction, offline)
             self.replayed += 1
             self.differing += distance > self.tolerance
@@ -46,7 +54,8 @@ class Comparison:
                 self.worst = "{}: served {}, offline {}".format(*texts)
 
     def add_single(self, request: dict[str, Any], single: list[Any], batched: list[Any]) -> bool:
-        """Add the predictions of a request, sent alone and with others; return True if the predictions agree."""
+        """Add the predictions of a request, sent alone and with others; return True if the
+        predictions agree."""
         unstable = self.unstable
         for instance, alone, together in zip(request["instances"], single, batched, strict=True):
             if difference(alone, together) > self.tolerance:
@@ -57,31 +66,40 @@ class Comparison:
 
 
 def difference(served: Any, offline: Any) -> float:
-    """Return the largest difference of the numbers in two JSON values; infinite if anything else differs.
+    """Return the largest difference of the numbers in two JSON values; infinite if anything else
+    differs.
 
     The difference of numbers above 1 is relative.
     """
     match served, offline:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
-            return 0.0 if served == offline and type(served) is type(offline) else math.inf
+            if served == offline and type(served) is type(offline):
+                return 0.0
+            return math.inf
         case (int() | float(), int() | float()):
             distance = abs(served - offline) / max(1.0, abs(served), abs(offline))
-            return math.inf if math.isnan(distance) else distance
+            if math.isnan(distance):
+                return math.inf
+            return distance
         case (list(), list()) if len(served) == len(offline):
             return max(map(difference, served, offline), default=0.0)
         case (dict(), dict()) if served.keys() == offline.keys():
             return max((difference(served[key], offline[key]) for key in served), default=0.0)
+
     return math.inf
 
 
-def compare(client: ModelClient, replay: Replay, tolerance: float, independent: bool = False) -> Comparison:
-    """Send each request alone, then all requests together; compare the answers with each other and with the expected
-    predictions.
+def compare(
+    client: ModelClient, replay: Replay, tolerance: float, independent: bool = False
+) -> Comparison:
+    """Send each request alone, then all requests together; compare the answers with each other and
+    with the expected predictions.
 
-    `independent`: the instances of a request do not influence each other, so each instance is sent alone. Raises
-    DataError, or RekindleError if no server answers.
+    `independent`: the instances of a request do not influence each other, so each instance is sent
+    alone. Raises DataError, or RekindleError if no server answers.
     """
-    comparison, replay = Comparison(tolerance), list(replay)
+    comparison = Comparison(tolerance)
+    replay = list(replay)
 
     def send(request: dict[str, Any]) -> list[Any] | None:
         try:
@@ -90,26 +108,39 @@ def compare(client: ModelClient, replay: Replay, tolerance: float, independent: 
             return None
 
     def send_alone(request: dict[str, Any]) -> list[Any] | None:
-        rows = [request | {"instances": [row]} for row in request["instances"]] if independent else [request]
+        if independent:
+            rows = [request | {"instances": [row]} for row in request["instances"]]
+        else:
+            rows = [request]
         answers = [send(row) for row in rows]
-        return None if None in answers else [prediction for answer in answers for prediction in answer or ()]
+        if None in answers:
+            return None
+        return [prediction for answer in answers for prediction in answer or ()]
 
     requests = [request for request, _ in replay]
     answers_alone = [send_alone(request) for request in requests]
     with ThreadPoolExecutor(CLIENTS) as clients:
         answers_together = list(clients.map(send, requests))
-    for (request, expected), single, batched in zip(replay, answers_alone, answers_together, strict=True):
+
+    for (request, expected), single, batched in zip(
+        replay, answers_alone, answers_together, strict=True
+    ):
         if single is None or batched is None:
             comparison.too_large += len(expected)
             continue
-        comparison.add(request, max(single, batched, key=lambda served: difference(served, expected)), expected)
+
+        comparison.add(
+            request, max(single, batched, key=lambda served: difference(served, expected)), expected
+        )
         if not comparison.add_single(request, single, batched) and not comparison.random:
             comparison.random = difference(send_alone(request), single) > tolerance
+
     return comparison
 
 
 def read_numerics(report: Path) -> str:
-    """Return the text of `device.describe_numerics` on the machine that wrote the report, or "" if it was not recorded.
+    """Return the text of `device.describe_numerics` on the machine that wrote the report, or "" if
+    it was not recorded.
 
     A server with the same text must give the same bits. Raises DataError.
     """
@@ -117,7 +148,8 @@ def read_numerics(report: Path) -> str:
 
 
 def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the report's first requests with at least `count` test rows in total, or all requests. Raises DataError."""
+    """Yield the report's first requests with at least `count` test rows in total, or all requests.
+    Raises DataError."""
     for line in _lines(report):
         yield line["request"], line["predictions"]
         count -= len(line["predictions"])
@@ -135,10 +167,13 @@ def _lines(report: Path) -> Iterator[dict[str, Any]]:
                 yield line
     except (OSError, EOFError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{report / PREDICTIONS} does not contain predictions ({error!r}): run the step evaluate again."
+            f"{report / PREDICTIONS} does not contain predictions ({error!r}): run the step"
+            " evaluate again."
         ) from error
 
 
 def _shorten(value: Any) -> str:
     text = to_json(value)
-    return text if len(text) <= 200 else text[:197] + "..."
+    if len(text) <= 200:
+        return text
+    return text[:197] + "..."

@@ -1,7 +1,8 @@
-"""The device of a released model: the model is moved to it once; inputs are copied to it, and outputs to the CPU.
+"""The device of a released model: the model is moved to it once; inputs are copied to it, and
+outputs to the CPU.
 
-All copies and kernels are in the current stream of the process, so nothing waits before the outputs are read. Inputs
-are copied to a GPU from pinned memory, while the CPU prepares the next operations.
+All copies and kernels are in the current stream of the process, so nothing waits before the outputs
+are read. Inputs are copied to a GPU from pinned memory, while the CPU prepares the next operations.
 """
 
 import platform
@@ -21,12 +22,14 @@ def pick_device() -> "torch.device":
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.backends.cudnn.allow_tf32 = False  # the errors of TF32 are larger than the tolerance of `verify`
+    # the errors of TF32 are larger than the tolerance of `verify`
+    torch.backends.cudnn.allow_tf32 = False
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def place(model: Any, device: "torch.device") -> Any:
-    """Move the model to `device`. Calls of the model accept and return tensors of the CPU, also in lists and dicts."""
+    """Move the model to `device`. Calls of the model accept and return tensors of the CPU, also in
+    lists and dicts."""
     import torch
 
     if device.type == "cpu":
@@ -53,13 +56,17 @@ def move(values: Any, device: "torch.device") -> Any:
 
 
 def describe_numerics(device: "torch.device") -> str:
-    """Return the software and hardware that determine the last bits of a prediction, with model, instance and batch."""
+    """Return the software and hardware that determine the last bits of a prediction, with model,
+    instance and batch."""
     import torch
 
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
-    units, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
-    return f"torch {torch.__version__}, {_processor()} {units}, {threads} thread{'s' * (threads > 1)}"
+    units = torch.backends.cpu.get_cpu_capability()
+    threads = torch.get_num_threads()
+    return (
+        f"torch {torch.__version__}, {_processor()} {units}, {threads} thread{'s' * (threads > 1)}"
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Evaluates the candidate and the champion on the workload's test examples, with the same predictor as in serving.
+"""Evaluates the candidate and the champion on the workload's test examples, with the same predictor
+as in serving.
 
-The report contains a sample of the examples with the candidate's predictions. `verify` replays this sample, and its
-first row becomes the server's example request.
+The report contains a sample of the examples with the candidate's predictions. `verify` replays this
+sample, and its first row becomes the server's example request.
 """
 
 import math
@@ -50,32 +51,49 @@ def evaluate(
     gate: Gate,
     max_batch: int = MAX_BATCH,
 ) -> Evaluation:
-    """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
+    """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises
+    DataError.
 
-    The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset. Both
-    models predict the rows in the same batches, of `max_batch` rows in their order.
+    The candidate was trained on `dataset`; the champion's directory contains the dataset.json of
+    its own dataset. Both models predict the rows in the same batches, of `max_batch` rows in their
+    order.
     """
     verify_dataset(dataset)
     verify_weights(candidate)
     all_examples = read_examples(workload, dataset)
-    examples, warnings, incomparable = all_examples, list[str](), ""
+    examples = all_examples
+    warnings = list[str]()
+    incomparable = ""
+
     if champion and digest_of(champion) != digest_of(dataset):
-        examples, warnings, incomparable = exclude_seen(workload, all_examples, dataset, dataset_facts(champion))
+        examples, warnings, incomparable = exclude_seen(
+            workload, all_examples, dataset, dataset_facts(champion)
+        )
+
     all_examples.max_batch = examples.max_batch = max_batch
 
     others: dict[str, Scored] = {}
+
     if champion and not incomparable:
         try:
-            others["champion"] = compute_finite_metrics(workload, score(examples, champion, champion), examples)
+            others["champion"] = compute_finite_metrics(
+                workload, score(examples, champion, champion), examples
+            )
         # for example, the champion expects inputs of another shape, or other classes
         except (DataError, CodeError, RuntimeError) as error:
-            examples, warnings, incomparable = all_examples, [], f"{error}"
+            examples = all_examples
+            warnings = []
+            incomparable = f"{error}"
+
     if examples.baseline is not None:
         try:
             others["baseline"] = compute_finite_metrics(workload, examples.baseline, examples)
         except NotFinite as error:
             warnings = [*warnings, f"the baseline is not compared: {error}"]
-    candidate_scores = compute_finite_metrics(workload, score(examples, candidate, dataset), examples)
+
+    candidate_scores = compute_finite_metrics(
+        workload, score(examples, candidate, dataset), examples
+    )
 
     differences = {
         name: compute_difference(workload.metrics[0], candidate_scores, other, examples, gate)
@@ -85,6 +103,7 @@ def evaluate(
     predictions = {name: model.predictions for name, model in scored.items()}
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)
+
     with convert_errors("the report cannot be written"):
         evaluation = Evaluation(
             {name: average(model.metrics) for name, model in scored.items()},
@@ -96,47 +115,78 @@ def evaluate(
             incomparable=incomparable,
             warnings=warnings,
         )
+
         evaluation = examples.report(report, predictions, evaluation)
 
-    if problem := describe_not_finite({"metrics": evaluation.metrics, "parts": evaluation.parts}):
+    problem = describe_not_finite({"metrics": evaluation.metrics, "parts": evaluation.parts})
+    if problem:
         raise NotFinite(f"`report` returned an evaluation whose {problem}. Leave such numbers out.")
+
     return evaluation
 
 
 def read_examples(
-    workload: Any, dataset: Path, champion: dict[str, Any] | None = None, max_rows: int | None = None
+    workload: Any,
+    dataset: Path,
+    champion: dict[str, Any] | None = None,
+    max_rows: int | None = None,
 ) -> Examples:
-    """Return the workload's examples; with a champion's facts, only the rows that the champion has not seen. Raises
-    DataError.
+    """Return the workload's examples; with a champion's facts, only the rows that the champion has
+    not seen. Raises DataError.
 
     `max_rows`: number of rows to read, if the examples are yielded one by one.
     """
-    result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
+    if compares(workload):
+        result = workload.examples(dataset, champion)
+    else:
+        result = workload.examples(dataset)
+
     if not isinstance(result, Iterable | Examples):
         raise DataError(
-            f"`examples` returned {in_one_line(result)}: it must yield (instance, truth) for each test row."
+            f"`examples` returned {in_one_line(result)}: it must yield (instance, truth) for each"
+            " test row."
         )
-    examples = result if isinstance(result, Examples) else Examples.of(islice(result, max_rows))
+
+    if isinstance(result, Examples):
+        examples = result
+    else:
+        examples = Examples.of(islice(result, max_rows))
+
     if not len(examples) and champion is None:
-        raise DataError("the dataset does not contain test examples for the evaluation. Provide more data.")
+        raise DataError(
+            "the dataset does not contain test examples for the evaluation. Provide more data."
+        )
+
     return examples
 
 
 def exclude_seen(
     workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
-    """Return the examples that the champion has not seen, warnings, and why the champion cannot be compared, or ""."""
+    """Return the examples that the champion has not seen, warnings, and why the champion cannot be
+    compared, or ""."""
     if not compares(workload):
-        return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
+        return (
+            examples,
+            ["the champion was trained on other data, and may have seen some of the test rows"],
+            "",
+        )
+
     try:
-        unseen_examples, count = read_examples(workload, dataset, facts), len(examples)
+        unseen_examples = read_examples(workload, dataset, facts)
+        count = len(examples)
     except DataError as error:
         return examples, [], f"{error}"
+
     if not len(unseen_examples):
         return examples, [], f"it was trained on all {count:,} test rows."
     if len(unseen_examples) == count or unseen_examples.warnings != examples.warnings:
         return unseen_examples, [], ""
-    warning = f"{count - len(unseen_examples):,} of {count:,} test rows are excluded: the champion was trained on them"
+
+    warning = (
+        f"{count - len(unseen_examples):,} of {count:,} test rows are excluded: the champion was"
+        " trained on them"
+    )
     return unseen_examples, [warning], ""
 
 
@@ -145,13 +195,16 @@ def score(examples: Examples, model: Path, dataset: Path) -> Any:
     with convert_errors("`predict` failed on the test rows"):
         predictions = examples.score(model, dataset)
     if len(predictions) != len(examples):
-        raise DataError(f"`score` returned {len(predictions)} predictions for {len(examples)} test rows.")
+        raise DataError(
+            f"`score` returned {len(predictions)} predictions for {len(examples)} test rows."
+        )
     return predictions
 
 
 @contextmanager
 def convert_errors(where: str) -> Iterator[None]:
-    """Convert exceptions of the workload to errors with their location: a CodeError, if a retry cannot help."""
+    """Convert exceptions of the workload to errors with their location: a CodeError, if a retry
+    cannot help."""
     try:
         yield
     except RekindleError:
@@ -162,12 +215,15 @@ def convert_errors(where: str) -> Iterator[None]:
 
 
 def to_array(values: Any) -> Any:
-    """Convert numbers, or lists of numbers of equal shape, to a NumPy array; return other values unchanged."""
+    """Convert numbers, or lists of numbers of equal shape, to a NumPy array; return other values
+    unchanged."""
     try:
         array = np.asarray(values)
     except ValueError:  # the lists have different lengths
         return values
-    return array if array.dtype.kind in "biuf" else values
+    if array.dtype.kind in "biuf":
+        return array
+    return values
 
 
 def split_parts(examples: Examples) -> Parts:
@@ -180,37 +236,51 @@ def split_parts(examples: Examples) -> Parts:
 
 def select(values: Any, rows: Any) -> Any:
     """Return the values of some rows, given by their numbers or a mask."""
-    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in np.arange(len(values))[rows]]
+    if isinstance(values, np.ndarray):
+        return values[rows]
+    return [values[row] for row in np.arange(len(values))[rows]]
 
 
 def compute_metrics(metrics: Any, predictions: Any, examples: Examples) -> PartMetrics:
     """Compute the metrics of a model on each part of the test rows."""
-    array, all_truths = to_array(predictions), to_array(examples.truths)
+    array = to_array(predictions)
+    all_truths = to_array(examples.truths)
     result: PartMetrics = {}
     for name, rows in split_parts(examples).items():
-        selected_predictions, truths = select(array, rows), select(all_truths, rows)
-        result[name] = {metric.name: compute(metric, selected_predictions, truths) for metric in metrics}
+        selected_predictions = select(array, rows)
+        truths = select(all_truths, rows)
+        result[name] = {
+            metric.name: compute(metric, selected_predictions, truths) for metric in metrics
+        }
     return result
 
 
 def compute_finite_metrics(workload: Any, predictions: Any, examples: Examples) -> Scored:
-    """Compute the metrics of a model. Raises NotFinite that names a metric which is NaN or infinite, and the part."""
+    """Compute the metrics of a model. Raises NotFinite that names a metric which is NaN or
+    infinite, and the part."""
     by_part = compute_metrics(workload.metrics, predictions, examples)
     for part_name, values in by_part.items():
         for name, value in values.items():
             if not math.isfinite(value):
-                rows = f'the test rows of the part "{part_name}"' if part_name else "the test rows"
+                if part_name:
+                    rows = f'the test rows of the part "{part_name}"'
+                else:
+                    rows = "the test rows"
+
                 raise NotFinite(
-                    f"the metric {name} is {value} on {rows}: it must be a finite number. Let the metric's function "
-                    "return a number for such rows, or leave them out of `examples`."
+                    f"the metric {name} is {value} on {rows}: it must be a finite number. Let the"
+                    " metric's function return a number for such rows, or leave them out of"
+                    " `examples`."
                 )
+
     return Scored(predictions, by_part)
 
 
 def named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str, Any]]:
     """Return name, number of rows, and metrics of each model, for each part that has a name."""
     return [
-        {"name": name, "rows": int(rows.sum())} | {model: scored[model].metrics[name] for model in scored}
+        {"name": name, "rows": int(rows.sum())}
+        | {model: scored[model].metrics[name] for model in scored}
         for name, rows in split_parts(examples).items()
         if name
     ]
@@ -233,15 +303,22 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
         result = metric.function(predictions, truths)
     value = to_number(result)
     if value is None:
-        raise CodeError(f"the metric {metric.name} is {in_one_line(result)}: its function must return a number.")
+        raise CodeError(
+            f"the metric {metric.name} is {in_one_line(result)}: its function must return a number."
+        )
     return value
 
 
-def compute_difference(metric: Metric, candidate: Scored, other: Scored, examples: Examples, gate: Gate) -> Difference:
-    """Return the difference of `metric` between two models, with the interval of a paired bootstrap."""
+def compute_difference(
+    metric: Metric, candidate: Scored, other: Scored, examples: Examples, gate: Gate
+) -> Difference:
+    """Return the difference of `metric` between two models, with the interval of a paired
+    bootstrap."""
     models = [to_array(model.predictions) for model in (candidate, other)]
-    truths, parts = to_array(examples.truths), split_parts(examples)
-    function, weighted = metric.function, metric.weighted
+    truths = to_array(examples.truths)
+    parts = split_parts(examples)
+    function = metric.function
+    weighted = metric.weighted
     assert function, "workload.load rejects a metric without a function"
 
     def difference_in_part(rows: Rows) -> float:
@@ -260,8 +337,12 @@ def compute_difference(metric: Metric, candidate: Scored, other: Scored, example
             total += a - b
         return total / len(parts)
 
-    size, groups, settings = len(examples), examples.groups, (gate.resamples, gate.confidence)
+    size = len(examples)
+    groups = examples.groups
+    settings = (gate.resamples, gate.confidence)
+
     if weighted is None:
         return Difference(metric.name, *paired_bootstrap(difference, size, groups, *settings))
+
     interval = weighted_bootstrap(differences, size, groups, *settings)
     return Difference(metric.name, difference(np.arange(size)), *interval)

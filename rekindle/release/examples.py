@@ -30,8 +30,8 @@ Column = Sequence[Any] | NDArray[Any]
 class Examples:
     """The test rows by column: `examples` may return this instead of yielding an Example per row.
 
-    A subclass may override `score`, e.g. to score rows that do not fit into single requests, and `report`, to extend
-    the report, but no other method.
+    A subclass may override `score`, e.g. to score rows that do not fit into single requests, and
+    `report`, to extend the report, but no other method.
     """
 
     truths: Column
@@ -42,14 +42,18 @@ class Examples:
     warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
     # number of rows that are predicted together; set by the engine
     max_batch: int = field(default=MAX_BATCH, init=False)
-    numerics: str = field(default="", init=False)  # device.describe_numerics of the process that scored the rows
+    # device.describe_numerics of the process that scored the rows
+    numerics: str = field(default="", init=False)
     _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
 
     def __post_init__(self) -> None:
         columns = {name: getattr(self, name) for name in ("groups", "baseline", "parts")}
         for name, column in columns.items():
             if column is not None and len(column) != len(self):
-                raise DataError(f"the examples have {len(column)} {name} for {len(self)} truths: give one for each.")
+                raise DataError(
+                    f"the examples have {len(column)} {name} for {len(self)} truths: give one for"
+                    " each."
+                )
 
     def __len__(self) -> int:
         return len(self.truths)
@@ -62,10 +66,15 @@ class Examples:
         except TypeError as error:
             if not project.raises(error):
                 raise DataError(
-                    f"`examples` gives no test rows ({error}): it must yield (instance, truth) or a rekindle.Example."
+                    f"`examples` gives no test rows ({error}): it must yield (instance, truth) or a"
+                    " rekindle.Example."
                 ) from error
+
             raise
-        columns = {name: [getattr(example, name) for example in examples] for name in Example._fields}
+
+        columns = {
+            name: [getattr(example, name) for example in examples] for name in Example._fields
+        }
         group, baseline, part = (
             None if all(value is None for value in columns[name]) else columns[name]
             for name in ("group", "baseline", "part")
@@ -73,36 +82,53 @@ class Examples:
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
     def score(self, model: Path, dataset: Path) -> Column:
-        """Return the predictions of a server of `model` for one request per row, in batches of fixed size and order.
+        """Return the predictions of a server of `model` for one request per row, in batches of
+        fixed size and order.
 
-        `dataset`: directory with dataset.json and state/ of the model's own dataset. Raises DataError if the model does
-        not fit the rows.
+        `dataset`: directory with dataset.json and state/ of the model's own dataset. Raises
+        DataError if the model does not fit the rows.
         """
         import torch
 
-        torch.set_num_threads(1)  # as servers do by default; with more threads, small layers are slow on a busy machine
+        # as servers do by default; with more threads, small layers are slow on a busy machine
+        torch.set_num_threads(1)
+
         with serving_folder(model, dataset) as release:
             predictor = open_predictor(release, self.max_batch)
             self.numerics = getattr(predictor, "numerics", "")
-            self._requests = self._requests or [self._request(predictor.Request, row) for row in range(len(self))]
+            self._requests = self._requests or [
+                self._request(predictor.Request, row) for row in range(len(self))
+            ]
             parts = batches(self._requests, self.max_batch)
             answers = (answer for requests in parts for answer in predictor.predict(requests))
-            return [check_json(prediction, f"test row {row}") for row, [prediction] in enumerate(answers)]
+
+            return [
+                check_json(prediction, f"test row {row}")
+                for row, [prediction] in enumerate(answers)
+            ]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        """Write the report of the evaluation into `out`, and return the evaluation, which may be extended.
+        """Write the report of the evaluation into `out`, and return the evaluation, which may be
+        extended.
 
-        The report must contain requests for `verify` (`record_predictions`), and histograms of the candidate's
-        predictions and instances for the comparison with its servers (`record_reference`).
+        The report must contain requests for `verify` (`record_predictions`), and histograms of the
+        candidate's predictions and instances for the comparison with its servers
+        (`record_reference`).
         """
         rows = sorted(random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))
         candidate = predictions["candidate"]
+
         requests = (
-            ({"instances": [self.instances[row] for row in batch]}, [candidate[row] for row in batch])
+            (
+                {"instances": [self.instances[row] for row in batch]},
+                [candidate[row] for row in batch],
+            )
             for batch in batches(rows)
         )
+
         record_predictions(out, requests, self.numerics if self.max_batch == 1 else "")
         record_reference(out, candidate, [request.instances[0] for request in self._requests])
+
         return evaluation
 
     def _request(self, kind: Any, row: int) -> Any:
@@ -118,8 +144,8 @@ class Examples:
 
 def _invalid_row(row: int, reason: str) -> DataError:
     return DataError(
-        f"`examples` gives test row {row}, which is not a valid instance: {reason} It must yield a valid `Instance` "
-        "and its truth."
+        f"`examples` gives test row {row}, which is not a valid instance: {reason} It must yield a"
+        " valid `Instance` and its truth."
     )
 
 
@@ -130,7 +156,8 @@ def batches(rows: Sequence[Any], size: int = INSTANCES_PER_REQUEST) -> Iterator[
 
 @contextmanager
 def serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
-    """Yield a folder with a server's files: the model, and dataset.json and state/ of `dataset`. Raises DataError."""
+    """Yield a folder with a server's files: the model, and dataset.json and state/ of `dataset`.
+    Raises DataError."""
     with TemporaryDirectory() as folder:
         link(Path(folder), serving_files(model, dataset))
         yield Path(folder)

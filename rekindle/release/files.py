@@ -1,13 +1,15 @@
 """The files of a release in the object store.
 
-`releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors, model.json, workload.json
-(digest of the serving code, maximum size of a batch), dataset.json, dataset.files.json, state/ (the serving state),
-example.json (a request: the first row of the report's predictions), MLmodel with its examples
-(rekindle/release/pyfunc/). HASH is computed over the names and contents of these files, so the same release always
-has the same prefix. release.json, written last, has the sha256 of each file.
+`releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors,
+model.json, workload.json (digest of the serving code, maximum size of a batch), dataset.json,
+dataset.files.json, state/ (the serving state), example.json (a request: the first row of the
+report's predictions), MLmodel with its examples (rekindle/release/pyfunc/). HASH is computed over
+the names and contents of these files, so the same release always has the same prefix. release.json,
+written last, has the sha256 of each file.
 
-The files in DESCRIBING are not loaded, and are not part of the hash: verdict.json, which a promotion replaces,
-reference.json (histograms of the test rows), origin.json and curve.json (rekindle/release/origin.py).
+The files in DESCRIBING are not loaded, and are not part of the hash: verdict.json, which a
+promotion replaces, reference.json (histograms of the test rows), origin.json and curve.json
+(rekindle/release/origin.py).
 """
 
 import gzip
@@ -32,7 +34,15 @@ from rekindle.content.release_files import (
     reject_other_hash,
 )
 from rekindle.content.weights import parse_description, read_description
-from rekindle.documents import MODEL_FILE, Document, InvalidDocument, name_field, parse, read_file, read_object
+from rekindle.documents import (
+    MODEL_FILE,
+    Document,
+    InvalidDocument,
+    name_field,
+    parse,
+    read_file,
+    read_object,
+)
 from rekindle.errors import DataError
 from rekindle.keys import CURVE, ORIGIN
 from rekindle.names import ArtifactKey, ModelName, Version
@@ -42,9 +52,12 @@ from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
 
 MODEL = ("model.safetensors", MODEL_FILE)
-EXAMPLE, CODE = "example.json", "workload.json"
+EXAMPLE = "example.json"
+CODE = "workload.json"
 VERDICT = "verdict.json"
-MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE = "MLmodel", "input_example.json", "serving_input_example.json"
+MLMODEL = "MLmodel"
+INPUT_EXAMPLE = "input_example.json"
+SERVING_EXAMPLE = "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 # the last file is of MLflow, which writes it into a downloaded release
 DESCRIBING = {RECORD, VERDICT, REFERENCE, ORIGIN, CURVE, "registered_model_meta"}
@@ -78,7 +91,8 @@ class ServingCode(Document):
 
     workload: str = ""
     sha256: str = ""  # of the code
-    max_batch: int = Field(default=0, ge=0)  # rows that the evaluation predicted together; 0: not recorded
+    # rows that the evaluation predicted together; 0: not recorded
+    max_batch: int = Field(default=0, ge=0)
 
 
 class Verdict(Document):
@@ -92,15 +106,20 @@ def read_serving_code(release: Path) -> ServingCode:
     """Return workload.json; the default values if it is missing. Raises DataError."""
     file = release / CODE
     try:
-        return read_file(ServingCode, file) if file.exists() else ServingCode()
+        if file.exists():
+            return read_file(ServingCode, file)
+        return ServingCode()
     except InvalidDocument as error:
         raise DataError(f"{error} {REMEDY}") from error
 
 
 def read_verdict(folder: Path) -> Verdict:
-    """Return the verdict in a report or a release; the default values if it is missing. Raises InvalidDocument."""
+    """Return the verdict in a report or a release; the default values if it is missing. Raises
+    InvalidDocument."""
     file = folder / VERDICT
-    return read_file(Verdict, file) if file.exists() else Verdict()
+    if file.exists():
+        return read_file(Verdict, file)
+    return Verdict()
 
 
 def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
@@ -111,6 +130,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     shutil.rmtree(folder, ignore_errors=True)
     files = serving_files(model, dataset)
     link(folder, {**files, VERDICT: report / VERDICT})
+
     for name, source in ((REFERENCE, report), (CURVE, model)):
         if (source / name).exists():
             link(folder, {name: source / name})
@@ -120,23 +140,39 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
         (folder / EXAMPLE).write_bytes(example)
 
     name = read_description(model).workload
-    code = {"workload": name, "sha256": code_digest(load(name)), "max_batch": read_verdict(report).max_batch}
+    code = {
+        "workload": name,
+        "sha256": code_digest(load(name)),
+        "max_batch": read_verdict(report).max_batch,
+    }
+
     (folder / CODE).write_text(to_json(code))
-    return {key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]}
+
+    return {
+        key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]
+    }
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared).
+    """Return the differences from a champion of equal weights: code, and the digest `servers`
+    (empty: not compared).
 
     Raises DataError if the recorded code of the champion was changed.
     """
     key = champion.uri.rstrip("/")
     try:
-        champion_code = parse(ServingCode, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")).sha256
+        champion_code = parse(
+            ServingCode, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")
+        ).sha256
     except NotFound:
         champion_code = ""
-    differs = {"its code": champion_code and champion_code != code_digest(workload)}
-    differs["its servers"] = servers and champion.deployment and not champion.deployment.endswith(f"-{servers}")
+
+    differs = {
+        "its code": champion_code and champion_code != code_digest(workload),
+        "its servers": servers
+        and champion.deployment
+        and not champion.deployment.endswith(f"-{servers}"),
+    }
     return " and ".join(name for name, different in differs.items() if different)
 
 
@@ -153,7 +189,8 @@ def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
 
 
 def read_owner(store: Store, prefix: str) -> Owner | None:
-    """Return the owner of a release; None if release.json is missing or malformed. Raises StorageError."""
+    """Return the owner of a release; None if release.json is missing or malformed. Raises
+    StorageError."""
     try:
         return read_object(Owner, store, f"{prefix}{RECORD}")
     except (NotFound, InvalidDocument):
@@ -163,7 +200,8 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
 def download(store: Store, prefix: str, folder: Path) -> Record:
     """Download a release into `folder`, and return release.json.
 
-    Raises StorageError, or DataError if a file was changed, added or removed, or if `prefix` is not of a release.
+    Raises StorageError, or DataError if a file was changed, added or removed, or if `prefix` is not
+    of a release.
     """
     reject_other_folder(prefix, store.uri(prefix))
     store.download(prefix.rstrip("/") + "/", folder)
@@ -171,12 +209,16 @@ def download(store: Store, prefix: str, folder: Path) -> Record:
 
 
 def verify_release(folder: Path, prefix: str, address: str) -> Record:
-    """Return release.json of the release in `folder`. Raises DataError if its files do not have its hash.
+    """Return release.json of the release in `folder`. Raises DataError if its files do not have its
+    hash.
 
-    `prefix`: key prefix, which ends with the hash (empty: unknown); `address`: address for the message.
+    `prefix`: key prefix, which ends with the hash (empty: unknown); `address`: address for the
+    message.
     """
     try:
-        record = parse(Record, (folder / RECORD).read_bytes(), f"{address.rstrip('/')}/{RECORD}", REMEDY)
+        record = parse(
+            Record, (folder / RECORD).read_bytes(), f"{address.rstrip('/')}/{RECORD}", REMEDY
+        )
         model = (folder / MODEL_FILE).read_bytes()
         description = parse_description(model, f"{address.rstrip('/')}/{MODEL_FILE}")
     except (OSError, InvalidDocument, DataError) as error:
@@ -186,9 +228,10 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     _reject_other_files(folder, record.files, address)
     if description.sha256 != record.model_sha256:
         raise DataError(
-            f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and {record.model_sha256} "
-            f"in {RECORD}. {REMEDY}"
+            f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and"
+            f" {record.model_sha256} in {RECORD}. {REMEDY}"
         )
+
     return record
 
 
@@ -196,19 +239,31 @@ def _reject_other_files(folder: Path, recorded: dict[str, str], address: str) ->
     """Raise DataError if a file of a release is missing, was added, or has another content."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     files = {path.relative_to(folder).as_posix(): path for path in paths}
-    if missing_names := sorted(recorded.keys() - files.keys()):
-        raise DataError(f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}")
+
+    missing_names = sorted(recorded.keys() - files.keys())
+    if missing_names:
+        raise DataError(
+            f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}"
+        )
 
     # earlier versions of Rekindle did not hash the files of MLflow
     known_names = recorded.keys() | DESCRIBING | (set() if MLMODEL in recorded else MLFLOW_FILES)
-    if added_names := sorted(files.keys() - known_names):
-        raise DataError(f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or: {REMEDY}")
+    added_names = sorted(files.keys() - known_names)
+    if added_names:
+        raise DataError(
+            f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or:"
+            f" {REMEDY}"
+        )
 
     contents = zip(recorded, compute_sha256s(files[name] for name in recorded), strict=True)
     damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
     if damaged:
-        digests = ", ".join(f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items())
-        raise DataError(f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}")
+        digests = ", ".join(
+            f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items()
+        )
+        raise DataError(
+            f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}"
+        )
 
 
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:
@@ -222,20 +277,27 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
         for file in (*MODEL, "dataset.json", VERDICT, RECORD):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
+
         verify_release(folder, prefix, store.uri(prefix))
     except (NotFound, DataError) as error:
         kind = type(error)
         raise kind(
-            f"the champion's release is incomplete: {error} Restore it, or remove the alias `champion` from that "
-            "version in MLflow, so that the candidate is judged without a champion."
+            f"the champion's release is incomplete: {error} Restore it, or remove the alias"
+            " `champion` from that version in MLflow, so that the candidate is judged without a"
+            " champion."
         ) from error
+
     return folder
 
 
-def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]], numerics: str = "") -> None:
-    """Write requests with their expected predictions into a report, for `verify` (compare.read_predictions).
+def record_predictions(
+    report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]], numerics: str = ""
+) -> None:
+    """Write requests with their expected predictions into a report, for `verify`
+    (compare.read_predictions).
 
-    `numerics`: if not empty, servers with these numerics that predict one instance at a time give the same bits.
+    `numerics`: if not empty, servers with these numerics that predict one instance at a time give
+    the same bits.
     """
     with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
         for request, predictions in requests:
@@ -244,13 +306,25 @@ def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], li
 
 
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return {key below the release's prefix: file} for all files that affect predictions. Raises DataError."""
+    """Return {key below the release's prefix: file} for all files that affect predictions. Raises
+    DataError."""
     files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
-    files |= {FILES: dataset / FILES} if (dataset / FILES).exists() else {}
-    files |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
+    files.update({FILES: dataset / FILES} if (dataset / FILES).exists() else {})
+
+    files.update(
+        {
+            str(file.relative_to(dataset)): file
+            for file in (dataset / "state").rglob("*")
+            if file.is_file()
+        }
+    )
+
     for key, path in files.items():
         if not path.is_file():
-            raise DataError(f"{path} does not exist: a release needs {key}. Train, or prepare, again.")
+            raise DataError(
+                f"{path} does not exist: a release needs {key}. Train, or prepare, again."
+            )
+
     return files
 
 
@@ -262,7 +336,8 @@ def link(folder: Path, files: dict[str, Path]) -> None:
 
 
 def _read_example(report: Path) -> bytes:
-    """Return a request with the first test row of the report's predictions, or b"" without predictions."""
+    """Return a request with the first test row of the report's predictions, or b"" without
+    predictions."""
     if not (report / PREDICTIONS).exists():
         return b""
     with gzip.open(report / PREDICTIONS, "rt") as lines:

@@ -1,7 +1,8 @@
 """The origin of a release: all that `rekindle reproduce` needs to train the same model again.
 
-`origin.json` has the manifest and the parameters of the run, the digest of its data, the packages and the code;
-`curve.json` has the exact losses of the training. Both are next to the release's files, and are not part of its hash.
+`origin.json` has the manifest and the parameters of the run, the digest of its data, the packages
+and the code; `curve.json` has the exact losses of the training. Both are next to the release's
+files, and are not part of its hash.
 """
 
 from collections.abc import Mapping
@@ -80,7 +81,8 @@ def _check_manifest(manifest: Object) -> Object:
 
 
 def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
-    if text := parameters.get("config"):
+    text = parameters.get("config")
+    if text:
         try:
             validate(Config, text)
         except ValueError as error:
@@ -142,7 +144,9 @@ class Origin:
     def commit(self) -> str:
         """The commit, with -dirty if files were changed; "" if unknown. Raises InvalidName."""
         commit = self.provenance.get("git_sha", "").replace("unknown", "")
-        return CommitId(commit, f"git_sha of {self.prefix}{RECORD}") if commit else ""
+        if commit:
+            return CommitId(commit, f"git_sha of {self.prefix}{RECORD}")
+        return ""
 
 
 def read(store: Store, name: str, version: str = "") -> Origin:
@@ -150,30 +154,45 @@ def read(store: Store, name: str, version: str = "") -> Origin:
 
     Raises ConfigError if it was not recorded, DataError if the files of the release were changed.
     """
-    release = tracking.find_version(name, version) if version else tracking.champion(name)
+    if version:
+        release = tracking.find_version(name, version)
+    else:
+        release = tracking.champion(name)
+
     if not release and version:
-        raise ConfigError(f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all versions.')
+        raise ConfigError(
+            f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all'
+            " versions."
+        )
+
     if not release:
         raise ConfigError(
-            f'the model "{name}" does not have a champion: `rekindle ui` shows all models and versions. A pipeline '
-            "that releases no trained model, such as batch scoring or a check for drift, has nothing to reproduce."
+            f'the model "{name}" does not have a champion: `rekindle ui` shows all models and'
+            " versions. A pipeline that releases no trained model, such as batch scoring or a"
+            " check for drift, has nothing to reproduce."
         )
-    prefix = ArtifactKey(release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}").prefix
+
+    prefix = ArtifactKey(
+        release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}"
+    ).prefix
     try:
         with TemporaryDirectory() as folder:
             record = download(store, prefix, Path(folder))
             model = read_description(Path(folder))
+
         run = read_object(RunFile, store, prefix + FILE)
     except NotFound as error:
         raise ConfigError(
-            f"version {release.version} of {name} cannot be reproduced: {error} Versions that an earlier Rekindle "
-            "released lack this file: train and release again."
+            f"version {release.version} of {name} cannot be reproduced: {error} Versions that an"
+            " earlier Rekindle released lack this file: train and release again."
         ) from error
+
     if not run.manifest or not run.parameters.get("config"):
         raise ConfigError(
-            f"version {release.version} of {name} cannot be reproduced: it was not released by a workflow that "
-            "`rekindle run` or `rekindle submit` rendered from a config."
+            f"version {release.version} of {name} cannot be reproduced: it was not released by a"
+            " workflow that `rekindle run` or `rekindle submit` rendered from a config."
         )
+
     return Origin(
         name=name,
         version=release.version,

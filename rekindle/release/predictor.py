@@ -4,9 +4,10 @@
     request = predictor.Request.model_validate(predictor.example())
     [predictions] = predictor.predict([request])
 
-`predict` of a workload gets up to `max_batch` instances together, of one request or several. The last bits of a
-prediction can depend on its batch: the kernels of a network depend on the shape of their input, and on the position of
-a row. With `max_batch` 1, `predict` gets one instance at a time, and a prediction has the same bits everywhere.
+`predict` of a workload gets up to `max_batch` instances together, of one request or several. The
+last bits of a prediction can depend on its batch: the kernels of a network depend on the shape of
+their input, and on the position of a row. With `max_batch` 1, `predict` gets one instance at a
+time, and a prediction has the same bits everywhere.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ from rekindle.workload import Predictor, dataset_facts, load
 
 
 def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
-    """Return the workload's own predictor, or one based on `model`, `Instance` and `predict`. Raises DataError.
+    """Return the workload's own predictor, or one based on `model`, `Instance` and `predict`.
+    Raises DataError.
 
-    `max_batch`: instances that `predict` gets together (0: as many as in the evaluation of the release).
+    `max_batch`: instances that `predict` gets together (0: as many as in the evaluation of the
+    release).
     """
     description = read_description(release)
     predictor = getattr(load(description.workload), "predictor", None)
@@ -37,13 +40,17 @@ def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
 
 
 def warning(predictor: Predictor, request: Any) -> str:
-    """Return the sentence of the predictor's optional `warn(request)` about predictions to distrust, or ""."""
+    """Return the sentence of the predictor's optional `warn(request)` about predictions to
+    distrust, or ""."""
     warn = getattr(predictor, "warn", None)
-    return warn(request) if warn else ""
+    if warn:
+        return warn(request)
+    return ""
 
 
 class InstancePredictor:
-    """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at a time."""
+    """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at
+    a time."""
 
     def __init__(self, release: Path, description: ModelFile, max_batch: int) -> None:
         from rekindle.release.device import describe_numerics, pick_device, place
@@ -57,62 +64,77 @@ class InstancePredictor:
         self.numerics = describe_numerics(device)
 
     def example(self) -> dict[str, Any]:
-        """Return a request with one of the test rows. Raises DataError if the release lacks the request."""
+        """Return a request with one of the test rows. Raises DataError if the release lacks the
+        request."""
         try:
             return read_json_file(self.release / EXAMPLE)
         except InvalidDocument as error:
-            raise DataError(f"{self.release} is not a complete release ({error}). Release the model again.") from error
+            raise DataError(
+                f"{self.release} is not a complete release ({error}). Release the model again."
+            ) from error
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """Return the predictions of each request. Raises CodeError unless `predict` returns one per instance."""
+        """Return the predictions of each request. Raises CodeError unless `predict` returns one per
+        instance."""
         instances = [instance for request in requests for instance in request.instances]
-        predictions = iter(predict(self.workload, self.model, instances, self.facts, self.max_batch))
+        predictions = iter(
+            predict(self.workload, self.model, instances, self.facts, self.max_batch)
+        )
         return [[next(predictions) for _ in request.instances] for request in requests]
 
 
 def predict(
     workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
 ) -> list[Any]:
-    """Call the workload's `predict`, with up to `max_batch` instances at a time. Raises CodeError for wrong results."""
+    """Call the workload's `predict`, with up to `max_batch` instances at a time. Raises CodeError
+    for wrong results."""
     import torch
 
     predictions = []
+
     with torch.inference_mode():
         for start in range(0, len(instances), max_batch):
             batch = list(instances[start : start + max_batch])
             result = workload.predict(model, batch, facts)
             if not isinstance(result, (list, tuple)):
                 raise CodeError(
-                    f"`predict` returned {type(result).__name__}: it must return a list with a JSON value for each "
-                    "instance, such as tensor.tolist()."
+                    f"`predict` returned {type(result).__name__}: it must return a list with a JSON"
+                    " value for each instance, such as tensor.tolist()."
                 )
+
             if len(result) != len(batch):
                 raise CodeError(
-                    f"`predict` returned {len(result)} prediction{'s' * (len(result) != 1)} for {len(batch)} "
-                    f"instance{'s' * (len(batch) != 1)}: it must return one for each. With serve.max_batch: 1 it gets "
-                    "one instance at a time."
+                    f"`predict` returned {len(result)} prediction{'s' * (len(result) != 1)} for"
+                    f" {len(batch)} instance{'s' * (len(batch) != 1)}: it must return one for each."
+                    " With serve.max_batch: 1 it gets one instance at a time."
                 )
+
             predictions += result
+
     return predictions
 
 
 def check_json(prediction: Any, row: str) -> Any:
     """Return `prediction`. `row`: the row that it is for, in words.
 
-    Raises CodeError if the prediction is not JSON, and DataError if it has a number that is NaN or infinite.
+    Raises CodeError if the prediction is not JSON, and DataError if it has a number that is NaN or
+    infinite.
     """
     try:
         to_json(prediction)
     except (TypeError, ValueError) as error:
-        if problem := describe_not_finite({"prediction": prediction}):
+        problem = describe_not_finite({"prediction": prediction})
+        if problem:
             raise DataError(
-                f"`predict` returned NaN or infinity for {row}: {problem}. Correct `predict` or the row; if the "
-                "training diverged, lower train.learning_rate."
+                f"`predict` returned NaN or infinity for {row}: {problem}. Correct `predict` or the"
+                " row; if the training diverged, lower train.learning_rate."
             ) from error
+
         raise CodeError(
-            f"`predict` returned a prediction that is not JSON ({error}): it must return numbers, text, lists or "
-            "objects; `.tolist()` and `.item()` convert tensors."
+            f"`predict` returned a prediction that is not JSON ({error}): it must return numbers,"
+            " text, lists or objects; `.tolist()` and `.item()` convert tensors."
         ) from error
+
     return prediction
 
 
@@ -125,7 +147,8 @@ def evaluated_batch(release: Path) -> int:
 
 
 def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
-    """Load the trained model in `folder`, in eval mode. Raises DataError if its files do not fit the workload."""
+    """Load the trained model in `folder`, in eval mode. Raises DataError if its files do not fit
+    the workload."""
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -135,17 +158,20 @@ def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[
         weights = load_file(folder / "model.safetensors")
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _mismatch(folder, description, error) from error
+
     # an exception of the workload's code keeps its type and line
     model = families.build(workload, description.family, section, facts)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise _mismatch(folder, description, error) from error
+
     return model.eval()
 
 
 def _mismatch(folder: Path, description: ModelFile, error: Exception) -> DataError:
     return DataError(
-        f"{folder} does not contain a model of {description.workload} ({' '.join(str(error).split())}). "
-        "If the workload changed since the training, train again."
+        f"{folder} does not contain a model of {description.workload}"
+        f" ({' '.join(str(error).split())}). If the workload changed since the training, train"
+        " again."
     )

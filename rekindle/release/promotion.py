@@ -1,8 +1,9 @@
 """Changes of a model's champion, one at a time, also between machines that share MLflow.
 
-MLflow moves an alias unconditionally, so a promotion first writes `releases/NAME/promotion.json` conditionally: a
-version is rejected if the champion that it was compared with has been replaced. A rollback is recorded in the same file
-from before its first change until its end, so that the next command finishes an interrupted rollback.
+MLflow moves an alias unconditionally, so a promotion first writes `releases/NAME/promotion.json`
+conditionally: a version is rejected if the champion that it was compared with has been replaced. A
+rollback is recorded in the same file from before its first change until its end, so that the next
+command finishes an interrupted rollback.
 """
 
 import re
@@ -35,12 +36,15 @@ def _reject_other_run(text: str) -> str:
     experiment, slash, workflow = text.partition("/")
     is_id = not slash and (not text or ObjectId.matches(text))
     if not is_id and not (ModelName.matches(experiment) and RunName.matches(workflow)):
-        raise ValueError(f"{show(text)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW")
+        raise ValueError(
+            f"{show(text)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW"
+        )
     return text
 
 
 class ChampionChanged(RekindleError):
-    """The champion has changed since the evaluation of the candidate, or since the start of a rollback."""
+    """The champion has changed since the evaluation of the candidate, or since the start of a
+    rollback."""
 
     exit_code = 65  # exit code of the step `verify`: a retry cannot help
 
@@ -53,7 +57,8 @@ class Rollback:
     deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
     champion: OptionalVersion  # version of the champion at the start, or ""
     replicas: Annotated[int, Field(ge=0)]  # pods of the Deployment at the start
-    decided: bool = False  # True: the version becomes the champion, and the rollback can only be finished
+    # True: the version becomes the champion, and the rollback can only be finished
+    decided: bool = False
 
 
 class PromotionFile(Document):
@@ -62,7 +67,8 @@ class PromotionFile(Document):
     version: OptionalVersion = ""
     deployment: OptionalDeployment = ""
     former: OptionalDeployment = ""  # previous Deployment, if it differs
-    # run of MLflow that promotes the version; EXPERIMENT/WORKFLOW if the dataset of the run was cached
+    # run of MLflow that promotes the version; EXPERIMENT/WORKFLOW if the dataset of the run was
+    # cached
     run_id: Annotated[str, AfterValidator(_reject_other_run)] = ""
     unfinished: bool = False
     rollback: Rollback | None = None
@@ -74,40 +80,68 @@ class PromotionFile(Document):
         return self
 
 
-def promote(store: Store, name: str, version: str, champion: str, deployment: str, run_id: str = "") -> str:
-    """Make `version` the champion if the champion is still `champion`; return the previous Deployment if it differs.
+def promote(
+    store: Store, name: str, version: str, champion: str, deployment: str, run_id: str = ""
+) -> str:
+    """Make `version` the champion if the champion is still `champion`; return the previous
+    Deployment if it differs.
 
-    `run_id`: MLflow run that promotes the version. Raises ChampionChanged. Repeating a promotion changes nothing, even
-    after a later promotion. A promotion overrides a rollback that is not decided yet.
+    `run_id`: MLflow run that promotes the version. Raises ChampionChanged. Repeating a promotion
+    changes nothing, even after a later promotion. A promotion overrides a rollback that is not
+    decided yet.
     """
-    key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S
+    key = _key(name)
+    deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
+
     while True:
         state, etag = _read_finished(store, name, version, deadline)
         current_champion = tracking.champion(name)
-        if current_champion and current_champion.version == version and current_champion.deployment == deployment:
-            return state.get("former", "") if state.get("version") == version else ""
-        if (current_version := current_champion.version if current_champion else "") != champion:
+        if (
+            current_champion
+            and current_champion.version == version
+            and current_champion.deployment == deployment
+        ):
+            if state.get("version") == version:
+                return state.get("former", "")
+            return ""
+
+        current_version = current_champion.version if current_champion else ""
+        if current_version != champion:
             if is_superseded(name, version, champion, deployment, run_id):
                 return ""
+
             raise ChampionChanged(
-                f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
-                f"is {_format_version(current_version)}: version {version} is not promoted. Run the pipeline again to "
-                "compare them."
+                f"version {version} of {name} was compared with {_format_version(champion)}, but by"
+                f" now the champion is {_format_version(current_version)}: version {version} is not"
+                " promoted. Run the pipeline again to compare them."
             )
-        previous_deployment = (
-            current_champion.deployment if current_champion and current_champion.deployment != deployment else ""
-        )
-        state = {"version": version, "deployment": deployment, "former": previous_deployment, "unfinished": True}
-        state |= {"run_id": run_id} if run_id else {}
+
+        if current_champion and current_champion.deployment != deployment:
+            previous_deployment = current_champion.deployment
+        else:
+            previous_deployment = ""
+
+        state = {
+            "version": version,
+            "deployment": deployment,
+            "former": previous_deployment,
+            "unfinished": True,
+        }
+
+        state.update({"run_id": run_id} if run_id else {})
         _write(store, key, state, etag)  # after a conflict, the next iteration tries again
 
 
-def is_superseded(name: str, version: str, champion: str, deployment: str, run_id: str = "") -> bool:
-    """Return True if the run `run_id` has promoted `version`, and another version is the champion again."""
+def is_superseded(
+    name: str, version: str, champion: str, deployment: str, run_id: str = ""
+) -> bool:
+    """Return True if the run `run_id` has promoted `version`, and another version is the champion
+    again."""
     current_champion = tracking.champion(name)
     if not current_champion or current_champion.version == version:
         return False
-    if current_champion.version == champion and not run_id:  # else a rollback may have restored the champion
+    # else a rollback may have restored the champion
+    if current_champion.version == champion and not run_id:
         return False
     return any(
         (release.version, release.deployment, release.promoted_by) == (version, deployment, run_id)
@@ -123,32 +157,54 @@ def pending_rollback(store: Store, name: str) -> Rollback | None:
 def begin_rollback(store: Store, name: str, rollback: Rollback) -> None:
     """Record a rollback. Raises ChampionChanged if another command changed the record first."""
     state, etag = _read_finished(store, name)
-    if _parse_rollback(state) or not _write(store, _key(name), state | {"rollback": asdict(rollback)}, etag):
-        raise ChampionChanged(f"another command is changing {name}: nothing was changed. Repeat this command.")
+    if _parse_rollback(state) or not _write(
+        store, _key(name), state | {"rollback": asdict(rollback)}, etag
+    ):
+        raise ChampionChanged(
+            f"another command is changing {name}: nothing was changed. Repeat this command."
+        )
 
 
 def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
-    """Make the version of a recorded rollback the champion. Raises ChampionChanged if the champion has changed."""
+    """Make the version of a recorded rollback the champion. Raises ChampionChanged if the champion
+    has changed."""
     while True:
         state, etag = _read_finished(store, name, rollback.version)
-        champion, recorded_rollback = tracking.champion(name), _parse_rollback(state)
+        champion = tracking.champion(name)
+        recorded_rollback = _parse_rollback(state)
+
         version = champion.version if champion else ""
         if version == rollback.version and (not recorded_rollback or recorded_rollback.decided):
             return
-        is_same = recorded_rollback and replace(recorded_rollback, decided=False) == replace(rollback, decided=False)
-        if not (recorded_rollback and is_same) or recorded_rollback.decided or version != rollback.champion:
+
+        is_same = recorded_rollback and replace(recorded_rollback, decided=False) == replace(
+            rollback, decided=False
+        )
+        if (
+            not (recorded_rollback and is_same)
+            or recorded_rollback.decided
+            or version != rollback.champion
+        ):
             raise ChampionChanged(
-                f"the rollback of {name} to version {rollback.version} is cancelled: by now the champion is "
-                f"{_format_version(version)}."
+                f"the rollback of {name} to version {rollback.version} is cancelled: by now the"
+                f" champion is {_format_version(version)}."
             )
-        previous_deployment = champion.deployment if champion and champion.deployment != rollback.deployment else ""
+
+        if champion and champion.deployment != rollback.deployment:
+            previous_deployment = champion.deployment
+        else:
+            previous_deployment = ""
+
         state = {
             "version": rollback.version,
             "deployment": rollback.deployment,
             "former": previous_deployment,
             "unfinished": True,
         }
-        _write(store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag)
+
+        _write(
+            store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag
+        )
 
 
 def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: bool = True) -> bool:
@@ -165,23 +221,32 @@ def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: b
             or recorded_rollback.champion != rollback.champion
         ):
             return True
+
         if recorded_rollback.decided and not even_if_decided:
             return False
-        if _write(store, _key(name), {key: value for key, value in state.items() if key != "rollback"}, etag):
+
+        if _write(
+            store,
+            _key(name),
+            {key: value for key, value in state.items() if key != "rollback"},
+            etag,
+        ):
             return True
 
 
 def expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
     """Return the Deployments of the releases before `version`, except the newest `keep`.
 
-    `previous`: Deployment of the previous champion, which expires if new servers of the same version replace it.
+    `previous`: Deployment of the previous champion, which expires if new servers of the same
+    version replace it.
     """
     releases = tracking.promoted_releases(name)
     return _replaced(releases, previous) + _expired(releases, version, keep)
 
 
 def running_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
-    """Return the Deployments that may have pods: of all kept releases, including `version`, and a replaced one."""
+    """Return the Deployments that may have pods: of all kept releases, including `version`, and a
+    replaced one."""
     releases = tracking.promoted_releases(name)
     return _replaced(releases, previous) + _retained(releases, version, keep)
 
@@ -189,36 +254,55 @@ def running_deployments(name: str, version: str, keep: int, previous: str = "") 
 def own_servers(name: str, deployments: list[str], current: str = "") -> list[str]:
     """Return the Deployments whose name `deploy` gives to servers of this model, and `current`.
 
-    The others come from a tag that another client of MLflow wrote: the pipeline must not stop or delete them.
+    The others come from a tag that another client of MLflow wrote: the pipeline must not stop or
+    delete them.
     """
     own_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}-[0-9a-f]{{6}}")
-    others = [deployment for deployment in deployments if deployment != current and not own_name.fullmatch(deployment)]
+
+    others = [
+        deployment
+        for deployment in deployments
+        if deployment != current and not own_name.fullmatch(deployment)
+    ]
     for deployment in others:
         say(f"{show(deployment)} is kept: it does not have the name of a server of {name}")
+
     return [deployment for deployment in deployments if deployment not in others]
 
 
 def retained_versions(name: str) -> set[str]:
     """Return the versions whose Deployments the last promotion has kept, according to MLflow."""
-    releases, champion = tracking.promoted_releases(name), tracking.champion(name)
+    releases = tracking.promoted_releases(name)
+    champion = tracking.champion(name)
     if not champion:
         return {release.version for release in releases}
-    keep = ServeConfig().keep_releases if champion.keep_releases is None else champion.keep_releases
+    if champion.keep_releases is None:
+        keep = ServeConfig().keep_releases
+    else:
+        keep = champion.keep_releases
     kept = _retained(releases, champion.version, keep)
     return {release.version for release in releases if release.deployment in kept}
 
 
 def _expired(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
-    earlier_deployments = [release.deployment for release in releases if int(release.version) < int(version)]
+    earlier_deployments = [
+        release.deployment for release in releases if int(release.version) < int(version)
+    ]
     kept_deployments = {
         *earlier_deployments[-keep:],
         *(release.deployment for release in releases if int(release.version) >= int(version)),
     }
-    return [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
+    return [
+        deployment
+        for deployment in dict.fromkeys(earlier_deployments)
+        if deployment not in kept_deployments
+    ]
 
 
 def _replaced(releases: list[tracking.Release], previous: str) -> list[str]:
-    return [previous] if previous and previous not in {release.deployment for release in releases} else []
+    if previous and previous not in {release.deployment for release in releases}:
+        return [previous]
+    return []
 
 
 def _retained(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
@@ -230,11 +314,15 @@ def versions_in_use(store: Store, name: str) -> set[str]:
     """Return the version that was promoted last, and the versions of a rollback in progress."""
     state = _read(store, _key(name))[0]
     rollback = _parse_rollback(state)
-    return {state.get("version", ""), *((rollback.version, rollback.champion) if rollback else ())} - {""}
+    return {
+        state.get("version", ""),
+        *((rollback.version, rollback.champion) if rollback else ()),
+    } - {""}
 
 
 def retry(call: Callable[[], T], deadline: float) -> T:
-    """Return `call()`, repeated while the object store or MLflow are unavailable, until `deadline` (monotonic)."""
+    """Return `call()`, repeated while the object store or MLflow are unavailable, until `deadline`
+    (monotonic)."""
     while True:
         try:
             return call()
@@ -247,42 +335,60 @@ def retry(call: Callable[[], T], deadline: float) -> T:
             time.sleep(RETRY_PAUSE_S)
 
 
-def _read_finished(store: Store, name: str, version: str = "", deadline: float | None = None) -> State:
+def _read_finished(
+    store: Store, name: str, version: str = "", deadline: float | None = None
+) -> State:
     """Read promotion.json; first finish an unfinished promotion, also in MLflow.
 
     A promotion of `version` is finished at once, the promotion of another version after `deadline`.
     """
-    key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S if deadline is None else deadline
+    key = _key(name)
+    if deadline is None:
+        deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
+    else:
+        deadline = deadline
+
     while True:
         state, etag = _read(store, key)
         if not state.get("unfinished"):
             return state, etag
+
         if state["version"] != version and time.monotonic() < deadline:
-            time.sleep(0.05)  # the promoting run may be between its two writes, or was interrupted between them
+            # the promoting run may be between its two writes, or was interrupted between them
+            time.sleep(0.05)
         else:
             try:
                 _finish(store, name, key, state, etag)
             except RequestRefused as error:
                 if error.code != "RESOURCE_DOES_NOT_EXIST" or state["version"] == version:
                     raise
-                say(f"version {state['version']} of {name} was deleted before its promotion, which is discarded.")
+
+                say(
+                    f"version {state['version']} of {name} was deleted before its promotion, which"
+                    " is discarded."
+                )
                 _write(store, key, {}, etag)
 
 
 def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
     tracking.promote(name, state["version"], state["deployment"], state.get("run_id", ""))
     if not _write(store, key, state | {"unfinished": False}, etag):
-        state, _ = _read(store, key)  # another run has finished the promotion, and a later one may have followed
+        # another run has finished the promotion, and a later one may have followed
+        state, _ = _read(store, key)
         tracking.promote(name, state["version"], state["deployment"], state.get("run_id", ""))
 
 
 def _parse_rollback(state: dict[str, Any]) -> Rollback | None:
     record = state.get("rollback")
-    return Rollback(**record) if record else None
+    if record:
+        return Rollback(**record)
+    return None
 
 
 def _format_version(version: str) -> str:
-    return f"version {version}" if version else "none"
+    if version:
+        return f"version {version}"
+    return "none"
 
 
 def _key(name: str) -> str:
@@ -302,5 +408,6 @@ def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> b
     try:
         store.put(key, to_json(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
-        return _read(store, key)[0] == state  # True if an attempt succeeded, but its answer was lost
+        # True if an attempt succeeded, but its answer was lost
+        return _read(store, key)[0] == state
     return True

@@ -1,9 +1,10 @@
-"""Roll back to an earlier release. Its Deployment still exists, without pods, and has its image, flags and resources.
+"""Roll back to an earlier release. Its Deployment still exists, without pods, and has its image,
+flags and resources.
 
-A rollback is recorded before its first change (promotion.py), and each of its changes can be repeated. So the next
-command can finish a rollback that was interrupted, or during which MLflow, the object store or the cluster became
-unavailable. Until the version is the champion, a rollback can also fail, or be overridden by a promotion: then the
-rollback stops the pods that it started.
+A rollback is recorded before its first change (promotion.py), and each of its changes can be
+repeated. So the next command can finish a rollback that was interrupted, or during which MLflow,
+the object store or the cluster became unavailable. Until the version is the champion, a rollback
+can also fail, or be overridden by a promotion: then the rollback stops the pods that it started.
 """
 
 import time
@@ -18,9 +19,11 @@ from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
 
-NAME_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
 AUTOSCALER = "HorizontalPodAutoscaler"
-STARTED_ANNOTATION = "rekindle.dev/started"  # annotation of a Deployment: id of the command that started its pods
+# annotation of a Deployment: id of the command that started its pods
+STARTED_ANNOTATION = "rekindle.dev/started"
 Object = dict[str, Any]
 Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
 Result = dict[str, str]
@@ -36,37 +39,56 @@ class Objects(Protocol):
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch, or only test the patch. Raises Conflict if the patch has an outdated resourceVersion."""
+        """Apply a merge patch, or only test the patch. Raises Conflict if the patch has an outdated
+        resourceVersion."""
         ...
 
 
 def roll_back(
-    objects: Objects, store: Store, model: str, version: str, seconds: float, report: Callable[[Result], None]
+    objects: Objects,
+    store: Store,
+    model: str,
+    version: str,
+    seconds: float,
+    report: Callable[[Result], None],
 ) -> Result:
-    """Make `version` of the model serve (empty: the version before the champion), or finish a rollback in progress.
+    """Make `version` of the model serve (empty: the version before the champion), or finish a
+    rollback in progress.
 
-    `report` is called with the result before the record of the rollback is removed: an interruption in between does not
-    lose the result. Raises ConfigError if the release does not exist, ChampionChanged if the champion has changed,
-    RekindleError if the servers are not ready after `seconds` or a service is unavailable.
+    `report` is called with the result before the record of the rollback is removed: an interruption
+    in between does not lose the result. Raises ConfigError if the release does not exist,
+    ChampionChanged if the champion has changed, RekindleError if the servers are not ready after
+    `seconds` or a service is unavailable.
     """
-    rollback, releases = promotion.pending_rollback(store, model), _releases(objects, model)
+    rollback = promotion.pending_rollback(store, model)
+
+    releases = _releases(objects, model)
     if rollback and rollback.version not in releases:
         if version in ("", rollback.version):
             raise ConfigError(
-                f"the Deployment of the unfinished rollback of {model} to version {rollback.version} was deleted: name "
-                f"another version, `rekindle rollback {model} VERSION`."
+                f"the Deployment of the unfinished rollback of {model} to version"
+                f" {rollback.version} was deleted: name another version, `rekindle rollback {model}"
+                " VERSION`."
             )
+
         promotion.end_rollback(store, model, rollback)
         rollback = None
+
     if rollback and version not in ("", rollback.version):
         raise ConfigError(
             f"a rollback of {model} to version {rollback.version} is unfinished: finish it with "
             f"`rekindle rollback {model}`, then repeat this command."
         )
+
     if not rollback:
         rollback = _prepare(objects, model, version, releases)
         promotion.begin_rollback(store, model, rollback)
-    previous_version = rollback.champion if rollback.champion != rollback.version else ""
+
+    if rollback.champion != rollback.version:
+        previous_version = rollback.champion
+    else:
+        previous_version = ""
+
     result = {
         "model": model,
         "version": rollback.version,
@@ -75,8 +97,11 @@ def roll_back(
     }
     try:
         other_deployments = [
-            release.deployment for release in tracking.promoted_releases(model) if release.version != rollback.version
+            release.deployment
+            for release in tracking.promoted_releases(model)
+            if release.version != rollback.version
         ]
+
         _start(objects, model, rollback, seconds)
         promotion.decide_rollback(store, model, rollback)
         _switch_traffic(objects, model, rollback)
@@ -86,10 +111,16 @@ def roll_back(
     except BaseException as error:
         outcome = _cancel(objects, store, model, rollback, isinstance(error, ChampionChanged))
         if isinstance(error, RekindleError):
-            kind = type(error) if type(error) in (ConfigError, ChampionChanged) else RekindleError
+            if type(error) in (ConfigError, ChampionChanged):
+                kind = type(error)
+            else:
+                kind = RekindleError
+
             raise kind(f"{error} {outcome}") from error
+
         say(outcome)
         raise
+
     return result
 
 
@@ -100,7 +131,11 @@ def _releases(objects: Objects, model: str) -> dict[str, Object]:
     """
     deployments = {obj["metadata"]["name"]: obj for obj in objects.deployments(model)}
     promoted_releases = tracking.promoted_releases(model)
-    return {r.version: deployments[r.deployment] for r in promoted_releases if r.deployment in deployments}
+    return {
+        r.version: deployments[r.deployment]
+        for r in promoted_releases
+        if r.deployment in deployments
+    }
 
 
 def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Object]) -> Rollback:
@@ -110,13 +145,24 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
     """
     service = objects.find("Service", model)
     if not service:
-        raise ConfigError(f'the model "{model}" is not served: `rekindle status` lists the served models.')
+        raise ConfigError(
+            f'the model "{model}" is not served: `rekindle status` lists the served models.'
+        )
+
     champion = tracking.champion(model)
     serving_deployment = service["spec"]["selector"].get(INSTANCE_LABEL, model)
+
     current_version = next(
-        (number for number, obj in releases.items() if obj["metadata"]["name"] == serving_deployment), ""
+        (
+            number
+            for number, obj in releases.items()
+            if obj["metadata"]["name"] == serving_deployment
+        ),
+        "",
     )
+
     current_version = champion.version if champion else current_version
+
     target_version = version or _previous_version(releases, current_version, model)
     if target_version not in releases:
         version_list = ", ".join(sorted(releases, key=int)) or "none"
@@ -124,21 +170,30 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
             f"version {target_version} of {model} does not have a Deployment; available versions: "
             f"{version_list} (see serve.keep_releases)."
         )
+
     name = releases[target_version]["metadata"]["name"]
     replicas = releases[target_version]["spec"].get("replicas", 1)
-    changes = [("Deployment", name, {"spec": {"replicas": replicas}}), *_traffic(objects, model, name)]
+
+    changes = [
+        ("Deployment", name, {"spec": {"replicas": replicas}}),
+        *_traffic(objects, model, name),
+    ]
     for change in changes:
         objects.patch(*change, dry_run=True)
+
     # the value is unchanged: the request only tests the permission to promote in MLflow
     tracking.record_deployment(model, target_version, name)
     return Rollback(target_version, name, champion.version if champion else "", replicas)
 
 
 def _previous_version(releases: dict[str, Object], current_version: str, model: str) -> str:
-    earlier_versions = [number for number in releases if current_version and int(number) < int(current_version)]
+    earlier_versions = [
+        number for number in releases if current_version and int(number) < int(current_version)
+    ]
     if not earlier_versions:
         raise ConfigError(
-            f"{model} does not have a Deployment of a release before version {current_version or '?'}: name a version."
+            f"{model} does not have a Deployment of a release before version"
+            f" {current_version or '?'}: name a version."
         )
     return max(earlier_versions, key=int)
 
@@ -146,34 +201,48 @@ def _previous_version(releases: dict[str, Object], current_version: str, model: 
 def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> None:
     """Start as many pods as the current version has, and wait until they are ready.
 
-    After `seconds`, fewer pods suffice: the autoscaler's minimum or, if more, the Deployment's pods at the start.
+    After `seconds`, fewer pods suffice: the autoscaler's minimum or, if more, the Deployment's pods
+    at the start.
     """
     minimum = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
     minimum = max(minimum, rollback.replicas)
     service = objects.find("Service", model) or {"spec": {"selector": {}}}
-    serving = objects.find("Deployment", service["spec"]["selector"].get(INSTANCE_LABEL, model)) or {"spec": {}}
+    serving = objects.find(
+        "Deployment", service["spec"]["selector"].get(INSTANCE_LABEL, model)
+    ) or {"spec": {}}
     replicas = max(minimum, serving["spec"].get("replicas", 1))
-    # the mark changes the Deployment: a command that read it before and wants to stop its pods gets a Conflict
+    # the mark changes the Deployment: a command that read it before and wants to stop its pods gets
+    # a Conflict
     start_mark = {"annotations": {STARTED_ANNOTATION: uuid.uuid4().hex}}
-    objects.patch("Deployment", rollback.deployment, {"metadata": start_mark, "spec": {"replicas": replicas}})
+    objects.patch(
+        "Deployment", rollback.deployment, {"metadata": start_mark, "spec": {"replicas": replicas}}
+    )
     deadline = time.monotonic() + seconds
+
     while True:
         obj = objects.find("Deployment", rollback.deployment) or {}
         status = obj.get("status") or {}
-        is_observed = status.get("observedGeneration", 0) >= (obj.get("metadata") or {}).get("generation", 0)
-        ready_replicas, is_late = status.get("readyReplicas", 0), time.monotonic() > deadline
+        is_observed = status.get("observedGeneration", 0) >= (obj.get("metadata") or {}).get(
+            "generation", 0
+        )
+        ready_replicas = status.get("readyReplicas", 0)
+
+        is_late = time.monotonic() > deadline
         if is_observed and ready_replicas >= (minimum if is_late else replicas):
             return
+
         if not (obj.get("spec") or {}).get("replicas", 1):
             raise RekindleError(
-                f"a newer release, or another command, has stopped the pods of {rollback.deployment}: the current "
-                "version keeps serving."
+                "a newer release, or another command, has stopped the pods of"
+                f" {rollback.deployment}: the current version keeps serving."
             )
+
         if is_late:
             raise RekindleError(
-                f"{rollback.deployment} has {ready_replicas} of {minimum} pods ready after {seconds:g} s: the current "
-                "version keeps serving. See the logs of the pods."
+                f"{rollback.deployment} has {ready_replicas} of {minimum} pods ready after"
+                f" {seconds:g} s: the current version keeps serving. See the logs of the pods."
             )
+
         time.sleep(0.05)
 
 
@@ -196,22 +265,32 @@ def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
         service = objects.find("Service", model) or {"metadata": {}}
         # checked after reading the Service: if the Service changes later, the patch fails
         _check_champion(model, rollback)
+
         try:
             for kind, name, change in _traffic(objects, model, rollback.deployment):
-                condition = {"metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}}
+                condition = {
+                    "metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}
+                }
                 objects.patch(kind, name, change | (condition if kind == "Service" else {}))
+
             return
         except Conflict:
             continue
 
 
 def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[str]) -> None:
-    """Stop the pods of these Deployments while the version is the champion. Raises ChampionChanged."""
+    """Stop the pods of these Deployments while the version is the champion. Raises
+    ChampionChanged."""
     while True:
-        running_deployments = [obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)]
-        running_deployments = [obj for obj in running_deployments if obj["metadata"]["name"] in deployments]
+        running_deployments = [
+            obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)
+        ]
+        running_deployments = [
+            obj for obj in running_deployments if obj["metadata"]["name"] in deployments
+        ]
         if not running_deployments:
             return
+
         # checked after reading the Deployments: if a Deployment is started later, its patch fails
         _check_champion(model, rollback)
         with suppress(Conflict):
@@ -223,40 +302,52 @@ def _check_champion(model: str, rollback: Rollback) -> None:
     champion = tracking.champion(model)
     if not champion or champion.version != rollback.version:
         raise ChampionChanged(
-            f"version {champion.version if champion else 'none'} of {model} became the champion after version "
-            f"{rollback.version}, and keeps the traffic."
+            f"version {champion.version if champion else 'none'} of {model} became the champion"
+            f" after version {rollback.version}, and keeps the traffic."
         )
 
 
 def _scale(objects: Objects, deployment: Object, replicas: int) -> None:
-    """Set the number of pods of a Deployment. Raises Conflict if the Deployment changed since it was read."""
+    """Set the number of pods of a Deployment. Raises Conflict if the Deployment changed since it
+    was read."""
     condition = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
     change = {"metadata": condition, "spec": {"replicas": replicas}}
     objects.patch("Deployment", deployment["metadata"]["name"], change)
 
 
-def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, champion_changed: bool) -> str:
-    """Stop the pods that a rollback started, unless the rollback is decided and the champion is unchanged.
+def _cancel(
+    objects: Objects, store: Store, model: str, rollback: Rollback, champion_changed: bool
+) -> str:
+    """Stop the pods that a rollback started, unless the rollback is decided and the champion is
+    unchanged.
 
     Return the outcome.
     """
     unfinished_message = (
-        f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle rollback {model}`."
+        f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle"
+        f" rollback {model}`."
     )
+
     try:
         if not promotion.end_rollback(store, model, rollback, even_if_decided=champion_changed):
             return unfinished_message
+
         outcome = "its Deployment has been deleted"
         while deployment := objects.find("Deployment", rollback.deployment):
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
             has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
-            if has_traffic or promotion.pending_rollback(store, model):  # another command needs the pods
-                outcome = "its pods keep running: they have the traffic, or another rollback needs them"
+            # another command needs the pods
+            if has_traffic or promotion.pending_rollback(store, model):
+                outcome = (
+                    "its pods keep running: they have the traffic, or another rollback needs them"
+                )
                 break
+
             with suppress(Conflict):
                 _scale(objects, deployment, rollback.replicas)
                 outcome = f"its Deployment has {rollback.replicas} pods, as before"
                 break
     except RekindleError:
         return unfinished_message
+
     return f"The rollback to version {rollback.version} is cancelled, and {outcome}."

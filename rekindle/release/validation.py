@@ -1,4 +1,5 @@
-"""Validation of a request's body. Each error is a sentence with its location, such as `instances[3].amount`."""
+"""Validation of a request's body. Each error is a sentence with its location, such as
+`instances[3].amount`."""
 
 import math
 import re
@@ -13,58 +14,78 @@ from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
 MAX_SHOWN_ERRORS = 5
-# size in bytes from which the errors of a body could take too much memory: at least 500 bytes per error
+# size in bytes from which the errors of a body could take too much memory: at least 500 bytes per
+# error
 LARGE_BODY_BYTES = 1 << 15
 COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
-OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}  # keys of a schema that do not contain schemas
-# matches texts that may contain a number that does not fit into float64 or int64; the exact check is slow
+# keys of a schema that do not contain schemas
+OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}
+# matches texts that may contain a number that does not fit into float64 or int64; the exact check
+# is slow
 SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
 
 
 def parse(request: type[R], body: bytes) -> R:
-    """Parse a request strictly: text is not converted to numbers, unknown keys are errors. Raises DataError."""
+    """Parse a request strictly: text is not converted to numbers, unknown keys are errors. Raises
+    DataError."""
     if SUSPICIOUS_NUMBER.search(body):
         reject_huge_numbers(body)
+
     try:
         if len(body) > LARGE_BODY_BYTES:
             return fail_fast_validator(request).validate_json(body, strict=True)
         return request.model_validate_json(body, strict=True, extra="forbid")
     except ValidationError as error:
-        errors = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
-        lines = list(dict.fromkeys(describe_error(request, detail) for detail in errors[:MAX_SHOWN_ERRORS]))
+        errors = sorted(
+            error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden"
+        )
+        lines = list(
+            dict.fromkeys(describe_error(request, detail) for detail in errors[:MAX_SHOWN_ERRORS])
+        )
         if len(errors) > MAX_SHOWN_ERRORS:
             lines.append(f"There are {len(errors) - MAX_SHOWN_ERRORS:,} more errors.")
+
         raise DataError("\n".join(lines)) from error
 
 
 @cache
 def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
-    """Return a validator that stops at the first error of a collection, and at the first unknown key.
+    """Return a validator that stops at the first error of a collection, and at the first unknown
+    key.
 
-    The usual validator collects all errors first, which takes 40 s and 4 GB of memory for a body of 16 MB.
+    The usual validator collects all errors first, which takes 40 s and 4 GB of memory for a body of
+    16 MB.
     """
     # build all validators again: the prebuilt validators of nested models would not stop early
     return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
 
 
 def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
-    """Return the schema with early stops; within a union, an unknown key only excludes one of the alternatives."""
+    """Return the schema with early stops; within a union, an unknown key only excludes one of the
+    alternatives."""
     if isinstance(schema, list):
         return [add_fail_fast(inner, alternative) for inner in schema]
     if not isinstance(schema, dict):
         return schema
+
     kind = schema.get("type")
     alternative = alternative or kind in ("union", "definitions")
-    schema = {key: inner if key in OPAQUE_KEYS else add_fail_fast(inner, alternative) for key, inner in schema.items()}
+    schema = {
+        key: inner if key in OPAQUE_KEYS else add_fail_fast(inner, alternative)
+        for key, inner in schema.items()
+    }
+
     if kind in COLLECTIONS:
         schema["fail_fast"] = True
     if kind in ("model-fields", "typed-dict", "dataclass-args"):
         schema["extra_behavior"] = "forbid"
+
     if kind == "model-fields" and not alternative:
         reject = {"type": "function-plain", "function": {"type": "no-info", "function": reject_key}}
-        schema |= {"extra_behavior": "allow", "extras_keys_schema": reject}
+        schema.update({"extra_behavior": "allow", "extras_keys_schema": reject})
+
     return schema
 
 
@@ -80,15 +101,20 @@ def reject_huge_numbers(body: bytes) -> None:
         return  # the body is not JSON: the parser will report the position
     for path, value in numbers(values):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise DataError(f"{format_path(path)} is {format_value(value)}: it must fit into 64 bits.")
+            raise DataError(
+                f"{format_path(path)} is {format_value(value)}: it must fit into 64 bits."
+            )
         if not math.isfinite(value):
             raise DataError(f"{format_path(path)} is {value}: it must be a finite number.")
 
 
 def describe_error(request: type[BaseModel], detail: Any) -> str:
     """Format one of pydantic's errors as a sentence with the location, the value and the rule."""
-    kind, path, message = detail["type"], detail["loc"], broken_rule(request, detail)
+    kind = detail["type"]
+    path = detail["loc"]
+    message = broken_rule(request, detail)
     where = format_path(path)
+
     match kind:
         case "json_invalid":
             return f"the request is not JSON: {detail['ctx']['error']}."
@@ -99,8 +125,10 @@ def describe_error(request: type[BaseModel], detail: Any) -> str:
             return f"{format_path(path[:-1])} has the unknown key {format_value(path[-1])}.{hint}"
         case "too_short" if detail["input"] == []:
             return f"{where} is empty: it must contain at least {detail['ctx']['min_length']}."
-        case "value_error" if not path:  # the request breaks a rule of the workload about requests as a whole
+        case "value_error" if not path:
+            # the request breaks a rule of the workload about requests as a whole
             return message
+
     return f"{where} is {format_value(detail['input'])}: {message[:1].lower() + message[1:]}"
 
 
@@ -113,6 +141,9 @@ def format_path(path: tuple[str | int, ...]) -> str:
 def format_value(value: Any) -> str:
     """Format a value of a request, shortened for a message."""
     if isinstance(value, int) and abs(value) > 1 << 200:
-        return f"a number of {value.bit_length():,} bits"  # Python refuses to format very long integers
+        # Python refuses to format very long integers
+        return f"a number of {value.bit_length():,} bits"
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."

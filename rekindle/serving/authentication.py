@@ -13,14 +13,16 @@ from rekindle.serving.openapi import OPEN_PATHS
 
 
 def tokens() -> tuple[str, ...]:
-    """Return the tokens that the environment variable lists; () if it is not set. Raises ConfigError if it is empty."""
+    """Return the tokens that the environment variable lists; () if it is not set. Raises
+    ConfigError if it is empty."""
     text = os.environ.get(TOKENS)
     if text is None:
         return ()
-    if not (values := tuple(text.split())) or not text.isascii():
+    values = tuple(text.split())
+    if not values or not text.isascii():
         raise ConfigError(
-            f"{TOKENS} contains no token or other characters than ASCII: it must be one or more tokens, separated by "
-            "spaces or lines (openssl rand -hex 32 generates one)."
+            f"{TOKENS} contains no token or other characters than ASCII: it must be one or more"
+            " tokens, separated by spaces or lines (openssl rand -hex 32 generates one)."
         )
     return values
 
@@ -32,13 +34,22 @@ class Authentication:
         self.app, self.tokens = app, [token.encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._accepts(Headers(scope=scope)):
+        if (
+            scope["type"] != "http"
+            or scope["path"] in OPEN_PATHS
+            or self._accepts(Headers(scope=scope))
+        ):
             return await self.app(scope, receive, send)
         error = "this server needs a token: send the header `Authorization: Bearer TOKEN`."
-        await JSONResponse({"error": error}, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+        await JSONResponse({"error": error}, 401, {"www-authenticate": "Bearer"})(
+            scope, receive, send
+        )
 
     def _accepts(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         value = token.strip().encode()
         # all tokens are compared, so that the time does not depend on the token
-        return sum(hmac.compare_digest(value, each) for each in self.tokens) > 0 and scheme.lower() == "bearer"
+        return (
+            sum(hmac.compare_digest(value, each) for each in self.tokens) > 0
+            and scheme.lower() == "bearer"
+        )

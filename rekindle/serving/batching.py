@@ -1,7 +1,8 @@
-"""Batching of requests: one queue, and two tasks per model process (one if a batch has a single request).
+"""Batching of requests: one queue, and two tasks per model process (one if a batch has a single
+request).
 
-While a process works on a batch, a full batch waits in its pipe, so that the process is never idle while answers are
-sent.
+While a process works on a batch, a full batch waits in its pipe, so that the process is never idle
+while answers are sent.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ class Feed:
 
 @dataclass
 class Batches:
-    """Queue of requests. After the oldest request has waited `delay` s, a free process takes a batch.
+    """Queue of requests. After the oldest request has waited `delay` s, a free process takes a
+    batch.
 
     A batch has at most `size` requests, and at most the process's share of the queue.
     """
@@ -44,8 +46,10 @@ class Batches:
     delay: float
     count_batch: Callable[[Batch], None]  # called with each answered batch
     queue: deque[WaitingRequest] = field(default_factory=deque)
-    change_event: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
-    error: RekindleError | None = None  # the error that ended the model process; later requests get it, too
+    # a request arrived, or a process is free
+    change_event: asyncio.Event = field(default_factory=asyncio.Event)
+    # the error that ended the model process; later requests get it, too
+    error: RekindleError | None = None
 
     async def answer(self, body: bytes, is_replay: bool = False) -> Answer:
         """Return the answer to a request. Raises RekindleError if the model process ended."""
@@ -60,20 +64,29 @@ class Batches:
     async def run(self) -> None:
         """Run until a process ends; then raise RekindleError, also in all waiting requests."""
         feeds = [Feed(process) for process in self.processes]
-        tasks = [asyncio.create_task(self._serve(feed)) for feed in feeds for _ in range(2 if self.size > 1 else 1)]
+
+        tasks = [
+            asyncio.create_task(self._serve(feed))
+            for feed in feeds
+            for _ in range(2 if self.size > 1 else 1)
+        ]
+
         try:
             await asyncio.gather(*tasks)
         except RekindleError as error:
             self.error = error
             for request in self.queue:
                 resolve(request, error)
+
             raise
         finally:
             for task in tasks:
                 task.cancel()
 
     async def _serve(self, feed: Feed) -> None:
-        loop, process = asyncio.get_running_loop(), feed.process
+        loop = asyncio.get_running_loop()
+        process = feed.process
+
         while True:
             requests: list[WaitingRequest] = []
             try:
@@ -83,17 +96,22 @@ class Batches:
                     bodies = [request.body for request in requests]
                     await loop.run_in_executor(process.threads, process.send, bodies, replays)
                     await feed.receive_lock.acquire()
+
                 try:
                     batch = await loop.run_in_executor(process.threads, process.receive)
                 finally:
                     feed.receive_lock.release()
             except (RekindleError, asyncio.CancelledError) as error:
-                stop_error = (
-                    error if isinstance(error, RekindleError) else RekindleError("the server is stopping: try another.")
-                )
+                if isinstance(error, RekindleError):
+                    stop_error = error
+                else:
+                    stop_error = RekindleError("the server is stopping: try another.")
+
                 for request in requests:
                     resolve(request, stop_error)
+
                 raise
+
             self.change_event.set()
             self.count_batch(batch)
             for request, answer in zip(requests, batch.answers, strict=True):

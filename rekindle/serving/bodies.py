@@ -1,7 +1,8 @@
 """Memory budget for the bodies of arriving requests, with a fair share for each client.
 
-Clients that never finish large bodies could exhaust the budget. So if the budget is exceeded, the client with the most
-data loses its largest body, the oldest of equal ones: small requests of other clients are not rejected.
+Clients that never finish large bodies could exhaust the budget. So if the budget is exceeded, the
+client with the most data loses its largest body, the oldest of equal ones: small requests of other
+clients are not rejected.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.config import Limits
 
-# bodies up to this multiple of the permitted size are read to their end: their clients receive the 413
+# bodies up to this multiple of the permitted size are read to their end: their clients receive the
+# 413
 OVERSIZE_FACTOR = 4
 BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 
@@ -25,14 +27,17 @@ class Refusal(Exception):
 
     def __init__(self, status: int, reason: str, close: bool = False) -> None:
         super().__init__(reason)
-        self.status, self.close = status, close
+        self.status = status
+        self.close = close
 
 
 class Body:
     """A partly received body."""
 
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
-        self.client, self.deadline, self.start_time = client, deadline, time.monotonic()
+        self.client = client
+        self.deadline = deadline
+        self.start_time = time.monotonic()
         self.data = bytearray()
         self.drop_reason = ""  # "": the body is not dropped
 
@@ -46,15 +51,24 @@ class Bodies:
         self.bytes_by_client: Counter[str] = Counter()  # client address → bytes
 
     async def read(self, request: Request) -> bytes:
-        """Return the request's body. Raises Refusal if the body is too large, too slow or incomplete."""
+        """Return the request's body. Raises Refusal if the body is too large, too slow or
+        incomplete."""
         limits = self.limits
-        too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
+        too_large = Refusal(
+            413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts."
+        )
+
         if int(request.headers.get("content-length", 0)) > OVERSIZE_FACTOR * limits.max_bytes:
             raise too_large
+
         now = asyncio.get_running_loop().time()
-        deadline = asyncio.timeout_at(request.scope["state"].get("start_time", now) + limits.body_seconds)
-        body, size = Body(request.client.host if request.client else "", deadline), 0
+        deadline = asyncio.timeout_at(
+            request.scope["state"].get("start_time", now) + limits.body_seconds
+        )
+        body = Body(request.client.host if request.client else "", deadline)
+        size = 0
         self.arriving_bodies.add(body)
+
         try:
             async with deadline:
                 async for chunk in request.stream():
@@ -71,21 +85,32 @@ class Bodies:
             raise Refusal(400, "the client disconnected before its request had arrived.") from error
         finally:
             self._remove(body)
+
         if body.drop_reason:
-            raise Refusal(503, f"{body.drop_reason}, so this request was dropped: try again soon.", close=True)
+            raise Refusal(
+                503, f"{body.drop_reason}, so this request was dropped: try again soon.", close=True
+            )
+
         if size > limits.max_bytes:
             raise too_large
+
         return bytes(body.data)
 
     def _add(self, body: Body, chunk: bytes) -> None:
         if body.drop_reason:
             return
+
         body.data += chunk
         self.bytes_by_client[body.client] += len(chunk)
+
         while self.bytes_by_client.total() > BUDGET_FACTOR * self.limits.max_bytes:
             largest_body = max(
                 self.arriving_bodies,
-                key=lambda other: (self.bytes_by_client[other.client], len(other.data), -other.start_time),
+                key=lambda other: (
+                    self.bytes_by_client[other.client],
+                    len(other.data),
+                    -other.start_time,
+                ),
             )
             self._drop(largest_body, "too many large requests arrive at once")
 
@@ -101,7 +126,8 @@ class Bodies:
         self._remove(body)
         body.data.clear()
         if not body.deadline.expired():
-            body.deadline.reschedule(asyncio.get_running_loop().time())  # the expired deadline ends `read`
+            # the expired deadline ends `read`
+            body.deadline.reschedule(asyncio.get_running_loop().time())
 
     def _remove(self, body: Body) -> None:
         if body in self.arriving_bodies:

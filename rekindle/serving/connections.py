@@ -1,7 +1,8 @@
-"""Connections of the server: deadlines and limits for requests, a limit by file descriptors, and graceful shutdown.
+"""Connections of the server: deadlines and limits for requests, a limit by file descriptors, and
+graceful shutdown.
 
-A connection that waits for its client is in one of three groups, each ordered by age, so that finding connections to
-close is fast.
+A connection that waits for its client is in one of three groups, each ordered by age, so that
+finding connections to close is fast.
 """
 
 import asyncio
@@ -22,18 +23,25 @@ from rekindle.errors import ConfigError
 
 KEEP_ALIVE_S = 75.0  # time until an idle connection is closed: longer than in load balancers (60 s)
 MAX_CONNECTIONS = 10_000  # maximum number of connections; each takes about 10 KB of memory
-# descriptors for the object store while loading, for files, and for connections that are rejected or closing
+# descriptors for the object store while loading, for files, and for connections that are rejected
+# or closing
 RESERVED_DESCRIPTORS = 64
-PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
-FIRST_BYTES_SHARE = 0.1  # share of the time for a request that a new client may take until its first bytes
+# descriptors per model process, for its pipe and the monitoring of the process
+PROCESS_DESCRIPTORS = 4
+# share of the time for a request that a new client may take until its first bytes
+FIRST_BYTES_SHARE = 0.1
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
-PIECE_BYTES = 1 << 12  # received bytes are parsed in pieces, and the two limits below are tested after each piece
-MAX_HEAD_BYTES = 1 << 14  # maximum size of a request's head, of its trailers, and of the extension of a chunk
-MAX_PIPELINED = 100  # maximum number of requests of a connection that wait for the answer to an earlier request
+# received bytes are parsed in pieces, and the two limits below are tested after each piece
+PIECE_BYTES = 1 << 12
+# maximum size of a request's head, of its trailers, and of the extension of a chunk
+MAX_HEAD_BYTES = 1 << 14
+# maximum number of requests of a connection that wait for the answer to an earlier request
+MAX_PIPELINED = 100
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, and the connection's group: the event that it waits for."""
+    """uvicorn's protocol for one connection, and the connection's group: the event that it waits
+    for."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
@@ -42,9 +50,12 @@ class Connection(HttpToolsProtocol):
     group: "dict[Connection, float] | None" = None  # None: a request is being answered
     start_time = 0.0  # time of the first byte of the request that arrived last
     arriving_part = ""  # arriving part of a request: "head", "body" or ""
-    head_bytes = 0  # number of received bytes since the last byte of a body or the start of the request
-    keep_alive = True  # True: the client does not ask to close the connection after the last request
-    is_finished = False  # True: received bytes are discarded, and the connection is closed after its answers
+    # number of received bytes since the last byte of a body or the start of the request
+    head_bytes = 0
+    # True: the client does not ask to close the connection after the last request
+    keep_alive = True
+    # True: received bytes are discarded, and the connection is closed after its answers
+    is_finished = False
 
     @property
     def is_busy(self) -> bool:
@@ -57,7 +68,8 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Move the connection to `group`; its waiting time continues if it is already in that group."""
+        """Move the connection to `group`; its waiting time continues if it is already in that
+        group."""
         if group is not self.group:
             if self.group is not None:
                 del self.group[self]
@@ -78,7 +90,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.enter(self.registry.unfinished)
-        if (excess := len(self.connections) - self.registry.limit) > 0:
+        excess = len(self.connections) - self.registry.limit
+        if excess > 0:
             self.registry.make_room(self, urgent=excess > RESERVED_DESCRIPTORS // 4)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -92,28 +105,45 @@ class Connection(HttpToolsProtocol):
             piece = data[start : start + PIECE_BYTES]
             start += len(piece)
             self.head_bytes += len(piece)
+
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
-                data, start = self.head_without_upgrade() + data[start - len(piece) + upgrade.args[0] :], 0
+                data = self.head_without_upgrade() + data[start - len(piece) + upgrade.args[0] :]
+                start = 0
             except httptools.HttpParserError as error:
-                reason = "invalid URL" if isinstance(error, httptools.HttpParserCallbackError) else error
+                if isinstance(error, httptools.HttpParserCallbackError):
+                    reason = "invalid URL"
+                else:
+                    reason = error
+
                 return self.reject(400, f"the request is not valid HTTP/1.1: {reason}.")
+
             if self.arriving_part and self.head_bytes > MAX_HEAD_BYTES:
-                return self.reject(431, f"the head of the request is larger than {MAX_HEAD_BYTES:,} bytes: shorten it.")
+                return self.reject(
+                    431,
+                    f"the head of the request is larger than {MAX_HEAD_BYTES:,} bytes: shorten it.",
+                )
+
             if len(self.pipeline) > MAX_PIPELINED:
                 return self.finish()
+
         if self.registry.draining and self.is_busy:
             super().shutdown()  # the answer says `Connection: close`
 
     def head_without_upgrade(self) -> bytes:
-        """Return the head of the request without the offer of another protocol, whose body the parser would skip."""
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        """Return the head of the request without the offer of another protocol, whose body the
+        parser would skip."""
+        lines = [
+            b"%b %b HTTP/%b"
+            % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return True, which keeps the connection open for answers, if the client ended it after a whole request."""
+        """Return True, which keeps the connection open for answers, if the client ended it after a
+        whole request."""
         is_answered = self.is_busy and self.arriving_part != "body"
         if is_answered:
             self.finish()
@@ -128,7 +158,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         if self.arriving_part != "head":  # else a head is parsed again without its upgrade
             self.start_time = self.loop.time()
-        self.arriving_part, self.head_bytes = "head", 0
+        self.arriving_part = "head"
+        self.head_bytes = 0
         self.update_group()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -137,7 +168,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def offers_upgrade(self) -> bool:
-        """True if the client offers another protocol, such as HTTP/2: the request is then parsed again without it."""
+        """True if the client offers another protocol, such as HTTP/2: the request is then parsed
+        again without it."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_headers_complete(self) -> None:
@@ -146,7 +178,8 @@ class Connection(HttpToolsProtocol):
         if not self.is_busy:  # else the body is read after the answer to an earlier request
             self.scope["state"]["start_time"] = self.start_time
         super().on_headers_complete()
-        self.arriving_part, self.keep_alive = "body", self.cycle.keep_alive
+        self.arriving_part = "body"
+        self.keep_alive = self.cycle.keep_alive
         if self.expect_100_continue:  # a client that gets an answer at once does not send its body
             self.cycle.keep_alive = False
         self.update_group()
@@ -176,7 +209,8 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def shutdown(self) -> None:
-        """Close the connection after the current request; an idle connection is open until the registry closes it."""
+        """Close the connection after the current request; an idle connection is open until the
+        registry closes it."""
         if self.is_busy:
             super().shutdown()
         elif self.registry.closing_idle:
@@ -198,33 +232,42 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def reject(self, status: int, reason: str) -> None:
-        """Answer the arriving request and close the connection, after the answers to earlier requests."""
-        if self.pipeline or (self.is_busy and (self.arriving_part != "body" or self.cycle.response_started)):
+        """Answer the arriving request and close the connection, after the answers to earlier
+        requests."""
+        if self.pipeline or (
+            self.is_busy and (self.arriving_part != "body" or self.cycle.response_started)
+        ):
             return self.finish()
-        if self.is_busy or self.arriving_part != "body":  # else the request has been answered before its body arrived
+
+        # else the request has been answered before its body arrived
+        if self.is_busy or self.arriving_part != "body":
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             body = to_json({"error": reason}).encode()
             self.transport.write(
-                b"%bcontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-                % (STATUS_LINE[status], retry, len(body), body)
+                b"%bcontent-type: application/json\r\n%bconnection: close\r\ncontent-length:"
+                b" %d\r\n\r\n%b" % (STATUS_LINE[status], retry, len(body), body)
             )
+
         self.transport.close()
         self.update_group()
 
     def close(self) -> None:
-        """Close the connection, unless a request or its beginning has arrived, which is answered first."""
+        """Close the connection, unless a request or its beginning has arrived, which is answered
+        first."""
         if not self.has_bytes() and self.arriving_part != "head":
             self.send_end()
             self.transport.close()
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` does this later, and a request could arrive until then."""
+        """Shut down sending immediately: `transport.close` does this later, and a request could
+        arrive until then."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
     def expire(self) -> None:
-        """Close a connection after its deadline, and discard an answer that the client does not read."""
+        """Close a connection after its deadline, and discard an answer that the client does not
+        read."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         elif self.group is self.registry.idle:
@@ -237,16 +280,18 @@ class Connection(HttpToolsProtocol):
 class Connections:
     """The connections of a server: at most `limit`.
 
-    A client has at most `request_seconds` to send the head of a request, and to read an answer. `Bodies` limits the
-    time for head and body.
+    A client has at most `request_seconds` to send the head of a request, and to read an answer.
+    `Bodies` limits the time for head and body.
     """
 
     def __init__(self, request_seconds: float, limit: int) -> None:
-        self.request_seconds, self.limit = request_seconds, limit
+        self.request_seconds = request_seconds
+        self.limit = limit
         # connections on which a request's head, or the rest of an answered request, is arriving
         self.unfinished: dict[Connection, float] = {}
         self.idle: dict[Connection, float] = {}  # connections between two requests
-        self.unread: dict[Connection, float] = {}  # connections whose client has not received the answer yet
+        # connections whose client has not received the answer yet
+        self.unread: dict[Connection, float] = {}
         # function that rejects one of the arriving requests
         self.drop_body: Callable[[str], bool] = lambda reason: False
         self.draining = False  # True: answers have `Connection: close`
@@ -255,19 +300,30 @@ class Connections:
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
         """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
-        oldest = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), MAX_CANDIDATES)]
+        oldest = [
+            pair
+            for group in (self.unfinished, self.idle)
+            for pair in islice(group.items(), MAX_CANDIDATES)
+        ]
+
         oldest.sort(key=lambda pair: pair[1])
-        # a new client is about to send its request, so a request that arrives slowly is dropped first
+        # a new client is about to send its request, so a request that arrives slowly is dropped
+        # first
         deadline = asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
+
         late_connections = [connection for connection, since in oldest if since < deadline]
-        if self.evict_one(late_connections, newcomer, urgent) or self.drop_body("too many connections"):
+        if self.evict_one(late_connections, newcomer, urgent) or self.drop_body(
+            "too many connections"
+        ):
             return
+
         recent_connections = [connection for connection, since in oldest if since >= deadline]
         if not self.evict_one(recent_connections, newcomer, urgent) and urgent and self.unread:
             next(iter(self.unread)).transport.abort()
 
     def evict_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
-        """Close the first of these connections that may be closed. Return False if none may be closed."""
+        """Close the first of these connections that may be closed. Return False if none may be
+        closed."""
         for connection in candidates:
             if connection is not newcomer and (urgent or not connection.has_bytes()):
                 connection.evict()
@@ -281,15 +337,19 @@ class Connections:
             (self.idle, KEEP_ALIVE_S),
             (self.unread, self.request_seconds),
         )
+
         while True:
             await asyncio.sleep(min(1.0, self.request_seconds / 4))
             now = asyncio.get_running_loop().time()
             for group, seconds in group_deadlines:
-                for connection in [connection for connection, since in group.items() if now - since > seconds]:
+                for connection in [
+                    connection for connection, since in group.items() if now - since > seconds
+                ]:
                     connection.expire()
 
     def drain(self, connections: Any) -> None:
-        """Add `Connection: close` to all answers from now on, including the answers to requests in flight."""
+        """Add `Connection: close` to all answers from now on, including the answers to requests in
+        flight."""
         self.draining = True
         for connection in connections:
             connection.shutdown()
@@ -302,13 +362,22 @@ class Connections:
 
 
 def raise_descriptor_limit(processes: int) -> int:
-    """Raise the limit of open files to its maximum; return the number of possible connections. Raises ConfigError."""
+    """Raise the limit of open files to its maximum; return the number of possible connections.
+    Raises ConfigError."""
     _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
-    needed_descriptors = len(os.listdir("/proc/self/fd")) + RESERVED_DESCRIPTORS + PROCESS_DESCRIPTORS * processes
+
+    needed_descriptors = (
+        len(os.listdir("/proc/self/fd")) + RESERVED_DESCRIPTORS + PROCESS_DESCRIPTORS * processes
+    )
     if 0 <= descriptor_limit <= needed_descriptors:
         raise ConfigError(
-            f"the limit of open files is {descriptor_limit}: a server with processes={processes} needs more than "
-            f"{needed_descriptors}. Raise the limit (ulimit -n), or lower serve.processes."
+            f"the limit of open files is {descriptor_limit}: a server with processes={processes}"
+            f" needs more than {needed_descriptors}. Raise the limit (ulimit -n), or lower"
+            " serve.processes."
         )
-    return MAX_CONNECTIONS if descriptor_limit < 0 else min(MAX_CONNECTIONS, descriptor_limit - needed_descriptors)
+
+    if descriptor_limit < 0:
+        return MAX_CONNECTIONS
+
+    return min(MAX_CONNECTIONS, descriptor_limit - needed_descriptors)

@@ -1,4 +1,5 @@
-"""The OpenAPI 3.1 document of a served model, with the schemas of the workload's pydantic models."""
+"""The OpenAPI 3.1 document of a served model, with the schemas of the workload's pydantic
+models."""
 
 from typing import Any
 
@@ -16,12 +17,18 @@ ERROR_DESCRIPTIONS = {
     422: "invalid request; the error has the location",
     431: "the head of the request is too large",
     500: "the model failed",
-    503: "loading, or too many requests are waiting or arriving: try again after Retry-After seconds",
+    503: (
+        "loading, or too many requests are waiting or arriving: try again after Retry-After seconds"
+    ),
 }
-# paths without a token: for probes, for Prometheus, which network policies admit, and a page that contains no data
+# paths without a token: for probes, for Prometheus, which network policies admit, and a page that
+# contains no data
 OPEN_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
-IDENTITY_HEADERS = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
-IDENTITY_HEADERS |= {DATA_UNTIL: "data cut-off of the model; omitted if unknown"}
+IDENTITY_HEADERS = {
+    VERSION: "version of the registered model",
+    SHA256: "sha256 of the weights that answered",
+    DATA_UNTIL: "data cut-off of the model; omitted if unknown",
+}
 
 
 def schemas(request: type[BaseModel]) -> dict[str, Any]:
@@ -31,30 +38,49 @@ def schemas(request: type[BaseModel]) -> dict[str, Any]:
 
 
 def openapi(
-    name: str, version: str, example: dict[str, Any], components: dict[str, Any], token: bool = False
+    name: str,
+    version: str,
+    example: dict[str, Any],
+    components: dict[str, Any],
+    token: bool = False,
 ) -> dict[str, Any]:
     """Return the OpenAPI document of a served model; `token`: requests need a token."""
     path = f"/v1/models/{name}"
-    warning = {"type": "string", "description": "a reason to distrust the predictions; omitted if none is known"}
+    warning = {
+        "type": "string",
+        "description": "a reason to distrust the predictions; omitted if none is known",
+    }
     properties = {"predictions": {"type": "array"}, "warning": warning}
     predictions = {"type": "object", "required": ["predictions"], "properties": properties}
     failure_responses = {
         str(status): {"description": text, "content": _json(_ref("Error"))}
         for status, text in ERROR_DESCRIPTIONS.items()
     }
-    headers = {key: {"description": text, "schema": {"type": "string"}} for key, text in IDENTITY_HEADERS.items()}
+    headers = {
+        key: {"description": text, "schema": {"type": "string"}}
+        for key, text in IDENTITY_HEADERS.items()
+    }
     success_response = {"description": "one prediction per instance, in order", "headers": headers}
+
     predict_operation = {
         "summary": "Predictions for the instances",
         "operationId": "predict",
         "requestBody": {"required": True, "content": _json(_ref("Request"), example)},
-        "responses": {"200": success_response | {"content": _json(_ref("Predictions"))}} | failure_responses,
+        "responses": (
+            {"200": success_response | {"content": _json(_ref("Predictions"))}} | failure_responses
+        ),
     }
-    status_operation = _get("The model, its version and readiness", "the fields of both TensorFlow Serving and KServe")
+
+    status_operation = _get(
+        "The model, its version and readiness", "the fields of both TensorFlow Serving and KServe"
+    )
+
     paths = {
         f"{path}:predict": {"post": predict_operation},
         path: status_operation,
-        f"{path}/example": _get("A valid request", "the body of a request that can be posted to :predict"),
+        f"{path}/example": _get(
+            "A valid request", "the body of a request that can be posted to :predict"
+        ),
         "/health/live": _get("The server runs", "for liveness probes"),
         "/health/ready": _get(
             "All processes have loaded the model",
@@ -64,12 +90,19 @@ def openapi(
     }
     for open_path in paths.keys() & set(OPEN_PATHS):
         paths[open_path]["get"]["security"] = []
+
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": version},
         "paths": paths,
-        "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}}
-        | ({"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}),
+        "components": (
+            {"schemas": components | {"Predictions": predictions, "Error": _ERROR}}
+            | (
+                {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+                if token
+                else {}
+            )
+        ),
         **({"security": [{"token": []}]} if token else {}),
     }
 
@@ -82,7 +115,9 @@ def _ref(name: str) -> dict[str, Any]:
 
 
 def _json(schema: dict[str, Any], example: Any = None) -> dict[str, Any]:
-    return {"application/json": {"schema": schema} | ({} if example is None else {"example": example})}
+    return {
+        "application/json": {"schema": schema} | ({} if example is None else {"example": example})
+    }
 
 
 def _get(summary: str, description: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits, metrics, drain.
+"""HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits,
+metrics, drain.
 
-The event loop only does I/O: the model is in separate processes (worker.py), so probes are always answered. A request
-enters the queue only after its body has arrived, so slow clients do not delay other clients.
+The event loop only does I/O: the model is in separate processes (worker.py), so probes are always
+answered. A request enters the queue only after its body has arrived, so slow clients do not delay
+other clients.
 """
 
 import asyncio
@@ -20,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -61,7 +71,10 @@ class Model:
     @property
     def headers(self) -> dict[str, str]:
         """Response headers: model version, sha256, data cut-off."""
-        data_until = {DATA_UNTIL: self.info.data_until} if self.info.data_until else {}
+        if self.info.data_until:
+            data_until = {DATA_UNTIL: self.info.data_until}
+        else:
+            data_until = {}
         return {VERSION: self.version, SHA256: self.sha256} | data_until
 
 
@@ -71,14 +84,28 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registered: dict[str, Any] = {"registry": self.registry}
+
         self.requests = Counter(
-            "rekindle_requests", "requests for predictions by HTTP status", ["version", "status"], **registered
+            "rekindle_requests",
+            "requests for predictions by HTTP status",
+            ["version", "status"],
+            **registered,
         )
+
         self.seconds = Histogram(
-            "rekindle_request_seconds", "time to answer a request", ["version"], buckets=SECONDS, **registered
+            "rekindle_request_seconds",
+            "time to answer a request",
+            ["version"],
+            buckets=SECONDS,
+            **registered,
         )
-        self.warned = Counter("rekindle_warned_requests", "answers with a warning", ["version"], **registered)
-        self.replayed = Counter("rekindle_replayed_instances", "instances sent by verify", ["version"], **registered)
+
+        self.warned = Counter(
+            "rekindle_warned_requests", "answers with a warning", ["version"], **registered
+        )
+        self.replayed = Counter(
+            "rekindle_replayed_instances", "instances sent by verify", ["version"], **registered
+        )
         self.scores = Histograms()
         self.registry.register(self.scores)
         ProcessCollector(registry=self.registry)
@@ -87,9 +114,13 @@ class Metrics:
         self.instances = Histogram(
             "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
         )
-        self.waiting = Gauge("rekindle_requests_waiting", "requests queued or in progress", **registered)
+        self.waiting = Gauge(
+            "rekindle_requests_waiting", "requests queued or in progress", **registered
+        )
         self.model = Info("rekindle_model", "the served model", **registered)
-        self.age = Gauge("rekindle_data_age_seconds", "time since the model's data cut-off", **registered)
+        self.age = Gauge(
+            "rekindle_data_age_seconds", "time since the model's data cut-off", **registered
+        )
         self.age.set(math.nan)  # NaN: the age is unknown
 
     def count(self, batch: Batch) -> None:
@@ -119,11 +150,16 @@ class ModelServer:
         self.waiting = 0  # number of requests queued or in progress
         self.bodies = Bodies(inputs)
         self.connections.drop_body = self.bodies.drop_oldest
+
         routes = [
             # this route is before the other routes, since the first match counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
-            Route("/v1/models/{name}:predict", self.wrong_method, methods=["GET", "PUT", "PATCH", "DELETE"]),
+            Route(
+                "/v1/models/{name}:predict",
+                self.wrong_method,
+                methods=["GET", "PUT", "PATCH", "DELETE"],
+            ),
             Route("/v1/models", self.models),
             Route("/v1/models/{name}/example", self.example),
             Route("/v1/models/{name}", self.status),
@@ -134,13 +170,16 @@ class ModelServer:
             Route("/docs", lambda _: RedirectResponse("/")),
             Route("/{path:path}", self.unknown, methods=["GET", "POST"]),
         ]
+
         self.tokens = tokens()
+
         app = Starlette(
             routes=routes,
             lifespan=self.lifespan,
             exception_handlers={Refusal: self.reject},
             middleware=[Middleware(Authentication, self.tokens)] if self.tokens else [],
         )
+
         self.http = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -149,7 +188,8 @@ class ModelServer:
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes idle connections
+                # never reached: Connections.sweep closes idle connections
+                timeout_keep_alive=int(2 * KEEP_ALIVE_S),
                 # a client may begin its last request at the end of the grace period
                 timeout_graceful_shutdown=math.ceil(inputs.grace_seconds + inputs.body_seconds) + 1,
             )
@@ -177,25 +217,53 @@ class ModelServer:
 
     async def load(self) -> Model:
         """Load the release in all processes. Raises StorageError, DataError or RekindleError."""
-        start, folder = time.perf_counter(), self.inputs.workdir / "release"
+        start = time.perf_counter()
+        folder = self.inputs.workdir / "release"
+
         for _ in range(self.inputs.processes):  # they start during the download
             self.processes.append(ModelProcess(self.inputs.max_instances, self.inputs.max_batch))
+
         release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
         loop = asyncio.get_running_loop()
+
         info, *_ = await asyncio.gather(
-            *(loop.run_in_executor(process.threads, process.load, folder) for process in self.processes)
+            *(
+                loop.run_in_executor(process.threads, process.load, folder)
+                for process in self.processes
+            )
         )
-        name, version, sha256 = release.name, release.version, release.model_sha256
+
+        name = release.name
+        version = release.version
+        sha256 = release.model_sha256
+
         self.metrics.scores.version = self.metrics.features.version = version
         for counter in (self.metrics.warned, self.metrics.replayed):
             counter.labels(version)  # the counter shows 0 until it is increased
-        info_labels = {"name": name, "sha256": sha256, "version": version, "deployment": self.inputs.deployment}
+
+        info_labels = {
+            "name": name,
+            "sha256": sha256,
+            "version": version,
+            "deployment": self.inputs.deployment,
+        }
+
         self.metrics.model.info(info_labels)
         self.metrics.show_age(info.data_until)
         gc.freeze()  # see worker.py
         seconds = time.perf_counter() - start
-        sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
-        batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000, self.metrics.count)
+        sys.stderr.write(
+            f"serving {name} version {version} (sha256 {sha256[:12]}), ready after"
+            f" {seconds:.1f} s\n"
+        )
+
+        batches = Batches(
+            self.processes,
+            self.inputs.max_batch,
+            self.inputs.batch_delay_ms / 1000,
+            self.metrics.count,
+        )
+
         return Model(name, version, sha256, info, batches)
 
     def drain(self) -> None:
@@ -210,9 +278,12 @@ class ModelServer:
         asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
 
     def retire(self) -> None:
-        """Accept no new connections; open connections may send requests for another `grace_seconds`."""
+        """Accept no new connections; open connections may send requests for another
+        `grace_seconds`."""
         self.http.should_exit = True
-        asyncio.get_running_loop().call_later(self.inputs.grace_seconds, self.connections.close_idle)
+        asyncio.get_running_loop().call_later(
+            self.inputs.grace_seconds, self.connections.close_idle
+        )
 
     def stop(self) -> None:
         """Accept no new connections; finish the requests in flight."""
@@ -222,8 +293,14 @@ class ModelServer:
 
     def state(self) -> str:
         if self.failure or self.draining or not self.model:
-            return "failed" if self.failure else "draining" if self.draining else "loading"
-        return "overloaded" if self.waiting >= self.max_waiting else "ready"
+            if self.failure:
+                return "failed"
+            if self.draining:
+                return "draining"
+            return "loading"
+        if self.waiting >= self.max_waiting:
+            return "overloaded"
+        return "ready"
 
     def loaded_model(self) -> Model:
         """Return the model. Raises Refusal while the model is loading."""
@@ -234,20 +311,29 @@ class ModelServer:
     def named_model(self, request: Request) -> Model:
         """Return the model if the path has its name. Raises Refusal."""
         model = self.loaded_model()
-        if (name := request.path_params["name"]) != model.name:
-            raise Refusal(404, f'this server does not serve the model "{name[:100]}", but {model.name}.')
+        name = request.path_params["name"]
+        if name != model.name:
+            raise Refusal(
+                404, f'this server does not serve the model "{name[:100]}", but {model.name}.'
+            )
         return model
 
     async def live(self, _: Request) -> Response:
         return answer(200, {"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        state, model = self.state(), self.model
-        identity = {"name": model.name, "version": model.version, "sha256": model.sha256} if model else {}
+        state = self.state()
+        model = self.model
+        if model:
+            identity = {"name": model.name, "version": model.version, "sha256": model.sha256}
+        else:
+            identity = {}
         return answer(200 if state == "ready" else 503, {"status": state} | identity)
 
     async def show_metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
+        return Response(
+            generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4"
+        )
 
     async def page(self, _: Request) -> Response:
         return FileResponse(PAGE)
@@ -257,13 +343,30 @@ class ModelServer:
         return answer(200, {"models": [self.model.name] if self.model else []})
 
     async def status(self, request: Request) -> Response:
-        """Return `name` and `ready` (KServe), `model_version_status` (TensorFlow Serving), `version` and `sha256`."""
-        model, ready = self.named_model(request), self.state() == "ready"
+        """Return `name` and `ready` (KServe), `model_version_status` (TensorFlow Serving),
+        `version` and `sha256`."""
+        model = self.named_model(request)
+        ready = self.state() == "ready"
         status = {"error_code": "OK", "error_message": ""}
-        versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": status}]
-        body = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
-        body |= {"data_until": model.info.data_until}
-        body |= {"max_batch": self.inputs.max_batch, "numerics": model.info.numerics}
+
+        versions = [
+            {
+                "version": model.version,
+                "state": "AVAILABLE" if ready else "UNLOADING",
+                "status": status,
+            }
+        ]
+
+        body = {
+            "name": model.name,
+            "ready": ready,
+            "version": model.version,
+            "sha256": model.sha256,
+            "data_until": model.info.data_until,
+            "max_batch": self.inputs.max_batch,
+            "numerics": model.info.numerics,
+        }
+
         return answer(200, body | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:
@@ -274,15 +377,22 @@ class ModelServer:
     async def openapi(self, _: Request) -> Response:
         model = self.loaded_model()
         info = model.info
-        return answer(200, openapi(model.name, model.version, info.example, info.schemas, bool(self.tokens)))
+        return answer(
+            200, openapi(model.name, model.version, info.example, info.schemas, bool(self.tokens))
+        )
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""
         path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
-        raise Refusal(404, f"{request.url.path[:100]} does not exist: POST {path}:predict, or GET {path}/example.")
+        raise Refusal(
+            404,
+            f"{request.url.path[:100]} does not exist: POST {path}:predict, or GET {path}/example.",
+        )
 
     async def wrong_method(self, request: Request) -> Response:
-        raise Refusal(405, f"{request.url.path[:100]} requires POST, with the instances in the body.")
+        raise Refusal(
+            405, f"{request.url.path[:100]} requires POST, with the instances in the body."
+        )
 
     async def predict(self, request: Request) -> Response:
         start = time.perf_counter()
@@ -298,10 +408,13 @@ class ModelServer:
         return response
 
     async def answer_predict(self, request: Request) -> Response:
-        model, is_replay = self.named_model(request), REPLAY in request.headers
+        model = self.named_model(request)
+        is_replay = REPLAY in request.headers
         body = await self.bodies.read(request)
+
         if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
+
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
@@ -309,18 +422,21 @@ class ModelServer:
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
+
         if is_replay:
             self.metrics.replayed.labels(model.version).inc(result.instances)
         elif result.instances:
             self.metrics.instances.observe(result.instances)
+
         if result.warned:
             self.metrics.warned.labels(model.version).inc()
+
         return Response(result.body, result.status, model.headers, "application/json")
 
     def reject(self, _: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
         headers = {"retry-after": "1"} if refusal.status == 503 else {}
-        headers |= {"connection": "close"} if refusal.close else {}
+        headers.update({"connection": "close"} if refusal.close else {})
         return answer(refusal.status, {"error": str(refusal)}, headers)
 
 
@@ -333,15 +449,19 @@ def serve(inputs: ServerSettings) -> None:
     listeners = [listen(inputs.host, inputs.port)]
     server = ModelServer(inputs, max_connections)
     host, port = listeners[0].getsockname()[:2]
+
     address = ip_address(host)
-    if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` connects to loopback in the pod
+    # `kubectl port-forward` connects to loopback in the pod
+    if not (address.is_loopback or address.is_unspecified):
         listeners.append(listen("127.0.0.1" if address.version == 4 else "::1", port))
+
     sys.stderr.write(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
     try:
         server.http.run(sockets=listeners)
     finally:
         for process in server.processes:
             process.end()
+
     if server.failure:
         raise server.failure
 
@@ -352,13 +472,16 @@ def listen(host: str, port: int) -> socket.socket:
     # without IPPROTO_TCP asyncio does not disable Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
     try:
         listener.bind((host, port))
         listener.listen(2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port} ({error}): stop the other process, or choose another --port or --host."
+            f"cannot listen on {host}:{port} ({error}): stop the other process, or choose another"
+            " --port or --host."
         ) from error
+
     return listener
 
 

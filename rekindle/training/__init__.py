@@ -1,1 +1,2 @@
-"""The training engine: virtual workers, groups whose members change, checkpoints, and the training loop."""
+"""The training engine: virtual workers, groups whose members change, checkpoints, and the training
+loop."""

@@ -1,10 +1,12 @@
-"""The buffers of a model: non-parameter state that its forward pass updates, such as BatchNorm's running statistics.
+"""The buffers of a model: non-parameter state that its forward pass updates, such as BatchNorm's
+running statistics.
 
-Each virtual worker starts from the same old values. The new values are the old values plus the mean of the virtual
-workers' changes. The changes are summed like the gradients, by one fixed tree, so the new values do not depend on the
-number of workers. Integers (BatchNorm counts its batches) must change by the same number in all virtual workers. A
-buffer that is not in the state_dict (`persistent=False`) is a cache: the model may replace it by another tensor, which
-is dropped after each micro-batch.
+Each virtual worker starts from the same old values. The new values are the old values plus the mean
+of the virtual workers' changes. The changes are summed like the gradients, by one fixed tree, so
+the new values do not depend on the number of workers. Integers (BatchNorm counts its batches) must
+change by the same number in all virtual workers. A buffer that is not in the state_dict
+(`persistent=False`) is a cache: the model may replace it by another tensor, which is dropped after
+each micro-batch.
 """
 
 import math
@@ -20,13 +22,15 @@ INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
 def padded_size(numel: int, dtype: torch.dtype) -> int:
-    """Return the number of float32 elements that hold `numel` elements of `dtype`, rounded up to 64 bytes."""
+    """Return the number of float32 elements that hold `numel` elements of `dtype`, rounded up to 64
+    bytes."""
     return math.ceil(numel * dtype.itemsize / 4 / ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
 class Segment:
-    """All buffers of one dtype, packed: the values in the state, and the working copy that forward passes change."""
+    """All buffers of one dtype, packed: the values in the state, and the working copy that forward
+    passes change."""
 
     named_buffers: list[tuple[str, Tensor]]
     values: Tensor
@@ -38,8 +42,10 @@ class Segment:
         return self.values.numel() * (1 if self.values.dtype == torch.float32 else 2)
 
     def change(self) -> Tensor:
-        """Return the summands: float32 changes; for integers the changes and their squares, to see if all are equal."""
-        if self.values.dtype == torch.float32:  # compare the bits, because the difference inf - inf is NaN
+        """Return the summands: float32 changes; for integers the changes and their squares, to see
+        if all are equal."""
+        # compare the bits, because the difference inf - inf is NaN
+        if self.values.dtype == torch.float32:
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)
             return (self.working_copy - self.values).masked_fill_(is_unchanged, 0.0)
         change = (self.working_copy.long() - self.values.long()).float()
@@ -48,14 +54,19 @@ class Segment:
     def apply(self, total: Tensor, virtual_workers: int) -> None:
         """Set the new values from the sum of all changes. Raises ConfigError."""
         if self.values.dtype == torch.float32:
-            is_valid, mean = total.isfinite(), total / virtual_workers
+            is_valid = total.isfinite()
+            mean = total / virtual_workers
             self.values.copy_(torch.where(total == 0, self.values, self.values + mean))
         else:
             change, squares = total.double().chunk(2)
-            is_valid, mean = squares * virtual_workers == change.square(), change / virtual_workers
+            is_valid = squares * virtual_workers == change.square()
+            mean = change / virtual_workers
             self.values.add_(mean.to(self.values.dtype))
+
         if not is_valid.all():
-            raise _unsupported(self.buffer_name(int(is_valid.int().argmin())), "by different or infinite amounts")
+            raise _unsupported(
+                self.buffer_name(int(is_valid.int().argmin())), "by different or infinite amounts"
+            )
 
     def buffer_name(self, element: int) -> str:
         """Return the name of the buffer that contains the given element."""
@@ -75,12 +86,14 @@ class Buffers:
         seen_ids: set[int] = set()
         self._fixed_buffers: list[tuple[str, Tensor, int]] = []
         self._averaged_ids: set[int] = set()
+
         for prefix, module in model.named_modules():
             for key, buffer in module._buffers.items():
                 name = f"{prefix}.{key}".lstrip(".")
                 self._registered_buffers.append((module, key, name, buffer))
                 if buffer is None or id(buffer) in seen_ids:
                     continue
+
                 seen_ids.add(id(buffer))
                 is_averaged = buffer.dtype == torch.float32 or buffer.dtype in INTEGER_DTYPES
                 if is_averaged and key not in module._non_persistent_buffers_set:
@@ -88,61 +101,89 @@ class Buffers:
                     self._averaged_ids.add(id(buffer))
                 else:
                     self._fixed_buffers.append((name, buffer, buffer._version))
+
         self._buffers_by_dtype = sorted(buffers_by_dtype.items(), key=lambda item: str(item[0]))
         self.layout = [
             (name, list(b.shape), str(b.dtype))
             for _, named_buffers in self._buffers_by_dtype
             for name, b in named_buffers
         ]
+
         self._sizes = [
-            sum(buffer.numel() for _, buffer in named_buffers) for _, named_buffers in self._buffers_by_dtype
+            sum(buffer.numel() for _, buffer in named_buffers)
+            for _, named_buffers in self._buffers_by_dtype
         ]
         self._padded_sizes = [
-            padded_size(n, dtype) for n, (dtype, _) in zip(self._sizes, self._buffers_by_dtype, strict=True)
+            padded_size(n, dtype)
+            for n, (dtype, _) in zip(self._sizes, self._buffers_by_dtype, strict=True)
         ]
-        self.floats = sum(self._padded_sizes)  # number of float32 elements of all buffers in the memory of the state
+        # number of float32 elements of all buffers in the memory of the state
+        self.floats = sum(self._padded_sizes)
         self._segments: list[Segment] = []
 
     def attach(self, memory: Tensor) -> None:
-        """Copy the values to `memory` (float32 [floats]), and make the model's buffers views of a working copy."""
+        """Copy the values to `memory` (float32 [floats]), and make the model's buffers views of a
+        working copy."""
         for (dtype, named_buffers), size, chunk in zip(
             self._buffers_by_dtype, self._sizes, memory.split(self._padded_sizes), strict=True
         ):
             values = chunk.view(dtype)[:size]
             torch.cat([buffer.flatten() for _, buffer in named_buffers], out=values)
+
             working_copy = values.clone()
             for (_, buffer), view in zip(
-                named_buffers, working_copy.split([buffer.numel() for _, buffer in named_buffers]), strict=True
+                named_buffers,
+                working_copy.split([buffer.numel() for _, buffer in named_buffers]),
+                strict=True,
             ):
                 buffer.data = view.view(buffer.shape)
+
             self._segments.append(Segment(named_buffers, values, working_copy))
-        self._zeros = [segment.values.new_zeros(segment.width, dtype=torch.float32) for segment in self._segments]
-        self.widths = [segment.width for segment in self._segments]  # number of summands of each segment
+
+        self._zeros = [
+            segment.values.new_zeros(segment.width, dtype=torch.float32)
+            for segment in self._segments
+        ]
+        # number of summands of each segment
+        self.widths = [segment.width for segment in self._segments]
 
     def load(self, memory: Tensor | None = None) -> None:
-        """Copy the values of the state, or of another `memory`, to the model. To be called before each forward pass."""
+        """Copy the values of the state, or of another `memory`, to the model. To be called before
+        each forward pass."""
         if memory is None:
             for segment in self._segments:
                 segment.working_copy.copy_(segment.values)
         else:
-            for segment, chunk in zip(self._segments, memory.split(self._padded_sizes), strict=True):
-                segment.working_copy.copy_(chunk.view(segment.working_copy.dtype)[: len(segment.working_copy)])
+            for segment, chunk in zip(
+                self._segments, memory.split(self._padded_sizes), strict=True
+            ):
+                segment.working_copy.copy_(
+                    chunk.view(segment.working_copy.dtype)[: len(segment.working_copy)]
+                )
 
     def changes(self) -> list[Tensor]:
-        """Return the changes since `load`, to be summed over all virtual workers. Raises ConfigError."""
+        """Return the changes since `load`, to be summed over all virtual workers. Raises
+        ConfigError."""
         for module, key, name, buffer in self._registered_buffers:
-            if (assigned := module._buffers[key]) is not buffer:
+            assigned = module._buffers[key]
+            if assigned is not buffer:
                 self._copy_assigned_tensor(name, buffer, assigned)
                 module._buffers[key] = buffer
+
         for name, buffer, version in self._fixed_buffers:
             if buffer._version != version:
-                raise _unsupported(name, f"in place, but its type is {buffer.dtype} or it is not in the state_dict")
+                raise _unsupported(
+                    name, f"in place, but its type is {buffer.dtype} or it is not in the state_dict"
+                )
+
         return [
             zeros if segment.working_copy.is_cpu and _is_unchanged(segment) else segment.change()
             for segment, zeros in zip(self._segments, self._zeros, strict=True)
         ]
 
-    def _copy_assigned_tensor(self, name: str, buffer: Tensor | None, assigned: Tensor | None) -> None:
+    def _copy_assigned_tensor(
+        self, name: str, buffer: Tensor | None, assigned: Tensor | None
+    ) -> None:
         """Copy a tensor that the forward pass assigned to a buffer's name into the buffer."""
         if id(buffer) in self._averaged_ids:
             assert buffer is not None
@@ -163,7 +204,8 @@ def _is_unchanged(segment: Segment) -> bool:
 
 def _unsupported(name: str, description: str) -> ConfigError:
     return ConfigError(
-        f'the model changes its buffer "{name}" in its forward pass {description}: the change cannot be averaged over '
-        "the virtual workers, so the result would depend on the number of workers. Keep the buffer constant, register "
-        "it with persistent=False and assign a new tensor in each forward pass, or use another layer."
+        f'the model changes its buffer "{name}" in its forward pass {description}: the change'
+        " cannot be averaged over the virtual workers, so the result would depend on the number of"
+        " workers. Keep the buffer constant, register it with persistent=False and assign a new"
+        " tensor in each forward pass, or use another layer."
     )

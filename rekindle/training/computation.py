@@ -1,6 +1,8 @@
-"""The computation of a training: samples, model, gradients of each virtual worker, and updates of the state.
+"""The computation of a training: samples, model, gradients of each virtual worker, and updates of
+the state.
 
-It depends on the spec and the dataset only. loop.py adds the group, the checkpoints and the object store.
+It depends on the spec and the dataset only. loop.py adds the group, the checkpoints and the object
+store.
 """
 
 import math
@@ -23,20 +25,30 @@ from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, training_function
 
 SPARSE_GRADIENTS = (
-    "has sparse gradients, which are not supported: use dense gradients, such as Embedding(sparse=False)."
+    "has sparse gradients, which are not supported: use dense gradients, such as"
+    " Embedding(sparse=False)."
 )
 
 
-def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Subset, Subset | None]:
-    """Return the training samples and the held-out samples of the dataset at `path`. Raises ConfigError, DataError."""
+def open_samples(
+    spec: TrainingSpec, workload: Workload, path: Path
+) -> tuple[Subset, Subset | None]:
+    """Return the training samples and the held-out samples of the dataset at `path`. Raises
+    ConfigError, DataError."""
     data = workload.dataset(path, "train")
-    if missing_names := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
-        raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing_names)}.")
+
+    missing_names = [name for name in ("__len__", "batch") if not hasattr(data, name)]
+    if missing_names:
+        raise ConfigError(
+            f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing_names)}."
+        )
+
     if not len(data):
         raise DataError(
-            "the training split of the dataset is empty: `prepare` selected no row for it. Use more data, or check the "
-            "time window and the size of the test split."
+            "the training split of the dataset is empty: `prepare` selected no row for it. Use more"
+            " data, or check the time window and the size of the test split."
         )
+
     return split(spec, workload, data, path)
 
 
@@ -51,13 +63,20 @@ def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -
     torch.manual_seed(mix(spec.seed, 0, 0))
     model = families.build(workload, spec.family, section, facts)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model(section, facts) returned {model!r}: it must return a torch.nn.Module.")
+        raise ConfigError(
+            f"model(section, facts) returned {model!r}: it must return a torch.nn.Module."
+        )
     return model
 
 
-def make_state(spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device) -> State:
-    """Return the training state of a model, with the workload's optimizer if that is defined. Raises ConfigError."""
-    return State(model, spec, device, training_function(workload, "optimizer", model_section(spec, workload)))
+def make_state(
+    spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device
+) -> State:
+    """Return the training state of a model, with the workload's optimizer if that is defined.
+    Raises ConfigError."""
+    return State(
+        model, spec, device, training_function(workload, "optimizer", model_section(spec, workload))
+    )
 
 
 class Computation:
@@ -72,20 +91,32 @@ class Computation:
         held_out: Subset | None,
         aborted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.spec, self.workload, self.state, self.samples, self.device = spec, workload, state, samples, state.device
-        # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine lacks
+        self.spec = spec
+        self.workload = workload
+        self.state = state
+        self.samples = samples
+        self.device = state.device
+
+        # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine
+        # lacks
         self.generators = [torch.default_generator]
         if self.device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[self.device.index])
+
         self.sampler = Sampler(len(samples), spec.batch_size, spec.virtual_workers, spec.seed)
         self.total = spec.total_steps(len(samples))
         section = model_section(spec, workload)
-        self.schedule: Callable[[int, int], float] | None = training_function(workload, "schedule", section)
+        self.schedule: Callable[[int, int], float] | None = training_function(
+            workload, "schedule", section
+        )
         self.precision = autocast(spec, self.device)
-        self.validation = Validation(spec, workload, state, held_out, len(samples), self.fetch, aborted)
+        self.validation = Validation(
+            spec, workload, state, held_out, len(samples), self.fetch, aborted
+        )
 
     def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of one micro-batch, and its summands: gradients, changes of buffers, validation sums.
+        """Return the loss of one micro-batch, and its summands: gradients, changes of buffers,
+        validation sums.
 
         Loss and summands depend only on the state, the seed, the step and the virtual worker.
         """
@@ -93,18 +124,37 @@ class Computation:
         batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
         state = self.state
         state.buffers.load()
+
         with self.precision:
             loss = self.workload.loss(state.model, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad or loss.is_complex():
-            kind = "a complex tensor" if isinstance(loss, Tensor) and loss.is_complex() else "a tensor"
-            result = f"{kind} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else in_one_line(loss)
+
+        if (
+            not isinstance(loss, Tensor)
+            or loss.numel() != 1
+            or not loss.requires_grad
+            or loss.is_complex()
+        ):
+            if isinstance(loss, Tensor) and loss.is_complex():
+                kind = "a complex tensor"
+            else:
+                kind = "a tensor"
+
+            if isinstance(loss, Tensor):
+                result = f"{kind} of shape {tuple(loss.shape)}"
+            else:
+                result = in_one_line(loss)
+
             raise ConfigError(
-                f"loss(model, batch) returned {result}: it must return a tensor with one element that depends on "
-                "the model's weights, such as the mean over the batch."
+                f"loss(model, batch) returned {result}: it must return a tensor with one element"
+                " that depends on the model's weights, such as the mean over the batch."
             )
-        gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
+
+        gradients = torch.autograd.grad(
+            loss, state.parameters, allow_unused=True, materialize_grads=True
+        )
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS}")
+
         changes = state.buffers.changes()
         return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
 
@@ -122,22 +172,25 @@ class Computation:
             generator.manual_seed(seed)
 
     def update(self, step: int, total: Tensor) -> tuple[float, float]:
-        """Make one update from the sum over the virtual workers; return the gradient's norm and the learning rate."""
+        """Make one update from the sum over the virtual workers; return the gradient's norm and the
+        learning rate."""
         rate = partial(self.rate, step)
-        if hasattr(self.workload, "optimizer"):  # an optimizer of the workload may draw random numbers
+        # an optimizer of the workload may draw random numbers
+        if hasattr(self.workload, "optimizer"):
             self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
         norm = self.state.update(total, self.spec.virtual_workers, rate)
         return norm, rate(self.spec.learning_rate)
 
     def rate(self, step: int, highest: float) -> float:
-        """Return the learning rate of update `step`, by the workload's schedule if that is defined."""
+        """Return the learning rate of update `step`, by the workload's schedule if that is
+        defined."""
         if not self.schedule:
             return self.spec.rate(step, self.total, highest)
 
         share = to_number(self.schedule(step, self.total))
         if share is None or not math.isfinite(share):
             raise ConfigError(
-                f"schedule(step, total) returned {share} for step {step}: it must return a finite number, the share of "
-                "the highest learning rate."
+                f"schedule(step, total) returned {share} for step {step}: it must return a finite"
+                " number, the share of the highest learning rate."
             )
         return highest * share

@@ -28,11 +28,13 @@ from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import load_weights, weights_sha256
 from rekindle.workload import dataset_facts, load
 
-PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # time limit of the other ranks for the checkpoint of a pause, which rank 0 completes
+# time limit of the other ranks for the checkpoint of a pause, which rank 0 completes
+PAUSE_CHECKPOINT_TIMEOUT_S = 30.0
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
-    """Train until the run is complete. Raises ConfigError, DataError; SystemExit(143) if `leaving` is set."""
+    """Train until the run is complete. Raises ConfigError, DataError; SystemExit(143) if `leaving`
+    is set."""
     if not retry_until(lambda: completed_model(spec), leaving, "to check if the run is complete"):
         _train_as_member(spec, leaving)
     # remove snapshots of workers that were killed during shutdown
@@ -46,10 +48,18 @@ def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
         membership = elastic.discover(spec, fingerprint(spec, device), device)
         Training(spec, device, membership, leaving).run()
     except Exception as error:
-        text = str(error) if isinstance(error, RekindleError) else project.describe(error)
+        if isinstance(error, RekindleError):
+            text = str(error)
+        else:
+            text = project.describe(error)
+
         exit_code = getattr(error, "exit_code", 1)
         temporary = isinstance(error, (StorageError, TrackingError))
-        report = membership.report_error if membership else elastic.report_early_error
+        if membership:
+            report = membership.report_error
+        else:
+            report = elastic.report_early_error
+
         report(text, exit_code, temporary=temporary)
         raise
 
@@ -58,7 +68,11 @@ class Training:
     """One worker process of a run."""
 
     def __init__(
-        self, spec: TrainingSpec, device: torch.device, membership: Membership, leaving: threading.Event
+        self,
+        spec: TrainingSpec,
+        device: torch.device,
+        membership: Membership,
+        leaving: threading.Event,
     ) -> None:
         self.spec = spec
         self.store = Store.from_env()
@@ -68,18 +82,29 @@ class Training:
         # the computation
         workload = load(spec.workload)
         check_training(spec, workload)
-        path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
+        path = retry_until(
+            lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset"
+        )
         samples, held_out = open_samples(spec, workload, path)
         model = build_model(spec, workload, dataset_facts(path))
+
         if spec.start:
-            retry_until(lambda: load_weights(model, self.store, spec.start), leaving, "for the initial weights")
+            retry_until(
+                lambda: load_weights(model, self.store, spec.start),
+                leaving,
+                "for the initial weights",
+            )
+
         self.state = make_state(spec, workload, model, device)
-        self.computation = Computation(spec, workload, self.state, samples, held_out, membership.aborted)
+        self.computation = Computation(
+            spec, workload, self.state, samples, held_out, membership.aborted
+        )
         self.total = spec.total_steps(len(samples))
         self.pause = spec.pause(len(samples))
 
         # what makes it survive
         loader = LoaderState(samples.data)
+
         self.checkpoints = Checkpoints(
             self.store.short_retries(),
             spec.checkpoints,
@@ -90,6 +115,7 @@ class Training:
             membership.note,
             leaving,
         )
+
         self.group = TrainingGroup(membership, self.state, loader, self.checkpoints, leaving)
 
         # what it records
@@ -100,8 +126,11 @@ class Training:
             "virtual_workers": spec.virtual_workers,
             "samples": len(samples),
         }
+
         samples_per_step = spec.batch_size * spec.virtual_workers
-        self.metrics = Metrics(spec.run_id, self.total, samples_per_step, spec.part, membership.note, plan)
+        self.metrics = Metrics(
+            spec.run_id, self.total, samples_per_step, spec.part, membership.note, plan
+        )
         self.curve = Curve(self.total)
 
     def run(self) -> None:
@@ -112,12 +141,14 @@ class Training:
             try:
                 if self.pause and not self.group.stopped:
                     self.save()
+
                 is_complete = not self.group.stopped and self.group.finish(self.export)
             except SystemExit:  # SIGTERM while the object store was unavailable
                 self.group.abandon()
 
         if self.group.stopped and not self.membership.is_complete:
             self.leave()
+
         self.checkpoints.close(remove=True)
         self.metrics.close()
 
@@ -140,7 +171,9 @@ class Training:
 
     def steps(self) -> None:
         """Run the training steps. `group` handles all failures."""
-        group, state, computation = self.group, self.state, self.computation
+        group = self.group
+        state = self.state
+        computation = self.computation
         validation = computation.validation
 
         while group.start_step(self.total):
@@ -148,6 +181,7 @@ class Training:
             for virtual_worker in group.virtual_workers:
                 if group.is_broken:
                     break
+
                 group.add(virtual_worker, *computation.compute(step, virtual_worker))
 
             # the same bits for any number of workers: one fixed tree over all virtual workers
@@ -159,7 +193,10 @@ class Training:
             if result and group.rank == 0:
                 self.metrics.validated(step, result)
                 if self.spec.until:
-                    self.put("validation.json", to_json(replace_nan({"step": step, **result})).encode())
+                    self.put(
+                        "validation.json", to_json(replace_nan({"step": step, **result})).encode()
+                    )
+
             if result and self.paused:
                 return group.undo()
 
@@ -169,18 +206,23 @@ class Training:
                 self.curve.record(state.step, group.loss)
                 if group.rank == 0:
                     self.metrics.record(state.step, group.loss, norm, rate)
+
             signals.newest_step[0] = state.step
             self.checkpoints.keep(group.last_place, durable=group.saving)
 
     def export(self) -> str:
-        """Write the weights and the curve, then `model.json`, which marks the run as complete; return the sha256."""
+        """Write the weights and the curve, then `model.json`, which marks the run as complete;
+        return the sha256."""
         spec = self.spec
         tensors = self.state.trained()
         sha256 = weights_sha256(tensors)
+
         if not self.paused:
             self.put("model.safetensors", save(tensors))
             self.put(CURVE, self.curve.dump())
-        self.metrics.close()  # closed before model.json exists: afterwards the processes may be killed at any moment
+
+        # closed before model.json exists: afterwards the processes may be killed at any moment
+        self.metrics.close()
 
         description = {
             **spec.identity(),
@@ -191,16 +233,27 @@ class Training:
         }
         if self.paused:
             description["paused"] = True
+
         if self.state.best:
             best_step, best_loss = self.state.best
-            description["best"] = {"step": best_step, "validation_loss": best_loss, "released": spec.keep_best}
+            description["best"] = {
+                "step": best_step,
+                "validation_loss": best_loss,
+                "released": spec.keep_best,
+            }
             if not self.paused:
-                released = "released" if spec.keep_best else "the last weights are released"
+                if spec.keep_best:
+                    released = "released"
+                else:
+                    released = "the last weights are released"
+
                 say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
+
         self.put("model.json", describe_model(description))
 
         action = "paused after" if self.paused else "trained"
         say(f"{action} {self.state.updates} steps: model {sha256}")
+
         return sha256
 
     def put(self, name: str, data: bytes) -> None:
@@ -209,17 +262,22 @@ class Training:
         retry_until(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:
-        """Leave before the last step. Write the state to the object store if no surviving member has it.
+        """Leave before the last step. Write the state to the object store if no surviving member
+        has it.
 
-        Other members do not wait until the state is written. But if all members have agreed that we leave, report the
-        departure only after the write: a worker that replaces us must find the state in the object store.
+        Other members do not wait until the state is written. But if all members have agreed that we
+        leave, report the departure only after the write: a worker that replaces us must find the
+        state in the object store.
         """
         if self.group.others_may_wait:
             self.membership.leave()
 
         is_safe = True
         if self.group.last_copy and self.state.step > 0:
-            is_safe = self.checkpoints.flush(self.group.last_place, lambda: signals.seconds_left() - 1)
+            is_safe = self.checkpoints.flush(
+                self.group.last_place, lambda: signals.seconds_left() - 1
+            )
+
         if not self.group.others_may_wait:
             self.membership.leave()
 

@@ -10,22 +10,26 @@ from typing import Any
 from argolocal.common.json_text import replace_nan, to_json
 from rekindle.errors import TrackingError, say
 
-MAX_POINTS = 500  # maximum number of points of a curve; each point is the mean over the same number of steps
+# maximum number of points of a curve; each point is the mean over the same number of steps
+MAX_POINTS = 500
 UPLOAD_INTERVAL_S = 5.0  # time between requests to MLflow
 CLOSE_TIMEOUT_S = 10.0  # time limit for sending the last points to MLflow
 PROGRESS = re.compile(
-    r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
+    r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?:"
+    r" validation_loss=(\S+))?"
 )
 
 
 class Curve:
-    """The exact losses of a training's steps, at equal distances. Every worker has an instance, and sees all losses.
+    """The exact losses of a training's steps, at equal distances. Every worker has an instance, and
+    sees all losses.
 
     A worker that joins later, or continues from a checkpoint, has only the losses since then.
     """
 
     def __init__(self, total_steps: int) -> None:
-        self.interval, self.total_steps = max(1, total_steps // MAX_POINTS), total_steps
+        self.interval = max(1, total_steps // MAX_POINTS)
+        self.total_steps = total_steps
         self.losses: dict[int, float] = {}
 
     def record(self, step: int, loss: float) -> None:
@@ -34,12 +38,14 @@ class Curve:
             self.losses[step] = loss
 
     def dump(self) -> bytes:
-        """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]; null if not finite."""
+        """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]; null if
+        not finite."""
         return to_json(replace_nan(sorted(self.losses.items()))).encode()
 
 
 class Metrics:
-    """Metrics of the group's rank 0. Every worker has an instance, since every worker may become rank 0.
+    """Metrics of the group's rank 0. Every worker has an instance, since every worker may become
+    rank 0.
 
     `note` records the event `run` with `plan` once, and the event `loss` with each log line.
     """
@@ -53,8 +59,11 @@ class Metrics:
         note: Callable[..., None] = lambda event, **fields: None,
         plan: Mapping[str, Any] | None = None,
     ) -> None:
-        self.run_id, self.total, self.samples_per_step = run_id, total, samples_per_step
-        self.note, self.plan = note, plan or {}
+        self.run_id = run_id
+        self.total = total
+        self.samples_per_step = samples_per_step
+        self.note = note
+        self.plan = plan or {}
         self.prefix = f"{prefix}/" if prefix else ""
         self.steps_per_point = max(1, total // MAX_POINTS)
         self._sums = [0.0, 0.0, 0]  # sums of loss and norm, and number of steps
@@ -73,19 +82,30 @@ class Metrics:
         self._sums[1] += norm
         self._sums[2] += 1
         now = time.monotonic()
+
         if step % self.steps_per_point == 0 or step == self.total:
             loss, norm, count = self._sums
             speed = count * self.samples_per_step / max(1e-9, now - self._point_start)
-            values = {"loss": loss / count, "gradient_norm": norm / count, "learning_rate": rate}
-            values["samples_per_s"] = speed
-            self._sums, self._point_start = [0.0, 0.0, 0], now
+
+            values = {
+                "loss": loss / count,
+                "gradient_norm": norm / count,
+                "learning_rate": rate,
+                "samples_per_s": speed,
+            }
+
+            self._sums = [0.0, 0.0, 0]
+            self._point_start = now
             self._plot("train", values, step)
+
         if self._line_step < 0:  # the first step of a process is a warm-up and is not measured
-            self._line_time, self._line_step = now, step
+            self._line_time = now
+            self._line_step = step
             self.note("run", **self.plan)
         elif now - self._line_time >= 1 or step == self.total:
             self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_time))
-            self._line_time, self._line_step = now, step
+            self._line_time = now
+            self._line_step = step
 
     def validated(self, step: int, values: dict[str, float]) -> None:
         """Record the means over the held-out samples after update `step`."""
@@ -97,7 +117,9 @@ class Metrics:
     def _plot(self, curves: str, values: dict[str, float], step: int) -> None:
         if self.run_id:
             with self._lock:
-                self._points += [(f"{self.prefix}{curves}/{name}", value, step) for name, value in values.items()]
+                self._points += [
+                    (f"{self.prefix}{curves}/{name}", value, step) for name, value in values.items()
+                ]
             if not self._thread.ident:
                 self._thread.start()
 
@@ -117,9 +139,13 @@ class Metrics:
         if math.isfinite(loss):
             self.note("loss", loss=loss)
         line = (
-            f"progress step={step}/{self.total} loss={loss:.5f} samples_per_s={steps_per_s * self.samples_per_step:.0f}"
+            f"progress step={step}/{self.total} loss={loss:.5f}"
+            f" samples_per_s={steps_per_s * self.samples_per_step:.0f}"
         )
-        validation_text = "" if self._validation_loss is None else f" validation_loss={self._validation_loss:.5f}"
+        if self._validation_loss is None:
+            validation_text = ""
+        else:
+            validation_text = f" validation_loss={self._validation_loss:.5f}"
         say(f"{line} eta_s={eta:.0f}{validation_text}")
 
     def _run(self) -> None:
@@ -130,9 +156,11 @@ class Metrics:
             is_closing = self._closing.wait(UPLOAD_INTERVAL_S)
             with self._lock:
                 points = list(self._points)
+
             try:
                 if points:
                     tracking.log_metrics(self.run_id, points)
+
                 with self._lock:
                     del self._points[: len(points)]
             except TrackingError as error:

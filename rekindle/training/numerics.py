@@ -11,28 +11,39 @@ import torch
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainingSpec
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
+# parameters of mallopt(3)
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 
 
 def pick_device(spec: TrainingSpec) -> torch.device:
-    """Make torch deterministic and return the device to use. Raises ConfigError if the device does not exist."""
+    """Make torch deterministic and return the device to use. Raises ConfigError if the device does
+    not exist."""
     _keep_freed_memory()
     torch.set_num_threads(spec.threads)
     # has the effect of torch.use_deterministic_algorithms, which would import the compiler (1.8 s)
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = False  # filling costs time, and this code never reads uninitialized memory
+    # filling costs time, and this code never reads uninitialized memory
+    settings.fill_uninitialized_memory = False
+
     has_cuda = torch.cuda.is_available() if spec.device != "cpu" else False
     if spec.device == "cuda" and not has_cuda:
-        raise ConfigError('train.device is "cuda", but the machine lacks a usable GPU. Use "auto" or another machine.')
+        raise ConfigError(
+            'train.device is "cuda", but the machine lacks a usable GPU. Use "auto" or another'
+            " machine."
+        )
+
     if not has_cuda:
         return torch.device("cpu")
+
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _keep_freed_memory() -> None:
-    """Make malloc keep freed memory: otherwise each step may release and fault in the same pages."""
+    """Make malloc keep freed memory: otherwise each step may release and fault in the same
+    pages."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
@@ -41,7 +52,9 @@ def _keep_freed_memory() -> None:
 
 def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager that sets the precision of models to `train.precision`."""
-    return torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext()
+    if spec.precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
 
 
 def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
@@ -54,7 +67,12 @@ def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
         "config": spec.identity_hash(),
         "data": spec.digest,
     }
-    if spec.precision == "bf16" and device.type == "cpu":  # oneDNN chooses its kernels by the CPU's vector units
-        units = {"avx512_bf16": torch.cpu._is_avx512_bf16_supported(), "amx": torch.cpu._is_amx_tile_supported()}
+    # oneDNN chooses its kernels by the CPU's vector units
+    if spec.precision == "bf16" and device.type == "cpu":
+        units = {
+            "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+            "amx": torch.cpu._is_amx_tile_supported(),
+        }
         facts["bfloat16"] = " ".join(name for name, exists in units.items() if exists) or "emulated"
+
     return facts

@@ -1,7 +1,7 @@
 """Optimizers: fused AdamW, or an optimizer created by the workload.
 
-Both optimizers keep their state in the flat memory of the training state, so the state is part of every snapshot and
-checkpoint, and joining workers receive it.
+Both optimizers keep their state in the flat memory of the training state, so the state is part of
+every snapshot and checkpoint, and joining workers receive it.
 """
 
 from collections.abc import Callable
@@ -24,26 +24,32 @@ NamedParameters = list[tuple[str, nn.Parameter]]
 class FusedAdamW:
     """torch's fused kernel, called directly on the flat weights.
 
-    The kernel is 4 times faster than separate operations, and saves each worker the import of `torch.optim` (one
-    second). `decay_size`: number of elements that decay (the matrices, which are first).
+    The kernel is 4 times faster than separate operations, and saves each worker the import of
+    `torch.optim` (one second). `decay_size`: number of elements that decay (the matrices, which are
+    first).
     """
 
     def __init__(self, config: TrainConfig, size: int, decay_size: int) -> None:
-        self.config, self.floats = config, 2 * size
+        self.config = config
+        self.floats = 2 * size
         self.layout: list[Any] = []
         self._slices = ((slice(0, decay_size), config.weight_decay), (slice(decay_size, size), 0.0))
 
     def attach(self, weights: Tensor, memory: Tensor) -> None:
         """Store the two moments in `memory`, float32 [floats]."""
         flats = (weights, *memory.split(weights.numel()))
-        self._groups = [(span, decay, *([flat[span]] for flat in flats)) for span, decay in self._slices]
+        self._groups = [
+            (span, decay, *([flat[span]] for flat in flats)) for span, decay in self._slices
+        ]
         self._count, self._divisor = weights.new_zeros(()), weights.new_zeros(())
 
     def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
         """Make update number `step` (from 0) with `gradient` / `divisor`."""
-        config, lr = self.config, rate(self.config.learning_rate)
+        config = self.config
+        lr = rate(self.config.learning_rate)
         self._count.fill_(step + 1)
         self._divisor.fill_(divisor)
+
         for span, decay, weights, mean, square in self._groups:
             kernels._fused_adamw_(
                 weights,
@@ -78,23 +84,39 @@ class SparseWatch(TorchDispatchMode):
 class TorchOptimizer:
     """An optimizer of torch.optim, or a similar optimizer, whose state consists of tensors.
 
-    Optimizers create their state in their first step. To find these tensors, the constructor makes a step with zero
-    gradients and undoes it; the real first step then starts with the state of a new optimizer.
+    Optimizers create their state in their first step. To find these tensors, the constructor makes
+    a step with zero gradients and undoes it; the real first step then starts with the state of a
+    new optimizer.
     """
 
     def __init__(self, optimizer: Any, named_parameters: NamedParameters) -> None:
-        self.optimizer, self._named_parameters = optimizer, named_parameters
+        self.optimizer = optimizer
+        self._named_parameters = named_parameters
         self._check_parameters()
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
+
         self._initial_state = {
-            p: _tensors(name, optimizer.state[p], torch.clone) for name, p in named_parameters if p in optimizer.state
+            p: _tensors(name, optimizer.state[p], torch.clone)
+            for name, p in named_parameters
+            if p in optimizer.state
         }
+
         created_state = self._create_state()
-        states = [(f"{name}.{key}", value) for name, state in created_state.items() for key, value in state.items()]
-        self.layout = [(name, list(value.shape), str(value.dtype)) for name, value in states]
-        tensors = [
-            (p, key, value) for name, p in named_parameters for key, value in sorted(created_state[name].items())
+
+        states = [
+            (f"{name}.{key}", value)
+            for name, state in created_state.items()
+            for key, value in state.items()
         ]
+
+        self.layout = [(name, list(value.shape), str(value.dtype)) for name, value in states]
+
+        tensors = [
+            (p, key, value)
+            for name, p in named_parameters
+            for key, value in sorted(created_state[name].items())
+        ]
+
         device_entries = [entry for entry in tensors if entry[2].device == entry[0].device]
         # if the parameters are on a GPU: step counters, which stay on the CPU
         host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]
@@ -112,16 +134,21 @@ class TorchOptimizer:
         chunks = [*device_memory.split(self._sizes[0]), *self._host_copy.split(self._sizes[1])]
         self._views: list[tuple[nn.Parameter, str, Tensor]] = []
         self.optimizer.state.clear()
+
         for (parameter, key, template), chunk in zip(self._templates, chunks, strict=True):
             view = chunk.view(template.dtype)[: template.numel()].view(template.shape)
             self._views.append((parameter, key, view))
             self.optimizer.state[parameter][key] = view
+
         del self._templates
         self._gradient = torch.zeros_like(weights)
         self._gradient_views: list[Tensor] = []
+
         for _, parameter in self._named_parameters:
             start = parameter.storage_offset() - weights.storage_offset()
-            self._gradient_views.append(self._gradient[start : start + parameter.numel()].view(parameter.shape))
+            self._gradient_views.append(
+                self._gradient[start : start + parameter.numel()].view(parameter.shape)
+            )
 
     def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
         """Make update number `step` (from 0) with `gradient` / `divisor`. Raises ConfigError."""
@@ -129,14 +156,19 @@ class TorchOptimizer:
         # an optimizer may drop or replace the gradients in its step
         for (_, parameter), view in zip(self._named_parameters, self._gradient_views, strict=True):
             parameter.grad = view
+
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = rate(peak)
+
         if step == 0:
             self.optimizer.state.clear()
             for parameter, tensors in self._initial_state.items():
-                self.optimizer.state[parameter] = {key: value.clone() for key, value in tensors.items()}
+                self.optimizer.state[parameter] = {
+                    key: value.clone() for key, value in tensors.items()
+                }
         elif len(self._host_copy):
             self._host_copy.copy_(self._host_state)
+
         self.optimizer.step()
         self._copy_state_back()
 
@@ -144,67 +176,95 @@ class TorchOptimizer:
         """Copy the state tensors that the step created or replaced to the attached memory."""
         for parameter, key, view in self._views:
             state = self.optimizer.state[parameter]
-            if (value := state.get(key)) is not view:
-                if not isinstance(value, Tensor) or (value.shape, value.dtype) != (view.shape, view.dtype):
+            value = state.get(key)
+            if value is not view:
+                if not isinstance(value, Tensor) or (value.shape, value.dtype) != (
+                    view.shape,
+                    view.dtype,
+                ):
                     raise ConfigError(
-                        f"the optimizer changed the shape or type of its state {key}, which must stay the same."
+                        f"the optimizer changed the shape or type of its state {key}, which must"
+                        " stay the same."
                     )
+
                 view.copy_(value)
                 state[key] = view
+
         if len(self._host_copy):
             self._host_state.copy_(self._host_copy)
 
     def _check_parameters(self) -> None:
         groups = self.optimizer.param_groups
         optimized_ids = {id(p) for group in groups for p in group["params"]}
-        if missing_names := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
+
+        missing_names = [name for name, p in self._named_parameters if id(p) not in optimized_ids]
+        if missing_names:
             raise ConfigError(
-                f'the workload\'s optimizer lacks the parameter "{missing_names[0]}": pass it all parameters of the '
-                "model, or freeze the other parameters with requires_grad_(False)."
+                f'the workload\'s optimizer lacks the parameter "{missing_names[0]}": pass it all'
+                " parameters of the model, or freeze the other parameters with"
+                " requires_grad_(False)."
             )
+
         if any(not isinstance(group.get("lr"), float | int) for group in groups):
             raise ConfigError(
-                "each parameter group of the workload's optimizer must have a number as its learning rate `lr`."
+                "each parameter group of the workload's optimizer must have a number as its"
+                " learning rate `lr`."
             )
 
     def _create_state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the state tensors by parameter and key, after a step with zero gradients. Raises ConfigError."""
-        optimizer, kind = self.optimizer, type(self.optimizer).__name__
+        """Return the state tensors by parameter and key, after a step with zero gradients. Raises
+        ConfigError."""
+        optimizer = self.optimizer
+        kind = type(self.optimizer).__name__
         initial_weights = [p.detach().clone() for _, p in self._named_parameters]
         earlier_settings = deepcopy(_settings(optimizer))
+
         for _, parameter in self._named_parameters:
             parameter.grad = torch.zeros_like(parameter)
+
         watch = SparseWatch()
         try:
             with watch:
                 optimizer.step()
         except (TypeError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
             raise ConfigError(
-                f"the workload's optimizer {kind} cannot make a step ({error}): optimizers that need a "
-                "closure or sparse gradients are not supported."
+                f"the workload's optimizer {kind} cannot make a step ({error}): optimizers that"
+                " need a closure or sparse gradients are not supported."
             ) from error
+
         if watch.has_sparse_tensors:
             # torch adds sparse tensors to the wrong elements of parameters that are views
             raise ConfigError(
-                f"the workload's optimizer {kind} makes sparse gradients, which are not supported: use the dense "
-                "gradients that it gets."
+                f"the workload's optimizer {kind} makes sparse gradients, which are not supported:"
+                " use the dense gradients that it gets."
             )
+
         if _settings(optimizer) != earlier_settings:
             raise ConfigError(
-                f"the workload's optimizer {kind} keeps state in its param_groups, which would be lost with a worker: "
-                "its state must be tensors in `optimizer.state`."
+                f"the workload's optimizer {kind} keeps state in its param_groups, which would be"
+                " lost with a worker: its state must be tensors in `optimizer.state`."
             )
+
         for (_, parameter), weights in zip(self._named_parameters, initial_weights, strict=True):
             parameter.grad = None
             parameter.data.copy_(weights)
-        return {name: _tensors(name, optimizer.state[p], torch.Tensor.detach) for name, p in self._named_parameters}
+
+        return {
+            name: _tensors(name, optimizer.state[p], torch.Tensor.detach)
+            for name, p in self._named_parameters
+        }
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
-def _tensors(name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def _tensors(
+    name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """Apply `convert` to the tensors of one parameter's state.
 
     Raises ConfigError if the state contains a value of another kind.
@@ -212,7 +272,7 @@ def _tensors(name: str, state: dict[str, Any], convert: Callable[[Tensor], Tenso
     for key, value in state.items():
         if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided):
             raise ConfigError(
-                f'the optimizer\'s state "{key}" of "{name}" is {type(value).__name__}: it must be a dense tensor, '
-                "since every snapshot includes it."
+                f'the optimizer\'s state "{key}" of "{name}" is {type(value).__name__}: it must be'
+                " a dense tensor, since every snapshot includes it."
             )
     return {key: convert(value) for key, value in state.items() if value is not None}

@@ -1,8 +1,9 @@
-"""Selects the samples of each virtual worker: a pure function of (seed, step, virtual worker), without other state.
+"""Selects the samples of each virtual worker: a pure function of (seed, step, virtual worker),
+without other state.
 
-Positions 0, 1, 2, … run through one random permutation of the samples after another: each epoch visits each sample
-exactly once, and a micro-batch may straddle two epochs. Virtual worker v of step s reads `batch_size` positions,
-starting at (s·V + v)·batch_size.
+Positions 0, 1, 2, … run through one random permutation of the samples after another: each epoch
+visits each sample exactly once, and a micro-batch may straddle two epochs. Virtual worker v of step
+s reads `batch_size` positions, starting at (s·V + v)·batch_size.
 """
 
 from functools import lru_cache
@@ -13,7 +14,8 @@ UINT64_MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """Return a 63-bit seed that differs widely for similar integers (the finalizer of splitmix64, applied to each)."""
+    """Return a 63-bit seed that differs widely for similar integers (the finalizer of splitmix64,
+    applied to each)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & UINT64_MASK
@@ -27,7 +29,10 @@ class Sampler:
     """Random access to an endless shuffled stream of `samples` samples."""
 
     def __init__(self, samples: int, batch_size: int, virtual_workers: int, seed: int) -> None:
-        self.samples, self.batch_size, self.virtual_workers, self.seed = samples, batch_size, virtual_workers, seed
+        self.samples = samples
+        self.batch_size = batch_size
+        self.virtual_workers = virtual_workers
+        self.seed = seed
         # a micro-batch spans at most two epochs, unless it is larger than an epoch
         self._order = lru_cache(maxsize=2)(self._permutation)
 
@@ -45,7 +50,9 @@ class Sampler:
             epoch += 1
             pieces.append(self._order(epoch)[:missing_count])
             missing_count -= len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces)
 
     def randomness(self, step: int, virtual_worker: int) -> int:
         """Return the seed for all randomness of one micro-batch (dropout, augmentation)."""

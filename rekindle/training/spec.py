@@ -18,77 +18,132 @@ class TrainConfig(Section):
 
     NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
-        | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours", "fingerprint"}
+        | {
+            "checkpoint_seconds",
+            "checkpoint_steps",
+            "hot_seconds",
+            "keep_checkpoints",
+            "keep_hours",
+            "fingerprint",
+        }
     )
 
     HELD_OUT: ClassVar = ("validation", "seed")  # settings that determine the held-out samples
 
-    workers: int = Field(2, ge=1, description="number of processes to start; does not change the weights")
+    workers: int = Field(
+        2, ge=1, description="number of processes to start; does not change the weights"
+    )
     min_workers: int = Field(
         1, ge=1, description="minimum number of live workers; training waits while fewer are alive"
     )
     max_workers: int = Field(
         0,
         ge=0,
-        description="maximum number of training workers; further workers are spares (0: the value of `workers`)",
+        description=(
+            "maximum number of training workers; further workers are spares (0: the value of"
+            " `workers`)"
+        ),
     )
     virtual_workers: int = Field(
-        8, ge=1, le=4096, description="number of fixed shares of each step's batch; changes the result"
+        8,
+        ge=1,
+        le=4096,
+        description="number of fixed shares of each step's batch; changes the result",
     )
-    threads: int = Field(1, ge=1, description="number of CPU threads per worker; changes the bits of the result")
+    threads: int = Field(
+        1, ge=1, description="number of CPU threads per worker; changes the bits of the result"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device of the workers; auto: a GPU if the machine has one"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the initial weights, data order and dropout")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="seed of the initial weights, data order and dropout"
+    )
     batch_size: int = Field(32, ge=1, description="number of samples per virtual worker and step")
     epochs: float = Field(1.0, gt=0, description="number of passes over the training data")
-    steps: int = Field(0, ge=0, description="number of optimizer updates, instead of `epochs` (0: use `epochs`)")
+    steps: int = Field(
+        0, ge=0, description="number of optimizer updates, instead of `epochs` (0: use `epochs`)"
+    )
     learning_rate: float = Field(1e-3, gt=0, description="highest learning rate")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="shape of the learning rate's decay to 0 after the warm-up"
     )
-    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps during which the learning rate rises")
-    weight_decay: float = Field(0.01, ge=0, description="weight decay of matrices; vectors and scalars do not decay")
+    warmup: float = Field(
+        0.1, ge=0, lt=1, description="share of the steps during which the learning rate rises"
+    )
+    weight_decay: float = Field(
+        0.01, ge=0, description="weight decay of matrices; vectors and scalars do not decay"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay rate of the gradient mean")
-    beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's decay rate of the squared gradients")
+    beta2: float = Field(
+        0.999, ge=0, lt=1, description="AdamW's decay rate of the squared gradients"
+    )
     clip: float = Field(1.0, ge=0, description="maximum norm of the gradient (0: no limit)")
-    average: float = Field(0.0, ge=0, lt=1, description="decay of a running average of the weights to release (0: off)")
+    average: float = Field(
+        0.0, ge=0, lt=1, description="decay of a running average of the weights to release (0: off)"
+    )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="precision of the computation; with bf16 (torch.autocast), weights and updates stay float32",
+        description=(
+            "precision of the computation; with bf16 (torch.autocast), weights and updates stay"
+            " float32"
+        ),
     )
     validation: float | str = Field(
         0.0,
-        description='held-out share of the training samples, or "workload": split of the workload (0: no validation)',
+        description=(
+            'held-out share of the training samples, or "workload": split of the workload (0: no'
+            " validation)"
+        ),
     )
     validation_epochs: float = Field(
         1.0, gt=0, description="number of passes over the training data between two validations"
     )
     validation_steps: int = Field(
-        0, ge=0, description="number of updates between two validations (0: use `validation_epochs`)"
+        0,
+        ge=0,
+        description="number of updates between two validations (0: use `validation_epochs`)",
     )
     patience: int = Field(
-        0, ge=0, description="number of validations without a lower loss until training stops (0: never)"
+        0,
+        ge=0,
+        description="number of validations without a lower loss until training stops (0: never)",
     )
     keep_best: bool = Field(
-        False, description="release the weights with the lowest validation loss, not the last weights"
+        False,
+        description="release the weights with the lowest validation loss, not the last weights",
     )
     reduction: Literal["exact", "fast"] = Field(
         "exact",
-        description="sum of the gradients; fast: a plain all-reduce, whose bits depend on the number of workers",
+        description=(
+            "sum of the gradients; fast: a plain all-reduce, whose bits depend on the number of"
+            " workers"
+        ),
     )
     silence_seconds: float = Field(
-        1.0, ge=0.5, description="seconds without a message until a worker is dropped, if its group makes no step"
+        1.0,
+        ge=0.5,
+        description=(
+            "seconds without a message until a worker is dropped, if its group makes no step"
+        ),
     )
-    hung_seconds: float = Field(600.0, gt=0, description="seconds without a step until a live worker is dropped")
-    checkpoint_seconds: float = Field(0.0, ge=0, description="seconds between durable checkpoints (0: automatic)")
-    hot_seconds: float = Field(0.0, ge=0, description="seconds between snapshots in shared memory (0: automatic)")
+    hung_seconds: float = Field(
+        600.0, gt=0, description="seconds without a step until a live worker is dropped"
+    )
+    checkpoint_seconds: float = Field(
+        0.0, ge=0, description="seconds between durable checkpoints (0: automatic)"
+    )
+    hot_seconds: float = Field(
+        0.0, ge=0, description="seconds between snapshots in shared memory (0: automatic)"
+    )
     checkpoint_steps: int = Field(
         0, ge=0, description="maximum number of steps between durable checkpoints (0: no limit)"
     )
     keep_checkpoints: int = Field(3, ge=2, description="number of durable checkpoints to keep")
     keep_hours: float = Field(
-        0.0, ge=0, description="maximum age of durable checkpoints in hours, except the newest (0: unlimited)"
+        0.0,
+        ge=0,
+        description="maximum age of durable checkpoints in hours, except the newest (0: unlimited)",
     )
     fingerprint: dict[Literal["torch", "instruction set", "device", "bfloat16"], str] = Field(
         default_factory=dict,
@@ -100,37 +155,50 @@ class TrainConfig(Section):
     def _check_validation(cls, value: Any) -> float | str:
         with suppress(TypeError, ValueError):
             if value == "workload" or 0 <= float(value) < 1:
-                return value if value == "workload" else float(value)
-        raise ValueError('it must be a share of the training samples, from 0 to below 1, or "workload"')
+                if value == "workload":
+                    return value
+                return float(value)
+        raise ValueError(
+            'it must be a share of the training samples, from 0 to below 1, or "workload"'
+        )
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.validation:
                 raise ValueError(
-                    f"train.{name} is {getattr(self, name)}: it needs a validation loss. Set train.validation to "
-                    "a share of the training samples, such as 0.1"
+                    f"train.{name} is {getattr(self, name)}: it needs a validation loss. Set"
+                    " train.validation to a share of the training samples, such as 0.1"
                 )
+
         virtual_workers = self.virtual_workers
         if self.max_workers == 0:
             object.__setattr__(self, "max_workers", self.workers)
+
         for name in ("workers", "max_workers"):
-            if (value := getattr(self, name)) > virtual_workers:
+            value = getattr(self, name)
+            if value > virtual_workers:
                 raise ValueError(
-                    f"train.{name} is {value}: it must be at most train.virtual_workers ({virtual_workers}). "
-                    "Lower it, or raise train.virtual_workers (this changes the result)"
+                    f"train.{name} is {value}: it must be at most train.virtual_workers"
+                    f" ({virtual_workers}). Lower it, or raise train.virtual_workers (this changes"
+                    " the result)"
                 )
+
         if not self.min_workers <= self.workers <= self.max_workers:
             raise ValueError(
-                f"train.workers is {self.workers}: it must lie between train.min_workers ({self.min_workers}) and "
-                f"train.max_workers ({self.max_workers}). Change one of these settings; they do not affect the result"
+                f"train.workers is {self.workers}: it must lie between train.min_workers"
+                f" ({self.min_workers}) and train.max_workers ({self.max_workers}). Change one of"
+                " these settings; they do not affect the result"
             )
+
         return self
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that the weights depend on."""
         return {
-            name: getattr(self, name) for name in sorted(TrainConfig.model_fields) if name not in self.NOT_IN_RESULT
+            name: getattr(self, name)
+            for name in sorted(TrainConfig.model_fields)
+            if name not in self.NOT_IN_RESULT
         }
 
     def misfits(self, fingerprint: dict[str, Any]) -> list[str]:
@@ -153,12 +221,17 @@ class TrainConfig(Section):
         return max(1, round(epochs * samples / (self.batch_size * self.virtual_workers)))
 
     def rate(self, step: int, total: int, highest: float) -> float:
-        """Return the learning rate of update `step` of `total`; `highest`: the rate at the end of the warm-up."""
+        """Return the learning rate of update `step` of `total`; `highest`: the rate at the end of
+        the warm-up."""
         warmup_steps = round(self.warmup * total)
         if step < warmup_steps:
             return highest * (step + 1) / warmup_steps
         remaining = 1 - (step - warmup_steps) / max(1, total - warmup_steps)
-        factors = {"linear": remaining, "cosine": (1 - math.cos(math.pi * remaining)) / 2, "constant": 1.0}
+        factors = {
+            "linear": remaining,
+            "cosine": (1 - math.cos(math.pi * remaining)) / 2,
+            "constant": 1.0,
+        }
         return highest * factors[self.schedule]
 
 
@@ -166,9 +239,9 @@ def check_training(train: TrainConfig, workload: Any) -> None:
     """Raise ConfigError if the workload does not support these settings."""
     if train.validation == "workload" and "validation" not in getattr(workload, "splits", ()):
         raise ConfigError(
-            f'train.validation is "workload", but {workload.__name__} does not define a validation split. Set it to a '
-            'share of the training samples, such as 0.1, or define splits = ("train", "validation"), and let '
-            'dataset(path, "validation") return those samples.'
+            f'train.validation is "workload", but {workload.__name__} does not define a validation'
+            " split. Set it to a share of the training samples, such as 0.1, or define splits ="
+            ' ("train", "validation"), and let dataset(path, "validation") return those samples.'
         )
 
 
@@ -177,40 +250,80 @@ class TrainingSpec(StepInputs, TrainConfig):
 
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
-    model: dict[str, Any] = Field(default_factory=dict, description="the workload's `model` section")
+    model: dict[str, Any] = Field(
+        default_factory=dict, description="the workload's `model` section"
+    )
     dataset: str = Field(description="key prefix of the dataset directory in the object store")
-    digest: str = Field(pattern=SHA256_OR_EMPTY, description="sha256 of the dataset, as returned by `prepare`")
+    digest: str = Field(
+        pattern=SHA256_OR_EMPTY, description="sha256 of the dataset, as returned by `prepare`"
+    )
     out: str = Field(description="key prefix for the trained model")
     checkpoints: str = Field(description="key prefix for this run's checkpoints")
-    start: str = Field("", description="key prefix of a release with the initial weights (empty: random)")
+    start: str = Field(
+        "", description="key prefix of a release with the initial weights (empty: random)"
+    )
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
     until: float = Field(
-        0.0, ge=0, le=1, description="share of the steps; training pauses at the nearest validation (0 and 1: never)"
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "share of the steps; training pauses at the nearest validation (0 and 1: never)"
+        ),
     )
-    part: str = Field("", description="prefix of the training's metrics, if the run has several trainings")
+    part: str = Field(
+        "", description="prefix of the training's metrics, if the run has several trainings"
+    )
     reuse: Literal["", "yes", "no"] = Field(
-        "", description="yes: reuse the model of an identical training; yes, no: record this model for later trainings"
+        "",
+        description=(
+            "yes: reuse the model of an identical training; yes, no: record this model for later"
+            " trainings"
+        ),
     )
 
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
-        """Parse the command line of the launcher or coordinator, which get the same flags. Raises ConfigError."""
+        """Parse the command line of the launcher or coordinator, which get the same flags. Raises
+        ConfigError."""
         flags = vars(parser("steps.train", cls).parse_args(argv))
-        return cast(Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields}))
+        return cast(
+            Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields})
+        )
 
     @classmethod
     def local(
-        cls, workload: str, model: dict[str, Any], train: dict[str, Any], family: str = "", digest: str = ""
+        cls,
+        workload: str,
+        model: dict[str, Any],
+        train: dict[str, Any],
+        family: str = "",
+        digest: str = "",
     ) -> Self:
         """Return the inputs of a training in one process that does not use the object store."""
-        single = {"workers": 1, "min_workers": 1, "max_workers": 1, "dataset": "", "out": "", "checkpoints": ""}
+        single = {
+            "workers": 1,
+            "min_workers": 1,
+            "max_workers": 1,
+            "dataset": "",
+            "out": "",
+            "checkpoints": "",
+        }
         names = {"workload": workload, "model": model, "family": family, "digest": digest}
         return cls.model_validate(train | single | names)
 
     def identity(self) -> dict[str, Any]:
-        """Return all facts that the weights depend on, except the machine (see `numerics.fingerprint`)."""
-        facts = {"workload": self.workload, "model": self.model, "train": super().identity(), "digest": self.digest}
-        return facts | {name: value for name in ("start", "family") if (value := getattr(self, name))}
+        """Return all facts that the weights depend on, except the machine (see
+        `numerics.fingerprint`)."""
+        facts = {
+            "workload": self.workload,
+            "model": self.model,
+            "train": super().identity(),
+            "digest": self.digest,
+        }
+        return facts | {
+            name: value for name in ("start", "family") if (value := getattr(self, name))
+        }
 
     def identity_hash(self) -> str:
         """Return the sha256 of the identity, which marks the checkpoints and the model of a run."""
@@ -222,7 +335,11 @@ class TrainingSpec(StepInputs, TrainConfig):
         return f"{self.checkpoints}/ledger"
 
     def pause(self, samples: int) -> int:
-        """Return the step to pause at, which has a validation and precedes the last step; 0: do not pause."""
-        every, total = self.validation_every(samples), self.total_steps(samples)
+        """Return the step to pause at, which has a validation and precedes the last step; 0: do not
+        pause."""
+        every = self.validation_every(samples)
+        total = self.total_steps(samples)
         step = max(1, round(self.until * total / every)) * every
-        return step if self.validation and 0 < self.until < 1 and step < total else 0
+        if self.validation and 0 < self.until < 1 and step < total:
+            return step
+        return 0

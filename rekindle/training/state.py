@@ -1,8 +1,8 @@
-"""The whole training state in one flat tensor: weights, optimizer state, average of the weights (optional), buffers,
-and the best weights so far with the record of validation (optional).
+"""The whole training state in one flat tensor: weights, optimizer state, average of the weights
+(optional), buffers, and the best weights so far with the record of validation (optional).
 
-One tensor needs one broadcast, and one copy for a checkpoint, so no part can be forgotten. Parameters and non-float32
-tensors are views of this tensor, aligned to 64 bytes.
+One tensor needs one broadcast, and one copy for a checkpoint, so no part can be forgotten.
+Parameters and non-float32 tensors are views of this tensor, aligned to 64 bytes.
 """
 
 import hashlib
@@ -28,15 +28,16 @@ from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
 MAX_MEASURES = 8  # maximum number of a workload's measures, in addition to the loss
-# number of float64 values: best validation loss, its step, validations since then, 1 if training has ended
+# number of float64 values: best validation loss, its step, validations since then, 1 if training
+# has ended
 RECORD_LENGTH = 4
 
 
 class State:
     """A model and its optimizer. `step`: number of updates made; -1: not initialized yet.
 
-    With validation, a last step without an update ends training. `make_optimizer`: function of the workload; default:
-    AdamW.
+    With validation, a last step without an update ends training. `make_optimizer`: function of the
+    workload; default: AdamW.
     """
 
     def __init__(
@@ -46,39 +47,73 @@ class State:
         device: torch.device,
         make_optimizer: Callable[[nn.Module, TrainConfig], Any] | None = None,
     ) -> None:
-        self.model, self.config, self.device, self.step = model.to(device), config, device, -1
-        optimizer = make_optimizer(model, config) if make_optimizer else None  # this call may freeze parameters
+        self.model = model.to(device)
+        self.config = config
+        self.device = device
+        self.step = -1
+
+        # this call may freeze parameters
+        optimizer = make_optimizer(model, config) if make_optimizer else None
         if make_optimizer and not isinstance(optimizer, torch.optim.Optimizer):
             result = in_one_line(optimizer)
-            raise ConfigError(f"`optimizer` returned {result}: it must return a torch.optim.Optimizer.")
+            raise ConfigError(
+                f"`optimizer` returned {result}: it must return a torch.optim.Optimizer."
+            )
+
         named_parameters = _trainable(model)
         self.parameters = [p for _, p in named_parameters]
         offsets = [0]
+
         for p in self.parameters:
             offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGNMENT) * ALIGNMENT)
-        self.size, self._offsets = offsets[-1], offsets[:-1]
+
+        self.size = offsets[-1]
+        self._offsets = offsets[:-1]
         decay_size = offsets[sum(p.ndim >= 2 for p in self.parameters)]
+
         self.optimizer = (
-            TorchOptimizer(optimizer, named_parameters) if optimizer else FusedAdamW(config, self.size, decay_size)
+            TorchOptimizer(optimizer, named_parameters)
+            if optimizer
+            else FusedAdamW(config, self.size, decay_size)
         )
+
         self.buffers = Buffers(model)
+
         self.layout = (
-            [[name, list(p.shape)] for name, p in named_parameters] + self.optimizer.layout + self.buffers.layout
+            [[name, list(p.shape)] for name, p in named_parameters]
+            + self.optimizer.layout
+            + self.buffers.layout
         )
-        sizes = [self.size, self.optimizer.floats, self.size if config.average else 0, self.buffers.floats]
-        sizes += [self.size + self.buffers.floats if config.keep_best else 0, ALIGNMENT if config.validation else 0]
+
+        sizes = [
+            self.size,
+            self.optimizer.floats,
+            self.size if config.average else 0,
+            self.buffers.floats,
+        ]
+
+        sizes += [
+            self.size + self.buffers.floats if config.keep_best else 0,
+            ALIGNMENT if config.validation else 0,
+        ]
         self.memory = torch.zeros(sum(sizes), device=device)
         self.weights, moments, average, self._buffers, self._best, record = self.memory.split(sizes)
         self._average = average if config.average else self.weights
+
         self._record = record.view(torch.float64)[:RECORD_LENGTH] if config.validation else None
         for p, view in zip(self.parameters, self.views(self.weights), strict=True):
             view.copy_(p.data)
             p.data = view
+
         self._average.copy_(self.weights)
         self.optimizer.attach(self.weights, moments)
         self.buffers.attach(self._buffers)
-        self._extra_widths = [*self.buffers.widths, *([1 + MAX_MEASURES] if config.validation else [])]
-        self.width = self.size + sum(self._extra_widths)  # number of elements that are summed over the virtual workers
+        self._extra_widths = [
+            *self.buffers.widths,
+            *([1 + MAX_MEASURES] if config.validation else []),
+        ]
+        # number of elements that are summed over the virtual workers
+        self.width = self.size + sum(self._extra_widths)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
@@ -86,50 +121,72 @@ class State:
         return [flat[start : start + p.numel()].view(p.shape) for start, p in pairs]
 
     def summands(self, flat: Tensor) -> list[Tensor]:
-        """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation sums."""
+        """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation
+        sums."""
         return [*self.views(flat), *flat[self.size : self.width].split(self._extra_widths)]
 
     def update(self, total: Tensor, scale: float, rate: Rate) -> float:
         """Make one update from `total` [width], the sum over `scale` virtual workers.
 
-        Returns the norm of the mean gradient before clipping. Raises ConfigError if it is not finite.
+        Returns the norm of the mean gradient before clipping. Raises ConfigError if it is not
+        finite.
         """
         config = self.config
         gradient = total[: self.size] if self._extra_widths else total
+
         norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
             raise ConfigError(
-                f"the gradient of step {self.step} is not finite: training has diverged, and a retry would, too. "
-                f"Lower train.learning_rate ({config.learning_rate}) or train.clip ({config.clip})."
+                f"the gradient of step {self.step} is not finite: training has diverged, and a"
+                f" retry would, too. Lower train.learning_rate ({config.learning_rate}) or"
+                f" train.clip ({config.clip})."
             )
+
         if self.buffers.widths:
-            self.buffers.apply(total[self.size :][: sum(self.buffers.widths)], config.virtual_workers)
+            self.buffers.apply(
+                total[self.size :][: sum(self.buffers.widths)], config.virtual_workers
+            )
+
         divisor = scale * max(1.0, norm / config.clip) if config.clip else scale
         self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1
-        if config.average:  # a faster decay at first: otherwise the initial weights would count for too long
-            self._average.lerp_(self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step)))
+
+        # a faster decay at first: otherwise the initial weights would count for too long
+        if config.average:
+            self._average.lerp_(
+                self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step))
+            )
+
         return norm
 
     def judge(self, loss: float, *, last: bool) -> bool:
-        """Record the validation loss of the current weights. Returns True if training ends without another update."""
+        """Record the validation loss of the current weights. Returns True if training ends without
+        another update."""
         assert self._record is not None
+
         best, best_step, misses, _ = self._record.tolist()
         if math.isfinite(loss) and (not best_step or loss < best):
-            best, best_step, misses = loss, self.step, 0
+            best = loss
+            best_step = self.step
+            misses = 0
+
             if self.config.keep_best:
                 self._best[: self.size].copy_(self._average)
                 self._best[self.size :].copy_(self._buffers)
         else:
             misses += 1
+
         ends = last or 0 < self.config.patience <= misses
         self._record.copy_(torch.tensor([best, best_step, misses, ends], dtype=torch.float64))
         self.step += ends
+
         return ends
 
     def finished(self, total: int) -> bool:
         """Return True if training has ended, after `total` updates at the latest."""
-        return self.step >= total if self._record is None else self.step > 0 and self._record[3].item() > 0
+        if self._record is None:
+            return self.step >= total
+        return self.step > 0 and self._record[3].item() > 0
 
     @property
     def updates(self) -> int:
@@ -139,15 +196,19 @@ class State:
     def best(self) -> tuple[int, float] | None:
         """Step and loss of the best validation so far, if any."""
         loss, step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
-        return (int(step), loss) if step else None
+        if step:
+            return (int(step), loss)
+        return None
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Set the model to the weights that would be released now, in eval mode and without gradients."""
+        """Set the model to the weights that would be released now, in eval mode and without
+        gradients."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.buffers.load()
         self._point_to(self._average)
         self.model.eval()
+
         try:
             with torch.no_grad():
                 yield
@@ -162,43 +223,62 @@ class State:
                 p.data = view
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the state_dict to release, on the CPU: with the best weights if they are kept, or the average."""
+        """Return the state_dict to release, on the CPU: with the best weights if they are kept, or
+        the average."""
         best = self._best if self.config.keep_best and self.best else None
         weights = self._average if best is None else best[: self.size]
         self.buffers.load(None if best is None else best[self.size :])
-        released = {id(p): view for p, view in zip(self.parameters, self.views(weights), strict=True)}
+        released = {
+            id(p): view for p, view in zip(self.parameters, self.views(weights), strict=True)
+        }
         tensors: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
-        return {name: released.get(id(value), value).detach().cpu().clone() for name, value in tensors.items()}
+
+        return {
+            name: released.get(id(value), value).detach().cpu().clone()
+            for name, value in tensors.items()
+        }
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trainable parameters, matrices first: only matrices decay. Raises ConfigError."""
     named_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if shapeless := [name for name, p in named_parameters if isinstance(p, nn.parameter.UninitializedParameter)]:
+
+    shapeless = [
+        name for name, p in named_parameters if isinstance(p, nn.parameter.UninitializedParameter)
+    ]
+    if shapeless:
         raise ConfigError(
-            f"parameter {shapeless[0]} of the model has no shape yet: call its lazy module in `model`, or give the "
-            "module the size of its input."
+            f"parameter {shapeless[0]} of the model has no shape yet: call its lazy module in"
+            " `model`, or give the module the size of its input."
         )
+
     named_parameters.sort(key=lambda item: item[1].ndim < 2)
-    if unsupported := [name for name, p in named_parameters if p.dtype != torch.float32]:
+    unsupported = [name for name, p in named_parameters if p.dtype != torch.float32]
+    if unsupported:
         raise ConfigError(
-            f"parameter {unsupported[0]} of the model is not float32: training supports float32 only. For bfloat16 "
-            "arithmetic set train.precision to bf16."
+            f"parameter {unsupported[0]} of the model is not float32: training supports float32"
+            " only. For bfloat16 arithmetic set train.precision to bf16."
         )
+
     if not named_parameters:
         raise ConfigError(
-            "the model lacks a trainable parameter: at least one must have requires_grad=True. A model without "
-            "training steps, such as boosted trees, must be a rekindle.Fitted in `families`."
+            "the model lacks a trainable parameter: at least one must have requires_grad=True. A"
+            " model without training steps, such as boosted trees, must be a rekindle.Fitted in"
+            " `families`."
         )
+
     return named_parameters
 
 
 def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     """Copy all weights of the release at `prefix` to `model` that match by name and shape.
 
-    Raises DataError if the release does not exist, if its weights were changed, or if nothing matches.
+    Raises DataError if the release does not exist, if its weights were changed, or if nothing
+    matches.
     """
-    key, names = prefix.rstrip("/"), (MODEL_FILE, WEIGHTS)
+    key = prefix.rstrip("/")
+    names = (MODEL_FILE, WEIGHTS)
+
     try:
         if is_release(key):
             files = read_verified(store, key, names)
@@ -206,13 +286,17 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
             files = {name: store.get(f"{key}/{name}") for name in names}
     except NotFound as error:
         raise DataError(f"the initial weights do not exist: {error}") from error
+
     description = parse_description(files[MODEL_FILE], store.uri(f"{key}/{MODEL_FILE}"))
     content = files[WEIGHTS]
 
     try:
         released = load(content)
     except SafetensorError as error:
-        raise DataError(f"{store.uri(key)}/{WEIGHTS} does not contain tensors ({error}). {REMEDY}") from error
+        raise DataError(
+            f"{store.uri(key)}/{WEIGHTS} does not contain tensors ({error}). {REMEDY}"
+        ) from error
+
     reject_other_weights(
         description.sha256,
         weights_sha256(released),
@@ -221,12 +305,21 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     )
 
     initial = model.state_dict()
-    copied = {k: value for k, value in released.items() if k in initial and initial[k].shape == value.shape}
+
+    copied = {
+        k: value
+        for k, value in released.items()
+        if k in initial and initial[k].shape == value.shape
+    }
     if not copied:
         raise DataError(
-            f"{store.uri(prefix)} does not have a tensor with the name and shape of a tensor of the model: choose "
-            "another release."
+            f"{store.uri(prefix)} does not have a tensor with the name and shape of a tensor of the"
+            " model: choose another release."
         )
+
     model.load_state_dict(copied, strict=False)
     others = ", ".join(initial.keys() - copied.keys())
-    say(f"{len(copied)} of {len(initial)} tensors copied from {prefix}" + (f"; random: {others}" if others else ""))
+    say(
+        f"{len(copied)} of {len(initial)} tensors copied from {prefix}"
+        + (f"; random: {others}" if others else "")
+    )

@@ -1,4 +1,5 @@
-"""One step of a training, to find out in seconds whether it can work: no group, no checkpoints, no object store."""
+"""One step of a training, to find out in seconds whether it can work: no group, no checkpoints, no
+object store."""
 
 import math
 from contextlib import nullcontext
@@ -11,7 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rekindle import families
 from rekindle.errors import ConfigError
-from rekindle.training.computation import SPARSE_GRADIENTS, Computation, build_model, make_state, open_samples
+from rekindle.training.computation import (
+    SPARSE_GRADIENTS,
+    Computation,
+    build_model,
+    make_state,
+    open_samples,
+)
 from rekindle.training.numerics import pick_device
 from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
@@ -20,31 +27,44 @@ from rekindle.training.validation import Subset
 from rekindle.workload import Workload
 
 MAX_PARAMETERS = 100_000_000  # a larger model is only built on the meta device, without memory
-MAX_VIRTUAL_WORKERS = 4  # more than two, since two virtual workers might change a buffer by the same amount by chance
+# more than two, since two virtual workers might change a buffer by the same amount by chance
+MAX_VIRTUAL_WORKERS = 4
 META = torch.device("meta")
 Report = dict[str, Any]  # `stage`: the function of the workload that is being tried
 
 
-def small_spec(train: dict[str, Any], workload: str, model: dict[str, Any], family: str) -> TrainingSpec:
+def small_spec(
+    train: dict[str, Any], workload: str, model: dict[str, Any], family: str
+) -> TrainingSpec:
     """Return a training of one step with few virtual workers."""
     count = min(MAX_VIRTUAL_WORKERS, int(train["virtual_workers"]))
-    return TrainingSpec.local(workload, model, train | {"virtual_workers": count, "steps": 1}, family)
+    return TrainingSpec.local(
+        workload, model, train | {"virtual_workers": count, "steps": 1}, family
+    )
 
 
-def build(spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report: Report, any_size: bool) -> State:
-    """Build model and state, and describe them; on the meta device if the model is too large (unless `any_size`)."""
+def build(
+    spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report: Report, any_size: bool
+) -> State:
+    """Build model and state, and describe them; on the meta device if the model is too large
+    (unless `any_size`)."""
     report["stage"] = "device"
     device = pick_device(spec)
     report["stage"] = "model"
+
     if not any_size and _count_on_meta(spec, workload, facts) > MAX_PARAMETERS:
         device = META
+
     with META if device is META else nullcontext():
         model = build_model(spec, workload, facts)
+
     report["stage"] = "optimizer"
     state = make_state(spec, workload, model, device)
     state.step = 0
-    report |= describe(model, {id(p) for p in state.parameters})
-    report |= {"device": str(device), "state_bytes": state.memory.numel() * state.memory.element_size()}
+    report.update(describe(model, {id(p) for p in state.parameters}))
+    report["device"] = str(device)
+    report["state_bytes"] = state.memory.numel() * state.memory.element_size()
+
     return state
 
 
@@ -58,16 +78,23 @@ def reject_sparse_layers(state: State) -> None:
 
 
 def fit(
-    spec: TrainingSpec, workload: Workload, facts: dict[str, Any], dataset: Path | None, out: Path, report: Report
+    spec: TrainingSpec,
+    workload: Workload,
+    facts: dict[str, Any],
+    dataset: Path | None,
+    out: Path,
+    report: Report,
 ) -> None:
     """Build a fitted family; with a dataset, fit it and write the model's files to `out`."""
     report["stage"] = "model"
     pick_device(spec)
     model = build_model(spec, workload, facts)
+
     if dataset:
         report["stage"] = "dataset"
         samples, _ = open_samples(spec, workload, dataset)
-        report |= {"samples": len(samples), "stage": "fit"}
+        report["samples"] = len(samples)
+        report["stage"] = "fit"
         fitting.fit_model(spec, workload, model, samples)
         fitting.write(out, model, spec.identity())
         fitting.check_saved(spec, workload, dataset, model, samples, out)
@@ -76,14 +103,18 @@ def fit(
         few = Subset(samples, torch.arange(min(len(samples), 4 * spec.batch_size)))
         report["validation"] = choice.validate(spec, workload, model, few, torch.device("cpu"))
         choice.best_of({spec.family: report["validation"]}, families.criterion(workload))
-    report |= describe(model, set())
+
+    report.update(describe(model, set()))
 
 
 def describe(model: nn.Module, trained: set[int]) -> Report:
     """Describe the tensors of a model; `trained`: ids of its trained parameters."""
     return {
         "model": type(model).__name__,
-        "parameters": [_describe(name, p) | {"trained": id(p) in trained} for name, p in model.named_parameters()],
+        "parameters": [
+            _describe(name, p) | {"trained": id(p) in trained}
+            for name, p in model.named_parameters()
+        ],
         "buffers": [_describe(name, buffer) for name, buffer in model.named_buffers()],
     }
 
@@ -101,33 +132,44 @@ def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]
 def _describe(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Tensor):
         return {"name": name, "shape": [], "dtype": type(value).__name__}
-    return {"name": name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    return {
+        "name": name,
+        "shape": list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+    }
 
 
-def step(spec: TrainingSpec, workload: Workload, state: State, dataset: Path, report: Report) -> Computation:
+def step(
+    spec: TrainingSpec, workload: Workload, state: State, dataset: Path, report: Report
+) -> Computation:
     """Make one step and, if the config has validation, a validation."""
     report["stage"] = "dataset"
     samples, held_out = open_samples(spec, workload, dataset)
     computation = Computation(spec, workload, state, samples, held_out)
     batch = samples.batch(computation.sampler.indices(0, 0))
-    report |= {"samples": len(samples), "batch": [_describe("", value) for value in batch]}
+    report["samples"] = len(samples)
+    report["batch"] = [_describe("", value) for value in batch]
     report["stage"] = "loss"
     losses, total = _sum(computation, 0)
     report["stage"] = "step" if total.isfinite().all() else "gradient"
     norm, _ = computation.update(0, total)
-    report |= {"loss": math.fsum(losses) / len(losses), "gradient_norm": norm}
+    report["loss"] = math.fsum(losses) / len(losses)
+    report["gradient_norm"] = norm
     report["stage"] = "loss"
     _, total = _sum(computation, 1)
+
     if held_out:
         report["validation"] = computation.validation.result(total)
         if spec.family:
             choice.check_metric(spec.family, report["validation"], families.criterion(workload))
+
     return computation
 
 
 def _sum(computation: Computation, step: int) -> tuple[list[float], Tensor]:
     """Return the losses of all virtual workers, and the sum of their summands."""
-    state, losses = computation.state, []
+    state = computation.state
+    losses = []
     total = state.weights.new_zeros(state.width)
     for virtual_worker in range(computation.spec.virtual_workers):
         loss, summands = computation.compute(step, virtual_worker)

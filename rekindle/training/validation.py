@@ -1,8 +1,9 @@
-"""Validation during training: loss and measures of held-out samples, in eval mode, with the weights to release.
+"""Validation during training: loss and measures of held-out samples, in eval mode, with the weights
+to release.
 
-The micro-batches of the held-out samples are distributed to the virtual workers, and their sums are reduced together
-with the gradients of the next step. So the number of workers does not change a bit of these sums, and a validation
-needs no extra communication.
+The micro-batches of the held-out samples are distributed to the virtual workers, and their sums are
+reduced together with the gradients of the next step. So the number of workers does not change a bit
+of these sums, and a validation needs no extra communication.
 """
 
 from collections.abc import Callable
@@ -26,42 +27,60 @@ class Subset:
     """Some samples of a dataset, or all of them if `indices` (int64) is None."""
 
     def __init__(self, data: Any, indices: Tensor | None) -> None:
-        self.data, self.indices = data, indices
+        self.data = data
+        self.indices = indices
 
     def __len__(self) -> int:
-        return len(self.data) if self.indices is None else len(self.indices)
+        if self.indices is None:
+            return len(self.data)
+        return len(self.indices)
 
     def batch(self, indices: Tensor) -> Batch:
         return self.data.batch(indices if self.indices is None else self.indices[indices])
 
 
-def split(spec: TrainingSpec, workload: Workload, data: Any, path: Path) -> tuple[Subset, Subset | None]:
-    """Return the training samples and the held-out samples. Raises DataError if one of the two sets would be empty."""
+def split(
+    spec: TrainingSpec, workload: Workload, data: Any, path: Path
+) -> tuple[Subset, Subset | None]:
+    """Return the training samples and the held-out samples. Raises DataError if one of the two sets
+    would be empty."""
     if spec.validation == "workload":
         held_out = Subset(workload.dataset(path, "validation"), None)
         if not len(held_out):
             raise DataError(
-                "the validation split is empty: set train.validation to a share of the samples, such as 0.1."
+                "the validation split is empty: set train.validation to a share of the samples,"
+                " such as 0.1."
             )
+
         return Subset(data, None), held_out
+
     count = round(float(spec.validation) * len(data))
     if not spec.validation:
         return Subset(data, None), None
+
     if not 0 < count < len(data):
         raise DataError(
-            f"train.validation is {spec.validation}, which holds out {count} of {len(data)} samples: at least one must "
-            "be held out, and one must remain for training. Change the share, or use more data."
+            f"train.validation is {spec.validation}, which holds out {count} of {len(data)}"
+            " samples: at least one must be held out, and one must remain for training. Change the"
+            " share, or use more data."
         )
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(mix(spec.seed, 0, 0, 1)))
+
+    order = torch.randperm(
+        len(data), generator=torch.Generator().manual_seed(mix(spec.seed, 0, 0, 1))
+    )
     return Subset(data, order[count:].sort().values), Subset(data, order[:count].sort().values)
 
 
 def measured_values(result: Any) -> dict[str, float]:
     """Return the result of a workload's `measures` as numbers. Raises ConfigError."""
-    values = {name: to_number(value) for name, value in result.items()} if isinstance(result, dict) else {"": None}
+    if isinstance(result, dict):
+        values = {name: to_number(value) for name, value in result.items()}
+    else:
+        values = {"": None}
     if None in values.values():
         raise ConfigError(
-            f"measures(model, batch) returned {in_one_line(result)}: it must return a dict with a number for each name."
+            f"measures(model, batch) returned {in_one_line(result)}: it must return a dict with a"
+            " number for each name."
         )
     return {name: value for name, value in values.items() if value is not None}
 
@@ -69,8 +88,8 @@ def measured_values(result: Any) -> dict[str, float]:
 class Validation:
     """The validations of a run.
 
-    `fetch(samples, indices, seed)` returns a micro-batch on the device. `aborted()` returns True if the group will
-    repeat the step, so that the result is not needed.
+    `fetch(samples, indices, seed)` returns a micro-batch on the device. `aborted()` returns True if
+    the group will repeat the step, so that the result is not needed.
     """
 
     def __init__(
@@ -83,9 +102,15 @@ class Validation:
         fetch: Callable[[Subset, Tensor, int], Batch],
         aborted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.spec, self.workload, self.state, self.samples, self.fetch = spec, workload, state, samples, fetch
+        self.spec = spec
+        self.workload = workload
+        self.state = state
+        self.samples = samples
+        self.fetch = fetch
         self.aborted = aborted
-        self.measures: Callable[..., dict[str, Any]] = getattr(workload, "measures", lambda model, batch: {})
+        self.measures: Callable[..., dict[str, Any]] = getattr(
+            workload, "measures", lambda model, batch: {}
+        )
         self.total = spec.total_steps(training_samples)
         self.every = spec.validation_every(training_samples)
         self.names: list[str] | None = None
@@ -93,22 +118,30 @@ class Validation:
 
     def due(self, step: int) -> bool:
         """Return True if the weights after `step` updates are to be validated."""
-        return self.samples is not None and step > 0 and (step % self.every == 0 or step == self.total)
+        return (
+            self.samples is not None and step > 0 and (step % self.every == 0 or step == self.total)
+        )
 
     def sums(self, step: int, virtual_worker: int) -> list[Tensor]:
-        """Return one virtual worker's sums of the loss and the measures, [1 + MAX_MEASURES]; [] without validation."""
+        """Return one virtual worker's sums of the loss and the measures, [1 + MAX_MEASURES]; []
+        without validation."""
         if self.samples is None or not self.due(step):
             return self._zero_sums
+
         sums = [0.0] * (1 + MAX_MEASURES)
-        count, size = len(self.samples), self.spec.batch_size
+        count = len(self.samples)
+        size = self.spec.batch_size
+
         with self.state.released(), autocast(self.spec, self.state.device):
             for number in range(virtual_worker, -(-count // size), self.spec.virtual_workers):
                 if self.aborted():
                     break
+
                 indices = torch.arange(number * size, min(count, (number + 1) * size))
                 batch = self.fetch(self.samples, indices, mix(self.spec.seed, number, 0, 2))
                 for index, value in enumerate(self._values(batch)):
                     sums[index] += value * len(indices)
+
         return [torch.tensor(sums, device=self.state.device)]
 
     def _values(self, batch: Batch) -> list[float]:
@@ -116,20 +149,26 @@ class Validation:
         loss = float(self.workload.loss(self.state.model, batch))
         measures = measured_values(self.measures(self.state.model, batch))
         names = list(measures)
+
         if self.names is None:
             if len(names) > MAX_MEASURES or "loss" in names:
                 raise ConfigError(
-                    f'the workload\'s measures are {names}: at most {MAX_MEASURES} are allowed, and "loss" is reserved.'
+                    f"the workload's measures are {names}: at most {MAX_MEASURES} are allowed, and"
+                    ' "loss" is reserved.'
                 )
+
             self.names = names
         elif names != self.names:
             raise ConfigError(
-                f"the workload's measures are {names}, but were {self.names} before: the measures must not change."
+                f"the workload's measures are {names}, but were {self.names} before: the measures"
+                " must not change."
             )
+
         return [loss, *measures.values()]
 
     def result(self, total: Tensor) -> dict[str, float]:
-        """Return the means over all samples from the sum over all virtual workers (see `State.width`).
+        """Return the means over all samples from the sum over all virtual workers (see
+        `State.width`).
 
         Only rank 0, which has virtual worker 0, knows the names of the measures.
         """

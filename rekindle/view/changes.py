@@ -22,9 +22,15 @@ from rekindle.storage import Store
 
 
 def rollback(
-    home: Path, cluster: Cluster | None, model: str, version: str, seconds: float, report: Callable[[Result], None]
+    home: Path,
+    cluster: Cluster | None,
+    model: str,
+    version: str,
+    seconds: float,
+    report: Callable[[Result], None],
 ) -> None:
-    """Roll a model back to `version` (if empty: to the version before the champion), or finish an interrupted rollback.
+    """Roll a model back to `version` (if empty: to the version before the champion), or finish an
+    interrupted rollback.
 
     Calls `report`, then sends the notification that the config of the model asks for.
     """
@@ -47,20 +53,43 @@ def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int
     """
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)
-    if (phase := runs.state(home, run)["phase"]) != "Running":
-        raise ConfigError(f"run {run} is {phase}: only a running training can be scaled (`rekindle resume {run}`).")
+
+    phase = runs.state(home, run)["phase"]
+    if phase != "Running":
+        raise ConfigError(
+            f"run {run} is {phase}: only a running training can be scaled (`rekindle resume"
+            f" {run}`)."
+        )
+
     return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)
 
 
 def _notify(model: str, result: dict[str, str]) -> None:
-    if not (champion := tracking.champion(model)):
+    champion = tracking.champion(model)
+    if not champion:
         return
+
     settings = tracking.params_of(champion.run_id)
     workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
-    values = {name.removeprefix("notify."): value for name, value in settings.items() if name.startswith("notify.")}
-    values |= {"events": _list(values.get("events", ""))} if values else {}
-    config = parse_section(NotifyConfig, values, "notify")
-    previous = f" (before: version {result['before']})" if result["before"] else ""
+
+    values = {
+        name.removeprefix("notify."): value
+        for name, value in settings.items()
+        if name.startswith("notify.")
+    }
+
+    section: dict[str, Any] = dict(values)
+
+    if section:
+        section["events"] = _list(values.get("events", ""))
+
+    config = parse_section(NotifyConfig, section, "notify")
+
+    if result["before"]:
+        previous = f" (before: version {result['before']})"
+    else:
+        previous = ""
+
     text = f"version {result['version']} is serving again{previous}, by `rekindle rollback`."
     send(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
 
@@ -77,5 +106,7 @@ def _objects(home: Path, cluster: Cluster | None) -> Any:
     if cluster:
         return ClusterObjects(cluster)
     local = LocalCluster(home)
-    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET))
+    os.environ.update(
+        local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET)
+    )
     return LocalObjects(local)

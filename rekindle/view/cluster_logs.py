@@ -1,11 +1,15 @@
-"""Merges the logs of all pods of a run (steps and training replicas), each line prefixed with its step.
+"""Merges the logs of all pods of a run (steps and training replicas), each line prefixed with its
+step.
 
-    Logs(cluster, "demo-4k2xp", out).follow()     # until the run has completed and all lines are written
+    Logs(cluster, "demo-4k2xp", out).follow()     # until the run has completed and all lines are
+    written
 
-Each running container is read by its own thread; a broken connection resumes where it stopped, so no line is repeated.
-Pods may be deleted and recreated under the same name. `read_archived` reads the logs of deleted pods.
+Each running container is read by its own thread; a broken connection resumes where it stopped, so
+no line is repeated. Pods may be deleted and recreated under the same name. `read_archived` reads
+the logs of deleted pods.
 
-    python -m rekindle.view.cluster_logs KEY...    in a pod: {"key": ..., "number": ..., "line": ...} for each line
+    # in a pod: {"key": ..., "number": ..., "line": ...} for each line
+    python -m rekindle.view.cluster_logs KEY...
 """
 
 import re
@@ -34,19 +38,27 @@ ARGO_CONTAINERS = ("init", "wait", "supervisor")
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
 Line = tuple[str, str]  # label of a pod, and text of a line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-SILENCE_TIMEOUT_S = 300.0  # longest time without a line; then a thread reconnects, since the connection may be dead
+# longest time without a line; then a thread reconnects, since the connection may be dead
+SILENCE_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
 CUT_MESSAGE = (
-    "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step: `logs NAME STEP`)"
+    "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step:"
+    " `logs NAME STEP`)"
 )
 
 
 class Logs:
     """The logs of one run, written to `out`."""
 
-    def __init__(self, cluster: Cluster, name: str, out: TextIO, step: str = "", as_json: bool = False) -> None:
-        self.cluster, self.name, self.out, self.step, self.as_json = cluster, name, out, step, as_json
+    def __init__(
+        self, cluster: Cluster, name: str, out: TextIO, step: str = "", as_json: bool = False
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.out = out
+        self.step = step
+        self.as_json = as_json
         self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
@@ -55,47 +67,62 @@ class Logs:
         self.drained = threading.Event()  # set when threads must stop waiting for lines
         self.failed: Exception | None = None
         self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
-        self.gaps: dict[str, str] = {}  # label of a pod → reason why some of its lines may be missing
+        # label of a pod → reason why some of its lines may be missing
+        self.gaps: dict[str, str] = {}
 
     def print(self, workflow: Object) -> int:
         """Write the current logs; returns the number of pods and of archived lines.
 
-        Argo archives logs per step, and pods may be deleted one by one: the logs of deleted pods come from the archive.
+        Argo archives logs per step, and pods may be deleted one by one: the logs of deleted pods
+        come from the archive.
         """
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         labels = {label_of(self.name, pod) for pod in pods}
         count = len([label for label in labels if self.step in label])
+
         for label, line in read_archived(self.cluster, workflow, self.step, labels):
             self._write(label, line)
             self.shown.add(label)
             count += 1
+
         for pod in pods:
             for container, starts in _started_containers(pod):
                 self._read(pod, container, starts, follow=False)
+
         self._note_missing(workflow, "its pod is deleted, and its log is not in the object store.")
         return count
 
     def follow(self) -> None:
-        """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if `out` is closed."""
+        """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if
+        `out` is closed."""
         for watch in (self._watch_pods, self._watch_workflow):
             self._start_thread("watch", watch)
+
         self.ended.wait()
         if self.failed:
             raise self.failed
-        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed some pods
+
+        # the watch may have missed some pods
+        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):
             self._start_readers(pod)
+
         self.completed.set()
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         for reader in list(self.readers.values()):
             reader.join(max(0.0, deadline - time.monotonic()))
+
         self.drained.set()
         if self.failed:
             raise self.failed
+
         hint = f"`rekindle logs {self.name} --cluster` reads archived logs."
         for reader in self.readers.values():
             if reader.is_alive():
-                self.gaps[reader.name] = f"its log had not ended {DRAIN_TIMEOUT_S:g} s after the run. {hint}"
+                self.gaps[reader.name] = (
+                    f"its log had not ended {DRAIN_TIMEOUT_S:g} s after the run. {hint}"
+                )
+
         self._note_missing(self.workflow, f"its pod was deleted before its log was read. {hint}")
 
     def _note_missing(self, workflow: Object, reason: str) -> None:
@@ -104,7 +131,9 @@ class Logs:
             if self.step in label and label not in self.shown:
                 self.gaps.setdefault(label, reason)
 
-    def _start_thread(self, name: str, function: Callable[..., None], *args: Any) -> threading.Thread:
+    def _start_thread(
+        self, name: str, function: Callable[..., None], *args: Any
+    ) -> threading.Thread:
         def run() -> None:
             try:
                 function(*args)
@@ -151,48 +180,78 @@ class Logs:
             self._write(label, line)
         self.shown.add(label)
 
-    def _lines(self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False) -> Iterator[str]:
+    def _lines(
+        self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
+    ) -> Iterator[str]:
         """Yield the lines since one start of a container, each once, also after reconnecting."""
         query = {"timestamps": "true"}
-        query |= {"follow": "true"} if follow else {}
-        query |= {"previous": "true"} if previous else {}
-        last, written, pause = "", 0, 0.2  # the newest timestamp, and the number of lines with this timestamp
+        query.update({"follow": "true"} if follow else {})
+        query.update({"previous": "true"} if previous else {})
+        # the newest timestamp, and the number of lines with this timestamp
+        last = ""
+        written = 0
+        pause = 0.2
+
         while True:
-            skip, began = written, last
+            skip = written
+            began = last
+
             try:
-                since = {"sinceTime": re.sub(r"\.\d+", "", last)} if last else {}  # the API takes whole seconds
-                for raw in self.cluster.log(pod["metadata"]["name"], container, SILENCE_TIMEOUT_S, **query, **since):
-                    time_of_line, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+                # the API takes whole seconds
+                if last:
+                    since = {"sinceTime": re.sub(r"\.\d+", "", last)}
+                else:
+                    since = {}
+
+                for raw in self.cluster.log(
+                    pod["metadata"]["name"], container, SILENCE_TIMEOUT_S, **query, **since
+                ):
+                    time_of_line, _, text = (
+                        raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+                    )
                     if time_of_line < began or (time_of_line == began and skip > 0):
                         skip -= time_of_line == began
                         continue
-                    written, pause = (written + 1 if time_of_line == last else 1), 0.2
+
+                    written = written + 1 if time_of_line == last else 1
+                    pause = 0.2
                     last = time_of_line
                     yield text
             except ApiError as error:
                 if error.code in (400, 404):  # no log yet, or the pod is deleted
                     if error.code == 404:
-                        self.gaps[label_of(self.name, pod)] = "its pod was deleted before its log was read to the end."
+                        self.gaps[label_of(self.name, pod)] = (
+                            "its pod was deleted before its log was read to the end."
+                        )
+
                     return
+
                 if error.code in (401, 403):
                     raise
             else:
                 if not follow or not self._is_running(pod, container, starts):
                     return
+
             if not follow or self.drained.wait(pause):
                 return
+
             pause = min(5.0, pause * 2)
 
     def _is_running(self, pod: Object, container: str, starts: int) -> bool:
-        """Return True if more lines may follow: the kubelet also ends a stream when it rotates the log."""
+        """Return True if more lines may follow: the kubelet also ends a stream when it rotates the
+        log."""
         try:
             now = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
             return True
+
         if now is None or now["metadata"]["uid"] != pod["metadata"]["uid"]:
             return False
+
         statuses = (now.get("status") or {}).get("containerStatuses") or []
-        running = ((s["name"], s["restartCount"]) for s in statuses if "running" in (s.get("state") or {}))
+        running = (
+            (s["name"], s["restartCount"]) for s in statuses if "running" in (s.get("state") or {})
+        )
         return (container, starts) in running
 
     def _write(self, label: str, line: str) -> None:
@@ -201,7 +260,9 @@ class Logs:
                 self.out.write(log_line(label, line, self.as_json) + "\n")
             else:
                 color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
-                with_controls(self.out).write(f"\x1b[{color}m{visible(label)}\x1b[0m | {visible(line)}\n")
+                with_controls(self.out).write(
+                    f"\x1b[{color}m{visible(label)}\x1b[0m | {visible(line)}\n"
+                )
             self.out.flush()
 
 
@@ -213,7 +274,8 @@ def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
 
 
 def label_of(name: str, pod: Mapping[str, Any]) -> str:
-    """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's job."""
+    """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's
+    job."""
     metadata = pod["metadata"]
     node = (metadata.get("annotations") or {}).get(NODE_NAME)
     return _label(name, node or metadata["name"])
@@ -226,13 +288,23 @@ def _label(workflow: str, name: str) -> str:
 def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield the containers that may have written logs, with their restart counts."""
     status = pod.get("status") or {}
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        name, state, restarts = container["name"], container.get("state") or {}, container["restartCount"]
-        if name not in ARGO_CONTAINERS and ("running" in state or "terminated" in state or restarts):
+    for container in [
+        *(status.get("initContainerStatuses") or []),
+        *(status.get("containerStatuses") or []),
+    ]:
+        name = container["name"]
+        state = container.get("state") or {}
+
+        restarts = container["restartCount"]
+        if name not in ARGO_CONTAINERS and (
+            "running" in state or "terminated" in state or restarts
+        ):
             yield name, restarts
 
 
-def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", line_count: int = 50) -> str:
+def tail(
+    cluster: Cluster, name: str, labels: list[str], deployment: str = "", line_count: int = 50
+) -> str:
     """Return the last lines of a pod of these steps or of `deployment`, preferably with an error.
 
     Without such a pod, return "".
@@ -240,31 +312,49 @@ def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", l
     pods = []
     for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
         pod_label = label_of(name, pod)
-        if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
+        if any(
+            pod_label == label or pod_label.startswith((f"{label}(", f"{label}-"))
+            for label in labels
+        ):
             pods.append(pod)
+
     if deployment:
         pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={deployment}")
-    texts = [_tail_of(cluster, pod, container, line_count) for pod in pods for container, _ in _started_containers(pod)]
+
+    texts = [
+        _tail_of(cluster, pod, container, line_count)
+        for pod in pods
+        for container, _ in _started_containers(pod)
+    ]
     return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
 
 def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, line_count: int) -> str:
     try:
         lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(line_count))
-        return b"".join(line for line in lines if not EXECUTOR_LINE.search(line)).decode(errors="replace")
-    except ApiError:  # the pod was deleted, or reading is forbidden: report the failure without the pod's log
+        return b"".join(line for line in lines if not EXECUTOR_LINE.search(line)).decode(
+            errors="replace"
+        )
+    except ApiError:
+        # the pod was deleted, or reading is forbidden: report the failure without the pod's log
         return ""
 
 
-def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collection[str] = ()) -> Iterator[Line]:
-    """Yield (label, line) of the logs that Argo has archived, for steps whose pods are not `present`.
+def read_archived(
+    cluster: Cluster, workflow: Object, step: str, present: Collection[str] = ()
+) -> Iterator[Line]:
+    """Yield (label, line) of the logs that Argo has archived, for steps whose pods are not
+    `present`.
 
     A pod reads the object store. Raises ApiError or RekindleError if it fails.
     """
     keys: dict[str, str] = {}
+
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
-        if node["type"] == "Retry":  # a Retry node has the outputs of its last attempt, whose pod may still exist
+        # a Retry node has the outputs of its last attempt, whose pod may still exist
+        if node["type"] == "Retry":
             continue
+
         label = _label(workflow["metadata"]["name"], node["name"])
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
             if (
@@ -274,25 +364,32 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
                 and (key := (artifact.get("s3") or {}).get("key"))
             ):
                 keys[key] = label
+
     if keys:
         next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            if missing_lines := record["number"] - next_number:
+            missing_lines = record["number"] - next_number
+            if missing_lines:
                 yield keys[record["key"]], CUT_MESSAGE.format(missing_lines)
+
             next_number = record["number"] + 1
             yield keys[record["key"]], record["line"]
 
 
 def _print_stored(keys: Iterable[str]) -> None:
-    """Print each line of the objects `keys` as JSON, numbered; a missing object is one line that says so."""
+    """Print each line of the objects `keys` as JSON, numbered; a missing object is one line that
+    says so."""
     from rekindle.storage import NotFound, Store
 
-    store, numbers = Store.from_env(), count()
+    store = Store.from_env()
+    numbers = count()
+
     for key in keys:
         try:
             lines = store.get(key).decode(errors="replace").splitlines()
         except NotFound:
             lines = [f"{store.uri(key)} does not exist"]
+
         for line in lines:
             print(to_json({"key": key, "number": next(numbers), "line": line}))
 
@@ -304,13 +401,15 @@ def inputs_of(row: Step) -> dict[str, str]:
 
 
 class TrainingProgress:
-    """The progress of the training of a run, polled from the logs of its workers while `of` is called.
+    """The progress of the training of a run, polled from the logs of its workers while `of` is
+    called.
 
     While no worker runs, the progress is the reason why the job waits in its queue.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.name = cluster, name
+        self.cluster = cluster
+        self.name = name
         self.progress: dict[str, str] = {}
         self.requested = threading.Event()
         threading.Thread(target=self._poll, name="progress", daemon=True).start()
@@ -319,27 +418,53 @@ class TrainingProgress:
         if row.phase in FAILED:
             with suppress(ApiError):  # without logs, only the message of the step is shown
                 labels = [row.name.partition("(")[0], task_of(row)]
-                return last_error(tail(self.cluster, self.name, labels, inputs_of(row).get("server", "")))
+                return last_error(
+                    tail(self.cluster, self.name, labels, inputs_of(row).get("server", ""))
+                )
+
             return ""
+
         self.requested.set()
-        return next((text for pod, text in self.progress.items() if pod.startswith(f"{self.name}-{row.label}-")), "")
+
+        return next(
+            (
+                text
+                for pod, text in self.progress.items()
+                if pod.startswith(f"{self.name}-{row.label}-")
+            ),
+            "",
+        )
 
     def _poll(self) -> None:
         while self.requested.wait():
             self.requested.clear()
             progress = {}
+
             try:
-                for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"):
+                for pod in self.cluster.list_objects(
+                    PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"
+                ):
                     if (pod.get("status") or {}).get("phase") == "Running":
                         container = pod["spec"]["containers"][0]["name"]
-                        if text := progress_in(_tail_of(self.cluster, pod, container, 30)):
+                        text = progress_in(_tail_of(self.cluster, pod, container, 30))
+                        if text:
                             progress[pod["metadata"]["name"]] = text
                             break
                 else:
-                    lines = [] if progress else queue.describe_waiting(self.cluster, self.name)
-                    progress |= {f"{self.name}-{line.partition(' ')[0]}-": line.partition(" ")[2] for line in lines}
+                    if progress:
+                        lines = []
+                    else:
+                        lines = queue.describe_waiting(self.cluster, self.name)
+
+                    progress.update(
+                        {
+                            f"{self.name}-{line.partition(' ')[0]}-": line.partition(" ")[2]
+                            for line in lines
+                        }
+                    )
             except ApiError:  # errors are ignored: the next poll may succeed
                 progress = self.progress
+
             self.progress = progress
             time.sleep(PROGRESS_INTERVAL_S)
 

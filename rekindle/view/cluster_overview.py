@@ -28,25 +28,37 @@ def everything(cluster: Cluster, as_json: bool) -> str:
 
 
 def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> str:
-    """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if it does not exist."""
+    """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if it
+    does not exist."""
     workflow = add_waiting(cluster, read(cluster, name))
     if as_json:
         return to_json(as_object(cluster, workflow), indent=2)
+
     status = workflow.get("status") or {}
-    note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
-    queued = queue.describe_waiting(cluster, name) if status.get("phase") not in COMPLETED else []
+    if is_offloaded(workflow):
+        note = f"\n\nits steps are stored in Argo's database: `argo get {name}`"
+    else:
+        note = ""
+
+    if status.get("phase") not in COMPLETED:
+        queued = queue.describe_waiting(cluster, name)
+    else:
+        queued = []
+
     manifest = {"metadata": workflow["metadata"], "spec": spec_of(workflow)}
     return "\n".join([steps_table(name, status, manifest, show_all) + note, *queued])
 
 
 def _run(workflow: Object) -> dict[str, str]:
-    metadata, status = workflow["metadata"], workflow.get("status") or {}
+    metadata = workflow["metadata"]
+    status = workflow.get("status") or {}
     phase = status.get("phase") or (metadata.get("labels") or {}).get(PHASE) or "Pending"
     return run_row(metadata["name"], status, phase, metadata["creationTimestamp"])
 
 
 def _cron(cron: Object) -> dict[str, Any]:
-    spec, status = cron["spec"], cron.get("status") or {}
+    spec = cron["spec"]
+    status = cron.get("status") or {}
     last = status.get("lastScheduledTime")
     return {
         "schedule": cron["metadata"]["name"],

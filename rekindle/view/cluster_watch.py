@@ -1,7 +1,8 @@
 """Shows a run on a cluster like a local run: the same tree, the same summary, the same exit codes.
 
     watch(cluster, "demo-4k2xp", as_json=False)
-    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the watch
+    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the
+    watch
 
 With `as_json`, stdout gets exactly one object; everything else goes to stderr.
 """
@@ -24,7 +25,8 @@ from rekindle.release.config import TOKENS
 from rekindle.view import cluster_logs, outcome
 
 REFRESH_INTERVAL_S = 2.0
-PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
+PART_OF = "app.kubernetes.io/part-of"
+NAME = "app.kubernetes.io/name"
 
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
@@ -32,6 +34,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     workflow = read(cluster, name)
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
+
     try:
         with display.show(name, progress, {"spec": spec_of(workflow)}, out) as shown:
             watched = _Watched(cluster, shown)
@@ -40,10 +43,11 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         flags = f" --cluster{cluster.flags}"
         sys.stderr.write(
-            f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name} --watch{flags}\n"
-            f"stop    rekindle stop {name}{flags}\n"
+            f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name}"
+            f" --watch{flags}\nstop    rekindle stop {name}{flags}\n"
         )
         return 130
+
     return print_outcome(cluster, workflow, as_json)
 
 
@@ -89,7 +93,9 @@ class _Watched:
             self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
 
 
-def _watch_to_completion(cluster: Cluster, name: str, watched: _Watched, shown: display.Shown) -> Object:
+def _watch_to_completion(
+    cluster: Cluster, name: str, watched: _Watched, shown: display.Shown
+) -> Object:
     unreachable = False
 
     def report_lost(error: ApiError) -> None:
@@ -101,32 +107,41 @@ def _watch_to_completion(cluster: Cluster, name: str, watched: _Watched, shown: 
     for kind, workflow in cluster.watch(WORKFLOWS, name=name, on_lost=report_lost):
         if unreachable:
             shown.say("the cluster answers again")
+
         unreachable = False
         if kind == "DELETED":
             raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
+
         workflow = decompress_nodes(workflow)
         if workflow.get("status"):
             watched.show(workflow)
             if workflow["status"].get("phase") in COMPLETED:
                 return workflow
+
     raise AssertionError("cluster.watch ends only by an exception")
 
 
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run; returns the exit code."""
-    metadata, status = workflow["metadata"], workflow["status"]
+    metadata = workflow["metadata"]
+    status = workflow["status"]
     labels = metadata.get("labels") or {}
     is_rekindle = labels.get(PART_OF) == "rekindle"
     code = outcome.exit_code(status, is_rekindle)
     endpoint = _endpoint(cluster, labels.get(NAME))
+
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
+
     if code in (0, outcome.NOT_RELEASED):
         cost = outcome.costs(status, {"spec": spec_of(workflow)}).get("words")
-        text = outcome.success(status, _facts(cluster, workflow, endpoint) | {"cost": cost}, is_rekindle)
+        text = outcome.success(
+            status, _facts(cluster, workflow, endpoint) | {"cost": cost}, is_rekindle
+        )
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
+
     return code
 
 
@@ -134,8 +149,11 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run as `-o json` prints it."""
     metadata = workflow["metadata"]
     sha256 = (metadata.get("annotations") or {}).get(SHA256)
-    facts = {"manifest_sha256": sha256, "namespace": metadata["namespace"]}
-    facts |= {"endpoint": _endpoint(cluster, (metadata.get("labels") or {}).get(NAME))}
+    facts = {
+        "manifest_sha256": sha256,
+        "namespace": metadata["namespace"],
+        "endpoint": _endpoint(cluster, (metadata.get("labels") or {}).get(NAME)),
+    }
     status = workflow.get("status") or {"phase": "Pending"}
     cost = outcome.costs(status, {"spec": spec_of(workflow)})
     return outcome.as_json(metadata["name"], status, **facts, **({"cost": cost} if cost else {}))
@@ -147,7 +165,9 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
         service = cluster.find(SERVICES, name) if name else None
     except ApiError:  # the user may not read Services: the run has still succeeded
         return None
-    return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}" if service else None
+    if service:
+        return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}"
+    return None
 
 
 def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
@@ -166,15 +186,24 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
 
 
 def _failure(cluster: Cluster, workflow: Object) -> str:
-    name, status = workflow["metadata"]["name"], workflow["status"]
+    name = workflow["metadata"]["name"]
+    status = workflow["status"]
     if is_offloaded(workflow):
         return (
-            f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database: `argo get {name}`"
+            f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database:"
+            f" `argo get {name}`"
         )
+
     step = summary.failed_step(summary.steps(name, status))
-    log, command, flags = "", "", f" --cluster{cluster.flags}"
+    log = ""
+    command = ""
+    flags = f" --cluster{cluster.flags}"
+
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
-        log = cluster_logs.tail(cluster, name, [attempt, step.name], cluster_logs.inputs_of(step).get("server", ""))
+        log = cluster_logs.tail(
+            cluster, name, [attempt, step.name], cluster_logs.inputs_of(step).get("server", "")
+        )
         command = f"rekindle logs {name} {step.name}{flags}" if log else ""
+
     return summary.failure(name, status, log, command, f"rekindle resume {name}{flags}")

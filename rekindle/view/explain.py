@@ -1,7 +1,8 @@
-"""Reports on the trainings of a run: `rekindle explain`. A training with a ledger is reported from its ledger, and the
-job of another framework from the time and outcome of its step.
+"""Reports on the trainings of a run: `rekindle explain`. A training with a ledger is reported from
+its ledger, and the job of another framework from the time and outcome of its step.
 
-`python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'` prints in a pod: {TASK: {"words": [...], ...}}
+`python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'` prints in a pod: {TASK: {"words":
+[...], ...}}
 """
 
 import json
@@ -27,24 +28,35 @@ if TYPE_CHECKING:
     from rekindle.training.cost.prices import Prices
     from rekindle.training.cost.tariff import Tariff
 
-NO_LEDGER = "Time that was trained, waited or lost is known only for trainings of blocks.train, which keep a ledger."
+NO_LEDGER = (
+    "Time that was trained, waited or lost is known only for trainings of blocks.train, which keep"
+    " a ledger."
+)
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
     """Return the report on the trainings of a run (default: the newest run); the run may be active.
 
-    Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store is unavailable.
+    Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store
+    is unavailable.
     """
     name = name or runs.newest(home)
-    status, workflow = runs.state(home, name), RunFiles(home, name).workflow()
+    status = runs.state(home, name)
+    workflow = RunFiles(home, name).workflow()
+
     costs = Costs(name, workflow, status)
-    trainings = reports(LocalCluster(home).store(), name, costs.tariffs) if costs.tariffs else {}
+    if costs.tariffs:
+        trainings = reports(LocalCluster(home).store(), name, costs.tariffs)
+    else:
+        trainings = {}
+
     return _report(name, status["phase"], trainings, costs, status, as_json)
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
-    """Return the report on a cluster's run. A pod reads the object store, which may be unreachable from this machine.
+    """Return the report on a cluster's run. A pod reads the object store, which may be unreachable
+    from this machine.
 
     Raises ConfigError, ApiError, RekindleError if the pod fails.
     """
@@ -56,22 +68,33 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     costs = Costs(name, {"spec": workflows.spec_of(workflow)}, status)
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
+
     if tariffs:
-        *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, to_json(tariffs))
+        *_, answer = remote.run_module(
+            cluster, workflow, "rekindle.view.explain", name, to_json(tariffs)
+        )
+
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 
 
-def reports(store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]) -> dict[str, dict[str, Any]]:
-    """Return the summary of each training's ledger, as lines of text and numbers. Raises StorageError."""
+def reports(
+    store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]
+) -> dict[str, dict[str, Any]]:
+    """Return the summary of each training's ledger, as lines of text and numbers. Raises
+    StorageError."""
     from rekindle.training.cost.bill import report
     from rekindle.training.ledger.accounting import summarize
     from rekindle.training.ledger.events import read
 
-    return {task: report(summarize(read(store, key(task, LEDGER, name))), tariff) for task, tariff in tariffs.items()}
+    return {
+        task: report(summarize(read(store, key(task, LEDGER, name))), tariff)
+        for task, tariff in tariffs.items()
+    }
 
 
 class Costs:
-    """The prices of a run, else the current prices of the project; `tariffs`: by training, None without prices.
+    """The prices of a run, else the current prices of the project; `tariffs`: by training, None
+    without prices.
 
     `jobs`: the jobs of other frameworks.
     """
@@ -82,38 +105,65 @@ class Costs:
 
         tasks = sorted(set(LEDGERS.findall(to_json(workflow))))
         self.manifest = tariff.recorded_manifest(workflow)
-        self.jobs = [*jobs.job_runs(status, self.manifest), *jobs.planned_jobs(status, self.manifest)]
+
+        self.jobs = [
+            *jobs.job_runs(status, self.manifest),
+            *jobs.planned_jobs(status, self.manifest),
+        ]
         if not tasks and not self.jobs:
             raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
+
         self.prices = tariff.prices_of(self.manifest) or Prices.load(project.root())
         self.tariffs = dict.fromkeys(tasks) | tariff.tariffs(self.manifest, self.prices, tasks)
 
-    def of_run(self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    def of_run(
+        self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any]:
         """Return the cost of the whole run in words and by task; {} without prices."""
         from rekindle.training.cost.steps import run_costs
 
-        totals = {task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report}
+        totals = {
+            task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report
+        }
         return run_costs(status, self.manifest, self.prices, totals)
 
 
 def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
-    """Return what is known of the job of another framework: a line of text, its pods, time, outcome and cost."""
+    """Return what is known of the job of another framework: a line of text, its pods, time, outcome
+    and cost."""
     from rekindle.training.cost.bill import money
 
     counts: dict[str, int] = {}
+
     for item in job.replicas:
         counts[item.role or "pods"] = counts.get(item.role or "pods", 0) + item.count
+
     has_started = job.phase != "Waiting"
     cost = job.cost(prices) if prices and has_started else None
 
     pods = ", ".join(f"{role} {count}" for role, count in counts.items())
-    outcome = f"{job.phase.lower()} after {duration(job.seconds)}" if has_started else "has not started"
+
+    if has_started:
+        outcome = f"{job.phase.lower()} after {duration(job.seconds)}"
+    else:
+        outcome = "has not started"
+
     words = f"{job.task}: {job.kind} ({pods}) {outcome}."
-    words += f" Cause: {job.message.rstrip('.')}." if job.message and job.phase != "Succeeded" else ""
+    words += (
+        f" Cause: {job.message.rstrip('.')}." if job.message and job.phase != "Succeeded" else ""
+    )
     words += f" It cost {money(cost, prices.currency)}." if prices and cost is not None else ""
 
-    facts = {"task": job.task, "kind": job.kind, "pods": counts, "phase": job.phase, "seconds": job.seconds}
-    facts |= {"message": job.message} | ({} if cost is None else {"cost": cost})
+    facts = {
+        "task": job.task,
+        "kind": job.kind,
+        "pods": counts,
+        "phase": job.phase,
+        "seconds": job.seconds,
+    }
+
+    facts.update({"message": job.message} | ({} if cost is None else {"cost": cost}))
+
     return {"words": [words]} | facts
 
 
@@ -128,17 +178,29 @@ def _report(
     jobs: Sequence[dict[str, Any]] = [job_report(job, costs.prices) for job in costs.jobs]
     run_cost = costs.of_run(status, trainings)
     words = run_cost.pop("words", "")
+
     if as_json:
-        content = next(iter(trainings.values())) if len(trainings) == 1 else {"trainings": trainings}
-        content = content | ({"jobs": jobs} if jobs else {}) | ({"run_cost": run_cost} if run_cost else {})
+        if len(trainings) == 1:
+            content = next(iter(trainings.values()))
+        else:
+            content = {"trainings": trainings}
+
+        content = (
+            content
+            | ({"jobs": jobs} if jobs else {})
+            | ({"run_cost": run_cost} if run_cost else {})
+        )
         return to_json({"workflow": name, "phase": phase} | content, indent=2)
 
     titles = {task: [] if len(trainings) == 1 and not jobs else [f"{task}:"] for task in trainings}
-    lines = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
+    lines = [
+        line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])
+    ]
     if jobs:
         lines += ["", *(line for job in jobs for line in job["words"]), NO_LEDGER]
     if words:
         lines += ["", f"The whole run cost {words}."]
+
     return visible("\n".join([f"{name}: {phase}", *lines]))
 
 
@@ -146,5 +208,8 @@ if __name__ == "__main__":
     from rekindle.storage import Store
     from rekindle.training.cost.tariff import Tariff
 
-    parsed = {task: value and Tariff.model_validate(value) for task, value in json.loads(sys.argv[2]).items()}
+    parsed = {
+        task: value and Tariff.model_validate(value)
+        for task, value in json.loads(sys.argv[2]).items()
+    }
     print(to_json(reports(Store.from_env(), sys.argv[1], parsed)))

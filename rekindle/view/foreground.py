@@ -1,4 +1,5 @@
-"""A run of a pipeline in the foreground: the display of argolocal, plus the model, its verdict and its endpoint.
+"""A run of a pipeline in the foreground: the display of argolocal, plus the model, its verdict and
+its endpoint.
 
 run(home, manifest, parameters, as_json=False, ask=True)     # → also 3: not released by the gate
 """
@@ -38,6 +39,7 @@ def run(
     `full_status`: print notes of `lint`, and add the status to the JSON output.
     """
     other_objects = [*other_objects, *_claims(manifest)]
+
     # notes on manifests that Rekindle rendered would only be noise
     local = foreground.create_run(
         LocalCluster(home),
@@ -47,14 +49,18 @@ def run(
         notes=full_status,
         needs_ports=not (may_use_any_port(manifest) or parameters.get(BACKFILL) == "true"),
     )
+
     return Pipeline(local).run(as_json=as_json, ask=ask, full_status=full_status)
 
 
 def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the run creates."""
+    """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the
+    run creates."""
     cluster = _config(manifest).get("cluster") if manifest.get("spec") else None
     claim = cluster.get("cache") if isinstance(cluster, dict) else None
-    return [volume_claim(claim, "1Gi")] if isinstance(claim, str) and claim else []
+    if isinstance(claim, str) and claim:
+        return [volume_claim(claim, "1Gi")]
+    return []
 
 
 def _config(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,9 +71,12 @@ def _config(manifest: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
+def resume(
+    home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool
+) -> int:
     """Resume a run, or its suspended steps if another process runs it. Raises ConfigError, Busy."""
-    if not (local := foreground.load_run(LocalCluster(home), name, values, as_json)):
+    local = foreground.load_run(LocalCluster(home), name, values, as_json)
+    if not local:
         return 0
     pipeline = Pipeline(local)
     return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.is_rekindle)
@@ -92,13 +101,15 @@ class Pipeline(foreground.Foreground):
         return code
 
     def begin(self) -> None:
-        """Mark the run's folder in the object store, and restart the deployments that `rekindle down` stopped.
+        """Mark the run's folder in the object store, and restart the deployments that `rekindle
+        down` stopped.
 
         The run may end without a new release.
         """
         if self._writes_artifacts():
             self._mark()
-        name, cluster = overview.label(self.local.workflow, "name"), self.local.cluster
+        name = overview.label(self.local.workflow, "name")
+        cluster = self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
 
@@ -106,8 +117,13 @@ class Pipeline(foreground.Foreground):
         """True if the run writes into the object store."""
         spec = self.local.workflow["spec"]
         templates = spec.get("templates") or []
-        has_artifacts = any((template.get("outputs") or {}).get("artifacts") for template in templates)
-        has_logs = any((owner.get("archiveLocation") or owner).get("archiveLogs") for owner in (spec, *templates))
+        has_artifacts = any(
+            (template.get("outputs") or {}).get("artifacts") for template in templates
+        )
+        has_logs = any(
+            (owner.get("archiveLocation") or owner).get("archiveLogs")
+            for owner in (spec, *templates)
+        )
         return self.is_rekindle or has_artifacts or has_logs
 
     def _mark(self) -> None:

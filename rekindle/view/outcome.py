@@ -1,4 +1,5 @@
-"""Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit code."""
+"""Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit
+code."""
 
 import json
 import math
@@ -26,30 +27,50 @@ VERDICTS = {
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, ...)."""
+    """Return the object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256,
+    endpoint, ...)."""
     values = parameters(status)
-    fields = {"manifest_sha256": None} | {key: values.get(key) for key in ("model_sha256", "verdict", "reason")}
-    fields |= {"metrics": metrics(values), "verdicts": verdicts(status), "endpoint": None}
-    fields |= {"run_id": values.get("run_id")}
+
+    fields = {
+        "manifest_sha256": None,
+        "model_sha256": values.get("model_sha256"),
+        "verdict": values.get("verdict"),
+        "reason": values.get("reason"),
+        "metrics": metrics(values),
+        "verdicts": verdicts(status),
+        "endpoint": None,
+        "run_id": values.get("run_id"),
+    }
+
     return summary.as_json(name, status, **fields | facts)
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name, with the results of the only evaluation.
+    """Return the global outputs of the workflow (globalName), by name, with the results of the only
+    evaluation.
 
     A rolled-back canary, and data that did not change, override the verdict.
     """
-    values, evaluations = outputs(status), list(_evaluations(status).values())
-    values |= evaluations[0] if len(evaluations) == 1 else {}
+    values = outputs(status)
+    evaluations = list(_evaluations(status).values())
+    values.update(evaluations[0] if len(evaluations) == 1 else {})
+
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
             if p["name"] == "run_id" and p.get("value"):
-                values.setdefault("run_id", p["value"])  # the run_id of the last step, if no global output has it
+                # the run_id of the last step, if no global output has it
+                values.setdefault("run_id", p["value"])
+
             if p["name"] == "canary" and verdict == "taken back":
-                values |= {"verdict": verdict, "reason": reason}
+                values["verdict"] = verdict
+                values["reason"] = reason
+
             if p["name"] == "unchanged" and p.get("value"):
-                values |= {"verdict": "same", "reason": p["value"], "unchanged": "yes"}
+                values["verdict"] = "same"
+                values["reason"] = p["value"]
+                values["unchanged"] = "yes"
+
     return values
 
 
@@ -68,7 +89,8 @@ def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, last verdict, reason and metrics, and the version of a released model."""
+    """Return each evaluation: its task, last verdict, reason and metrics, and the version of a
+    released model."""
     versions = {release.evaluation: release.version for release in releases(status)}
     rows = [
         {"task": task, **row, "metrics": metrics(row), "version": versions.get(task)}
@@ -78,26 +100,36 @@ def verdicts(status: Status) -> list[dict[str, Any]]:
 
 
 def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
-    """Return verdict, reason and metrics of each evaluation, by task and loop item; a repetition replaces them."""
-    nodes = [node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"]
+    """Return verdict, reason and metrics of each evaluation, by task and loop item; a repetition
+    replaces them."""
+    nodes = [
+        node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"
+    ]
     rows: dict[tuple[str, str], dict[str, str]] = {}
+
     # a repetition has a longer name, because it runs in an inner DAG
     for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
-        values, inputs = outputs(node), outputs({"outputs": node.get("inputs")})
+        values = outputs(node)
+        inputs = outputs({"outputs": node.get("inputs")})
         if values.get("verdict") in VERDICTS and values.keys() & {"metrics", "champion"}:
             task, _, item = ATTEMPT.sub("", node["displayName"]).partition("(")
             row = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
             rows[inputs.get(TASK) or task.removesuffix(AGAIN), item] = row
+
     return rows
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the metrics of the candidate by name, None for NaN or infinity; {} without an evaluation."""
+    """Return the metrics of the candidate by name, None for NaN or infinity; {} without an
+    evaluation."""
     try:
-        numbers = json.loads(values.get("metrics") or "{}")  # a step of another program may write NaN
+        # a step of another program may write NaN
+        numbers = json.loads(values.get("metrics") or "{}")
     except (ValueError, RecursionError):
         return {}
+
     values_by_name = numbers.items() if isinstance(numbers, dict) else ()
+
     return {
         name: value if math.isfinite(value) else None
         for name, value in values_by_name
@@ -106,38 +138,63 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome, one line per fact. `facts` (endpoint, commands, cost, ...) precede the duration.
+    """Return the outcome, one line per fact. `facts` (endpoint, commands, cost, ...) precede the
+    duration.
 
     If not `is_rekindle`, the outputs of the workflow are not interpreted.
     """
     values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
-    evaluations = verdicts(status) if is_rekindle and not values.get("verdict") else []
+
+    if is_rekindle and not values.get("verdict"):
+        evaluations = verdicts(status)
+    else:
+        evaluations = []
+
     winners = [row["metrics"] for row in evaluations if row["version"]]
     figures = winners[0] if len(winners) == 1 else metrics(values)
+
     lines = {
         "verdict": _verdict(status, values),
         "reason": values.get("reason"),
-        "metrics": "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None),
+        "metrics": "  ".join(
+            f"{name} {value:.4g}" for name, value in figures.items() if value is not None
+        ),
         **facts,
         "took": duration(took),
     }
+
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
     rows += list(lines.items())
-    rows += [("warning", text) for text in named_warnings((status.get("nodes") or {}).values()) if is_rekindle]
+
+    rows += [
+        ("warning", text)
+        for text in named_warnings((status.get("nodes") or {}).values())
+        if is_rekindle
+    ]
+
     return lines_of(rows)
 
 
 def _verdict(status: Status, values: Mapping[str, str]) -> str:
-    """Describe the verdict, and whether the model was released: a verdict alone releases nothing."""
-    released, verdict = releases(status), values.get("verdict", "")
+    """Describe the verdict, and whether the model was released: a verdict alone releases
+    nothing."""
+    released = releases(status)
+
+    verdict = values.get("verdict", "")
     if not verdict:
-        return f"released: {', '.join(sorted(map(str, released)))}" if released else ""
+        if released:
+            return f"released: {', '.join(sorted(map(str, released)))}"
+        return ""
+
     if verdict == "release" and not released:
         return "release: the model passed the gate, but this pipeline has not released it"
     if values.get("unchanged"):
         return "same: nothing to train: the data, the code and the config did not change"
-    return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
+    if verdict in VERDICTS:
+        return f"{verdict}: {VERDICTS[verdict]}"
+
+    return ""
 
 
 @dataclass(frozen=True)
@@ -153,38 +210,73 @@ class Release:
 
 
 def releases(status: Status) -> list[Release]:
-    """Return the releases of a run, except those whose evaluation was repeated with another verdict."""
+    """Return the releases of a run, except those whose evaluation was repeated with another
+    verdict."""
     last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
+
     found = [
         Release(values["model_uri"].split("/")[1], values["version"], _evaluation(node))
         for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (values := _released(node))
+        if node.get("phase") == "Succeeded"
+        and node.get("type") == "Pod"
+        and (values := _released(node))
     ]
-    return [release for release in found if last_verdicts.get(release.evaluation, "release") == "release"]
+
+    return [
+        release
+        for release in found
+        if last_verdicts.get(release.evaluation, "release") == "release"
+    ]
 
 
 def _released(node: Mapping[str, Any]) -> dict[str, str]:
-    """Return the outputs of a step that registered a version, or {}; model_uri is releases/NAME/HASH/."""
+    """Return the outputs of a step that registered a version, or {}; model_uri is
+    releases/NAME/HASH/."""
     values = outputs(node)
-    is_release = values.get("version") and "content" in values and values.get("model_uri", "").count("/") > 1
-    return values if is_release else {}
+    is_release = (
+        values.get("version") and "content" in values and values.get("model_uri", "").count("/") > 1
+    )
+    if is_release:
+        return values
+    return {}
 
 
 def _evaluation(node: Mapping[str, Any]) -> str:
-    """Return the task whose report a step got, by the report's key RUN/TASK/report; "" if unknown."""
+    """Return the task whose report a step got, by the report's key RUN/TASK/report; "" if
+    unknown."""
     artifacts = (node.get("inputs") or {}).get("artifacts") or []
-    keys = [(artifact.get("s3") or {}).get("key", "") for artifact in artifacts if artifact["name"] == "report"]
-    return keys[0].split("/")[1] if keys and keys[0].count("/") == 2 else ""
+    keys = [
+        (artifact.get("s3") or {}).get("key", "")
+        for artifact in artifacts
+        if artifact["name"] == "report"
+    ]
+    if keys and keys[0].count("/") == 2:
+        return keys[0].split("/")[1]
+    return ""
 
 
 def exit_code(status: Status, is_rekindle: bool) -> int:
     """Return the exit code of a completed run; 2 if a step of Rekindle rejected its config."""
     if status.get("phase") != "Succeeded":
-        codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
-        return 2 if is_rekindle and str(ConfigError.exit_code) in codes else 1
+        codes = {
+            (node.get("outputs") or {}).get("exitCode")
+            for node in (status.get("nodes") or {}).values()
+        }
+        if is_rekindle and str(ConfigError.exit_code) in codes:
+            return 2
+        return 1
+
     if not is_rekindle:
         return 0
-    if verdict := parameters(status).get("verdict"):
-        return NOT_RELEASED if verdict in ("keep", "taken back") else 0
+
+    verdict = parameters(status).get("verdict")
+    if verdict:
+        if verdict in ("keep", "taken back"):
+            return NOT_RELEASED
+        return 0
+
     verdict_names = {row["verdict"] for row in verdicts(status)}
-    return NOT_RELEASED if verdict_names and "same" not in verdict_names and not releases(status) else 0
+    if verdict_names and "same" not in verdict_names and not releases(status):
+        return NOT_RELEASED
+
+    return 0

@@ -21,7 +21,8 @@ def everything(home: Path, as_json: bool) -> str:
 
 
 def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
-    """Return the steps of a run, without internal steps unless `show_all`, and its live processes."""
+    """Return the steps of a run, without internal steps unless `show_all`, and its live
+    processes."""
     status = runs.state(home, name)
     manifest = RunFiles(home, name).workflow()
     processes = runs.processes(home, name)
@@ -31,7 +32,9 @@ def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
     return to_json(result | {"processes": processes}, indent=2)
 
 
-def steps_table(name: str, status: Status, manifest: Mapping[str, Any], show_all: bool = False) -> str:
+def steps_table(
+    name: str, status: Status, manifest: Mapping[str, Any], show_all: bool = False
+) -> str:
     """Return a table of the steps of a run, without internal steps unless `show_all`."""
     plumbing = Plumbing(manifest, status)
     rows = [plumbing.readable(row) for row in steps(name, status)]
@@ -39,18 +42,24 @@ def steps_table(name: str, status: Status, manifest: Mapping[str, Any], show_all
         return runs.steps_table(name, status, rows)
     shown = [row for row in rows if not plumbing.is_internal(row)]
     hidden = len(rows) - len(shown)
-    note = f"\n\n{hidden} internal steps are not shown: `--all` shows them" if hidden else ""
+    if hidden:
+        note = f"\n\n{hidden} internal steps are not shown: `--all` shows them"
+    else:
+        note = ""
     return runs.steps_table(name, status, shown) + note
 
 
 def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
-    """Return the hash of a run's manifest, the endpoint of its model, and its cost, for `-o json`."""
+    """Return the hash of a run's manifest, the endpoint of its model, and its cost, for `-o
+    json`."""
     # imported in this function, for a fast `rekindle status`
     from rekindle.blocks.manifest.render import manifest_sha256
 
     sha256 = parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
     cost = outcome.costs(status, manifest)
-    return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | ({"cost": cost} if cost else {})
+    return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | (
+        {"cost": cost} if cost else {}
+    )
 
 
 def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
@@ -60,11 +69,14 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     if not name or not (service := cluster.find("Service", name)):
         return None
     address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
-    return address if any(row.get("address") == address and row["running"] for row in cluster.overview()) else None
+    if any(row.get("address") == address and row["running"] for row in cluster.overview()):
+        return address
+    return None
 
 
 def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
-    """Return the flag of curl that sends the token of this machine; "" if the model servers of a run need no token."""
+    """Return the flag of curl that sends the token of this machine; "" if the model servers of a
+    run need no token."""
     if not outcome.needs_token(manifest):
         return ""
     services = LocalCluster(home).services
@@ -90,7 +102,8 @@ def parameter(manifest: Mapping[str, Any], name: str) -> str:
 
 
 def recorded_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config in the workflow parameter `config`; {} without the parameter. Raises InvalidDocument."""
+    """Return the config in the workflow parameter `config`; {} without the parameter. Raises
+    InvalidDocument."""
     name = (manifest.get("metadata") or {}).get("name") or "the workflow"
     return parse_object(parameter(manifest, "config") or "{}", f"the parameter `config` of {name}")
 

@@ -1,6 +1,7 @@
 """Tells the steps of a run that its pipeline contains from the internal steps that the blocks add.
 
-Internal steps read, apply and delete objects of Kubernetes. A step that fails or runs is never internal.
+Internal steps read, apply and delete objects of Kubernetes. A step that fails or runs is never
+internal.
 """
 
 import re
@@ -16,7 +17,9 @@ SWITCH_INPUTS = {"server", "running"}  # inputs of the DAG that blocks.verify ad
 DEPLOY_TASKS = {"deployment", "address"}  # tasks of the DAG of blocks.deploy
 DELETE_TASKS = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
 REPETITIONS = re.compile(r"(next|.+-again)")  # tasks of the DAG `promote`, which rarely run
-OUTPUT = re.compile(r"tasks(?:\.([\w-]+)|\['([^']+)'\])\.outputs\.parameters(?:\.([\w-]+)|\['([^']+)'\])")
+OUTPUT = re.compile(
+    r"tasks(?:\.([\w-]+)|\['([^']+)'\])\.outputs\.parameters(?:\.([\w-]+)|\['([^']+)'\])"
+)
 
 
 class Plumbing:
@@ -25,24 +28,39 @@ class Plumbing:
     def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
         labels = (manifest.get("metadata") or {}).get("labels") or {}
         self.is_rekindle = labels.get("app.kubernetes.io/part-of") == "rekindle"
-        self.templates = {template["name"]: template for template in manifest["spec"].get("templates") or []}
+        self.templates = {
+            template["name"]: template for template in manifest["spec"].get("templates") or []
+        }
         self.nodes = {node["id"]: node for node in list((status.get("nodes") or {}).values())}
 
     def is_internal(self, row: Step) -> bool:
-        """Return True if a block added this step, and the step has neither failed nor still runs."""
+        """Return True if a block added this step, and the step has neither failed nor still
+        runs."""
         if not (self.is_rekindle and row.node and row.phase in DONE):
             return False
+
         # members of a loop belong to the task of the loop
         task = row.name.rpartition(".")[2].partition("(")[0]
         template = self._template(row.node)
         parent = self._parent(row)
+
         tasks = _task_names(parent)
         if _inputs(parent) >= SWITCH_INPUTS or tasks == DEPLOY_TASKS:
             return True
-        if task.endswith("-secret") and "resource" in template and task.removesuffix("-secret") in tasks:
+
+        if (
+            task.endswith("-secret")
+            and "resource" in template
+            and task.removesuffix("-secret") in tasks
+        ):
             return True
-        if DELETE_TASKS.fullmatch(task) and (template.get("resource") or {}).get("action") == "delete":
+
+        if (
+            DELETE_TASKS.fullmatch(task)
+            and (template.get("resource") or {}).get("action") == "delete"
+        ):
             return True
+
         return bool("next" in tasks and REPETITIONS.fullmatch(task) and row.phase in NOT_RUN)
 
     def readable(self, row: Step) -> Step:
@@ -51,7 +69,9 @@ class Plumbing:
             return row
         task = row.name.rpartition(".")[2].partition("(")[0]
         condition = _conditions(self._parent(row)).get(task)
-        return replace(row, message=f"not true: {_plain(condition)}") if condition else row
+        if condition:
+            return replace(row, message=f"not true: {_plain(condition)}")
+        return row
 
     def _parent(self, row: Step) -> Mapping[str, Any]:
         """Return the template of the DAG that contains a step."""
@@ -74,10 +94,13 @@ def _conditions(template: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _inputs(template: Mapping[str, Any]) -> set[str]:
-    return {parameter["name"] for parameter in (template.get("inputs") or {}).get("parameters") or []}
+    return {
+        parameter["name"] for parameter in (template.get("inputs") or {}).get("parameters") or []
+    }
 
 
 def _plain(condition: str) -> str:
-    """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict == 'release'`."""
+    """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
+    'release'`."""
     text = OUTPUT.sub(lambda match: f"{match[1] or match[2]}.{match[3] or match[4]}", condition)
     return text.replace("{{=", "").replace("{{", "").replace("}}", "")

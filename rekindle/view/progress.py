@@ -8,16 +8,21 @@ from rekindle.training.metrics import PROGRESS
 
 
 def progress_in(log: str) -> str:
-    """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress in a log, or ""."""
+    """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress in a
+    log, or ""."""
     matches = PROGRESS.findall(log)
     if not matches:
         return ""
+
     step, total, loss, rate, eta, validation = matches[-1]
     remaining_time = duration(float(eta))
-    losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
-    return visible(
-        f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {remaining_time} left".replace(",", " ")
-    )
+    if validation:
+        losses = f"loss {loss}  validation {validation}"
+    else:
+        losses = f"loss {loss}"
+
+    speed = f"{float(rate):,.0f} samples/s".replace(",", " ")
+    return visible(f"step {step}/{total}  {losses}  {speed}  {remaining_time} left")
 
 
 class LogProgress(LogErrors):

@@ -12,49 +12,86 @@ MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 def text(report: dict[str, Any]) -> str:
     """Format the findings, and the error, if any."""
     families = report.get("families", {})
-    parts = [line for name in families for line in ("", f"family      {name}", *_lines(families[name]))]
+    parts = [
+        line for name in families for line in ("", f"family      {name}", *_lines(families[name]))
+    ]
     return "\n".join([*_lines(report), *parts, *_error(report)])
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     if "first_rows_error" in report:
-        yield f"note        the first rows are not enough, so all rows were used: {report['first_rows_error']}"
+        yield (
+            "note        the first rows are not enough, so all rows were used:"
+            f" {report['first_rows_error']}"
+        )
+
     if report["rows"]:
-        samples = f", {report['samples']:,} training samples" if "samples" in report else ""
+        if "samples" in report:
+            samples = f", {report['samples']:,} training samples"
+        else:
+            samples = ""
+
         yield f"data        {report['rows']:,} rows{samples}"
+
     if "batch" in report:
         yield f"batch       {', '.join(map(_tensor, report['batch']))}"
     if "model" in report:
         yield from _model(report)
+
     if "loss" in report:
-        flops = f", {report['flops_per_step']:,} FLOPs" if "flops_per_step" in report else ""
-        yield f"step        loss {_number(report['loss'])}, gradient norm {_number(report['gradient_norm'])}{flops}"
+        if "flops_per_step" in report:
+            flops = f", {report['flops_per_step']:,} FLOPs"
+        else:
+            flops = ""
+
+        yield (
+            f"step        loss {_number(report['loss'])}, gradient norm"
+            f" {_number(report['gradient_norm'])}{flops}"
+        )
+
     for name in ("validation", "metrics"):
         if name in report:
-            yield f"{name:11} {', '.join(f'{key} {_number(value)}' for key, value in report[name].items())}"
+            yield (
+                f"{name:11}"
+                f" {', '.join(f'{key} {_number(value)}' for key, value in report[name].items())}"
+            )
+
     if "instance" in report:
         yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
 
 
 def _model(report: dict[str, Any]) -> Iterator[str]:
-    parameters, buffers = report["parameters"], report["buffers"]
+    parameters = report["parameters"]
+    buffers = report["buffers"]
     trained = _elements(value for value in parameters if value["trained"])
     is_fitted = "state_bytes" not in report
     count = "fitted" if is_fitted else f"{trained:,} trained"
     yield f"model       {report['model']}: {_elements(parameters):,} parameters, {count}"
+
     for kind, values in (("", parameters), ("buffer ", buffers)):
         for value in values:
-            frozen = "" if is_fitted or value.get("trained", True) else ", frozen"
+            if is_fitted or value.get("trained", True):
+                frozen = ""
+            else:
+                frozen = ", frozen"
+
             yield f"            {kind}{value['name']}: {_tensor(value)}{frozen}"
+
     if not is_fitted:
-        yield f"memory      {report['state_bytes']:,} bytes of training state per worker ({report['device']})"
+        yield (
+            f"memory      {report['state_bytes']:,} bytes of training state per worker"
+            f" ({report['device']})"
+        )
 
 
 def _error(report: dict[str, Any]) -> Iterator[str]:
     if "error" in report:
         stage = report["stage"]
-        hint = " Only the first rows were used: --rows sets the number of rows." if report.get("first_rows") else ""
-        yield f"error       {report['error']}{hint if stage in ('dataset', 'gradient', 'examples', 'metrics') else ''}"
+        hint = ""
+        if report.get("first_rows") and stage in ("dataset", "gradient", "examples", "metrics"):
+            hint = " Only the first rows were used: --rows sets the number of rows."
+
+        yield f"error       {report['error']}{hint}"
 
 
 def _elements(values: Iterable[Any]) -> int:
@@ -66,9 +103,13 @@ def _tensor(value: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.4g}"
+    if value is None:
+        return "not a number"
+    return f"{value:.4g}"
 
 
 def _short(value: Any) -> str:
     shown = to_json(value)
-    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]} .."
+    if len(shown) <= MAX_TEXT:
+        return shown
+    return f"{shown[:MAX_TEXT]} .."

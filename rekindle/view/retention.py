@@ -1,4 +1,5 @@
-"""The retention on this machine, at the end of a run and by `rekindle prune`, and on a cluster by `rekindle prune`."""
+"""The retention on this machine, at the end of a run and by `rekindle prune`, and on a cluster by
+`rekindle prune`."""
 
 import fcntl
 import os
@@ -35,8 +36,10 @@ from rekindle.sections import parse_section
 from rekindle.storage import Store
 from rekindle.view import overview
 
-CLAIM_S = 7200.0  # time from the look-up in the cache until a run on this machine exists, with a margin
-RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())  # of runs of other machines
+# time from the look-up in the cache until a run on this machine exists, with a margin
+CLAIM_S = 7200.0
+# of runs of other machines
+RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines without limits
 REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted removal
 
@@ -63,10 +66,15 @@ class Place:
         context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
         found = listing.read(self.store, pipelines, context)
         limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
-        return decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)), context
+        return (
+            decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)),
+            context,
+        )
 
     def _targets(self, model: str) -> set[str]:
-        annotations = (obj["metadata"].get("annotations") or {} for obj in self.objects.deployments(model))
+        annotations = (
+            obj["metadata"].get("annotations") or {} for obj in self.objects.deployments(model)
+        )
         versions = {version for found in annotations if (version := found.get(VERSION_ANNOTATION))}
         return versions | (promotion.retained_versions(model) if self.shared else set())
 
@@ -84,18 +92,21 @@ class Machine:
         if not files.root.exists():
             yield True
             return
+
         try:
             files.lock()
         except Busy:
             yield False
             return
+
         try:
             yield True
         finally:
             files.close()
 
     def remove(self, run: str) -> None:
-        """Move the folder of the run away at once, then remove it: a part of the folder would look like another run."""
+        """Move the folder of the run away at once, then remove it: a part of the folder would look
+        like another run."""
         files = RunFiles(self.home, run)
         if files.is_own_folder():
             (self.home / REMOVED_FOLDER).mkdir(exist_ok=True)
@@ -122,10 +133,14 @@ class Namespace:
 
 
 def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
-    """Apply the limits of a run's config to its pipeline on this machine. Errors are only reported."""
-    limits, pipeline = _limits(workflow), overview.label(workflow, "name")
+    """Apply the limits of a run's config to its pipeline on this machine. Errors are only
+    reported."""
+    limits = _limits(workflow)
+
+    pipeline = overview.label(workflow, "name")
     if limits == NO_LIMITS or not pipeline:
         return
+
     try:
         with _locked(home):
             place = _machine(home)
@@ -136,15 +151,20 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     except (RekindleError, OSError) as error:
         say(f"old runs are not removed: {error}")
         return
+
     if names or plan.releases:
         kept_tasks = [item.kept_tasks for item in plan.runs if item.run.name in names]
         say(f"removed {counts(kept_tasks, len(plan.releases))} (config section retention)")
 
 
 def counts(kept_tasks: Iterable[Any], releases: int) -> str:
-    """Return the numbers of removed runs and releases in words; `kept_tasks`: for each run, the tasks that stay."""
+    """Return the numbers of removed runs and releases in words; `kept_tasks`: for each run, the
+    tasks that stay."""
     partial_removals = [bool(tasks) for tasks in kept_tasks]
-    texts = [f"{n} {noun}{'s' * (n != 1)}" for noun, n in (("run", len(partial_removals)), ("release", releases))]
+    texts = [
+        f"{n} {noun}{'s' * (n != 1)}"
+        for noun, n in (("run", len(partial_removals)), ("release", releases))
+    ]
     if any(partial_removals):
         texts[0] += f" ({sum(partial_removals)} in part)"
     return " and ".join(texts)
@@ -162,16 +182,23 @@ def prune(
         given = {name: value for name, value in options.items() if value is not None}
         if "keep_runs" in given:  # also applies to the runs of `rekindle backfill`
             place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
+
         for pipeline, limits in place.limits.items():
             unset = limits == NO_LIMITS and not place.shared
             defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
             place.limits[pipeline] = limits.model_copy(update=defaults | given)
+
         plan, context = place.plan(place.limits)
         rows = [row for item in plan.runs if (row := _row(home, place.store, item))]
-        releases = [{"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)} for r in plan.releases]
+        releases = [
+            {"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)}
+            for r in plan.releases
+        ]
+
         if delete:
             removed_names = removal.remove(place.store, plan, place.host, context)
             rows = [row for row in rows if row["run"] in removed_names]
+
     return {"runs": rows, "releases": releases}
 
 
@@ -210,19 +237,28 @@ def _machine(home: Path) -> Place:
     # homes that share an object store, but not MLflow, do not know each other's releases
     place.removes_releases = own_store or not own_mlflow
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
+
     for name in runs.names(home):
         files = RunFiles(home, name)
         try:
-            workflow, status = files.workflow(), runs.state(home, name)
+            workflow = files.workflow()
+            status = runs.state(home, name)
         except ConfigError as error:
             say(f"{name} is kept: {error}")
             continue
+
         if not files.is_own_folder():
             say(f"{name} is kept: {files.root} is a link, or its manifest has another name")
             continue
-        ended = None if status["phase"] == "Running" else _last_change(home, name, status)
+
+        if status["phase"] == "Running":
+            ended = None
+        else:
+            ended = _last_change(home, name, status)
+
         place.runs[name] = _run(name, workflow, ended, status["phase"])
         place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))  # of the newest run
+
     return place
 
 
@@ -234,23 +270,33 @@ def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]
 def _namespace(cluster: Cluster) -> Place:
     place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
     found = cluster.list_objects(WORKFLOWS, "app.kubernetes.io/part-of=rekindle")
-    for workflow in sorted(found, key=lambda found: found["metadata"]["creationTimestamp"], reverse=True):
-        name, status = workflow["metadata"]["name"], workflow.get("status") or {}
+    for workflow in sorted(
+        found, key=lambda found: found["metadata"]["creationTimestamp"], reverse=True
+    ):
+        name = workflow["metadata"]["name"]
+        status = workflow.get("status") or {}
         phase = status.get("phase") or "Pending"
         ended = timestamp(status["finishedAt"]) if phase in COMPLETED else None
         place.runs[name] = _run(name, workflow, ended, phase)
+
         pipeline = place.runs[name].pipeline
         if pipeline not in place.limits:
             place.limits[pipeline] = _limits(workflow)
+
     return place
 
 
 def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
     """Return the time when a run ended, or when its runner was killed."""
-    if finished := status.get("finishedAt"):
+    finished = status.get("finishedAt")
+    if finished:
         return timestamp(finished)
     files = RunFiles(home, name).root
-    return max(file.stat().st_mtime for file in files.glob("*") if file.name in ("manifest.yaml", "journal.jsonl"))
+    return max(
+        file.stat().st_mtime
+        for file in files.glob("*")
+        if file.name in ("manifest.yaml", "journal.jsonl")
+    )
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
@@ -261,7 +307,8 @@ def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str
 
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
-    """Return the section `retention` of a run's config, also of a workflow that refers to a WorkflowTemplate."""
+    """Return the section `retention` of a run's config, also of a workflow that refers to a
+    WorkflowTemplate."""
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
     config = overview.recorded_config(workflow)
     if not config and stored_spec:

@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-def add_cached(home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
+def add_cached(
+    home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
+) -> dict[str, str]:
     """Return `parameters` of a run on this machine with the cached results of its tasks."""
     if not _uses_cache(manifest, parameters):
         return parameters
     set_bucket()
     cluster = LocalCluster(home)
-    return _look_up(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
+    return _look_up(
+        manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name})
+    )
 
 
-def add_cached_on_cluster(manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
+def add_cached_on_cluster(
+    manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
+) -> dict[str, str]:
     """Return `parameters` of a cluster's run with the cached results in S3_BUCKET.
 
     Without S3_BUCKET, pods look the results up.
@@ -36,26 +42,35 @@ def add_cached_on_cluster(manifest: Mapping[str, Any], parameters: dict[str, str
         return parameters
     if reuse and not os.environ.get("S3_BUCKET"):
         return parameters
+
     from rekindle.storage import Store
 
-    return _look_up(manifest, parameters, reuse, Store.from_env().short_retries() if reuse else None, None)
+    return _look_up(
+        manifest, parameters, reuse, Store.from_env().short_retries() if reuse else None, None
+    )
 
 
 def set_bucket() -> None:
-    """Set S3_BUCKET as in the pods of this machine: steps may name the data that they read by s3:// URIs."""
+    """Set S3_BUCKET as in the pods of this machine: steps may name the data that they read by s3://
+    URIs."""
     os.environ.setdefault("S3_BUCKET", BUCKET)
 
 
 def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
-    """Return the object store for a reader that starts and writes nothing; None without S3_BUCKET of a cluster.
+    """Return the object store for a reader that starts and writes nothing; None without S3_BUCKET
+    of a cluster.
 
-    The embedded store is read from its files, unless S3_ENDPOINT_URL names a store. Raises ConfigError.
+    The embedded store is read from its files, unless S3_ENDPOINT_URL names a store. Raises
+    ConfigError.
     """
     if on_cluster or os.environ.get("S3_ENDPOINT_URL"):
         from rekindle.storage import Store
 
         name = bucket or os.environ.get("S3_BUCKET") or ("" if on_cluster else BUCKET)
-        return Store(name, os.environ.get("S3_ENDPOINT_URL") or None, short_retries=True) if name else None
+        if name:
+            return Store(name, os.environ.get("S3_ENDPOINT_URL") or None, short_retries=True)
+        return None
+
     return cast("Store", StoredFiles(home / "s3", bucket or os.environ.get("S3_BUCKET") or BUCKET))
 
 
@@ -63,12 +78,15 @@ def entries(home: Path) -> list[dict[str, Any]]:
     """Return the table of cached results, newest first."""
     from rekindle.cache import entries
 
-    newest_first = sorted(entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made)
+    newest_first = sorted(
+        entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made
+    )
     return [_row(entry) for entry in newest_first]
 
 
 def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
-    """Return invalid and surplus cache entries; delete them and unused lists of files if `delete`."""
+    """Return invalid and surplus cache entries; delete them and unused lists of files if
+    `delete`."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
 
@@ -89,7 +107,11 @@ def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> b
 
 
 def _look_up(
-    manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool, store: "Store | None", open_bucket: Any
+    manifest: Mapping[str, Any],
+    parameters: dict[str, str],
+    reuse: bool,
+    store: "Store | None",
+    open_bucket: Any,
 ) -> dict[str, str]:
     from rekindle.cache import lookup
 
@@ -101,8 +123,11 @@ def _look_up(
             )
     except RekindleError as error:
         say(f"the cache is unavailable, so everything is computed: {error}")
-    if cached_tasks := [f"{item.task} ({item.entry.at})" for item in results if item.entry]:
+
+    cached_tasks = [f"{item.task} ({item.entry.at})" for item in results if item.entry]
+    if cached_tasks:
         say(f"cached: {', '.join(cached_tasks)}; --no-cache computes them again")
+
     return parameters | {CACHED: lookup.cached_parameter(manifest, results, reuse)}
 
 

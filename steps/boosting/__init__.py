@@ -1,4 +1,5 @@
-"""Example workload: the network of steps/digits.py or boosted stumps classify digits; both have the same metrics.
+"""Example workload: the network of steps/digits.py or boosted stumps classify digits; both have the
+same metrics.
 
     rekindle run configs/trees.yaml
 
@@ -16,7 +17,18 @@ from steps.digits import Data, Instance, dataset, examples, loss, metrics, predi
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Data", "Instance", "Model", "dataset", "examples", "families", "loss", "metrics", "predict", "prepare"]
+__all__ = [
+    "Data",
+    "Instance",
+    "Model",
+    "dataset",
+    "examples",
+    "families",
+    "loss",
+    "metrics",
+    "predict",
+    "prepare",
+]
 
 
 class Model(digits.Model):
@@ -27,7 +39,8 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
-        """A stump per round and digit: a pixel, a threshold, and scores for values below and above it."""
+        """A stump per round and digit: a pixel, a threshold, and scores for values below and above
+        it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -37,7 +50,9 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             tensors = dict(self.named_buffers())
             values = images.flatten(1)[:, tensors["pixel"].long()]  # shape [B, rounds, 10]
-            return torch.where(values <= tensors["threshold"], tensors["below"], tensors["above"]).sum(1)
+            return torch.where(
+                values <= tensors["threshold"], tensors["below"], tensors["above"]
+            ).sum(1)
 
     return Stumps()
 

@@ -1,11 +1,13 @@
-"""Train gradient-boosted stumps on the digits like XGBoost: each replica has a share of the rows, and the histograms of
-gradients are summed over all replicas.
+"""Train gradient-boosted stumps on the digits like XGBoost: each replica has a share of the rows,
+and the histograms of gradients are summed over all replicas.
 
-    rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model --model='{"rounds": 40}'
+    rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model \\
+      --model='{"rounds": 40}'
 
-Rank 0 writes `<out>/model.safetensors` and `<out>/model.json`. In an XGBoostJob, the variables RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT define the replicas. In an MPIJob, the Launcher starts one replica per slot of the hostfile.
-Without any of these variables, this process is the only replica.
+Rank 0 writes `<out>/model.safetensors` and `<out>/model.json`. In an XGBoostJob, the variables
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT define the replicas. In an MPIJob, the Launcher starts
+one replica per slot of the hostfile. Without any of these variables, this process is the only
+replica.
 """
 
 import contextlib
@@ -29,18 +31,28 @@ from rekindle.documents import describe_model
 from rekindle.step import SHA256_OR_EMPTY
 from rekindle.training.spec import TrainingSpec
 
-PIXEL_VALUES, DIGITS, SHRINKAGE, L2_PENALTY = 17, 10, 0.5, 1.0
-DEFAULT_PORT, TIMEOUT_S = 9999, 60.0
+PIXEL_VALUES = 17
+DIGITS = 10
+SHRINKAGE = 0.5
+L2_PENALTY = 1.0
+DEFAULT_PORT = 9999
+TIMEOUT_S = 60.0
 RESTART_EXIT_CODE = 143  # with this exit code, the operator restarts a replica
 
 
 class Inputs(StepInputs):
     dataset: str = Field(description="key prefix of the dataset")
     out: str = Field(description="key prefix of the model")
-    model: dict[str, Any] = Field(description="section `model` of the config; `rounds`: stumps per digit")
-    train: dict[str, Any] = Field(default_factory=dict, description="section `train` of the config, with `validation`")
+    model: dict[str, Any] = Field(
+        description="section `model` of the config; `rounds`: stumps per digit"
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="section `train` of the config, with `validation`"
+    )
     workload: str = Field("steps.boosting", description="module that scores the model")
-    digest: str = Field("", pattern=SHA256_OR_EMPTY, description="sha256 that identifies the dataset")
+    digest: str = Field(
+        "", pattern=SHA256_OR_EMPTY, description="sha256 that identifies the dataset"
+    )
 
 
 class Outputs(StepOutputs):
@@ -54,51 +66,75 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.computation import open_samples
     from rekindle.workload import load
 
-    store, dataset = Store.from_env(), inputs.workdir / "dataset"
+    store = Store.from_env()
+    dataset = inputs.workdir / "dataset"
     store.download(f"{inputs.dataset}/", dataset)
     verify_dataset(dataset, inputs.digest, store.uri(inputs.dataset))
     spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest)
     samples, _ = open_samples(spec, load(inputs.workload), dataset)
+
     with connect_replicas() as peers:
         share = torch.arange(peers.rank, len(samples), peers.size)
         images, labels = samples.batch(share)
         stumps = boost(images, labels, inputs.model["rounds"], peers)
         shares = {"replicas": peers.size, "rows": int(peers.all_reduce(np.array([len(share)]))[0])}
+
     if peers.rank == 0:
         save(store, inputs, stumps, spec.identity() | shares)
+
     return Outputs()
 
 
 def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
-    """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as NumPy arrays by name."""
+    """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as NumPy
+    arrays by name."""
     rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
-    targets, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
+    targets = np.eye(DIGITS)[labels]
+    scores = np.zeros((len(rows), DIGITS))
     # shape [n, 64 * PIXEL_VALUES]
     one_hot = (rows[:, :, None] == np.arange(PIXEL_VALUES)).reshape(len(rows), -1).astype(float)
-    stumps = {name: np.zeros((rounds, DIGITS), "float32") for name in ("pixel", "threshold", "below", "above")}
+    stumps = {
+        name: np.zeros((rounds, DIGITS), "float32")
+        for name in ("pixel", "threshold", "below", "above")
+    }
+
     for number in range(rounds):
         probabilities = np.exp(scores - scores.max(1, keepdims=True))
         probabilities /= probabilities.sum(1, keepdims=True)
+
         local_sums = np.stack(
-            [one_hot.T @ (probabilities - targets), one_hot.T @ (probabilities * (1 - probabilities))]
+            [
+                one_hot.T @ (probabilities - targets),
+                one_hot.T @ (probabilities * (1 - probabilities)),
+            ]
         )
+
         # sums over the rows with at most each value of each pixel
         sums = peers.all_reduce(local_sums).reshape(2, -1, PIXEL_VALUES, DIGITS).cumsum(2)
         total = sums[:, :, -1:]
-        gain_below, gain_above = (gradient**2 / (weight + L2_PENALTY) for gradient, weight in (sums, total - sums))
+        gain_below, gain_above = (
+            gradient**2 / (weight + L2_PENALTY) for gradient, weight in (sums, total - sums)
+        )
         gain = gain_below + gain_above
         best = gain[:, :-1].reshape(-1, DIGITS).argmax(0)
-        pixel, value = best // (PIXEL_VALUES - 1), best % (PIXEL_VALUES - 1)
+        pixel = best // (PIXEL_VALUES - 1)
+        value = best % (PIXEL_VALUES - 1)
         digit = np.arange(DIGITS)
-        sums_below, sums_total = sums[:, pixel, value, digit], total[:, pixel, 0, digit]
+        sums_below = sums[:, pixel, value, digit]
+        sums_total = total[:, pixel, 0, digit]
         score_below, score_above = (
-            -SHRINKAGE * gradient / (weight + L2_PENALTY) for gradient, weight in (sums_below, sums_total - sums_below)
+            -SHRINKAGE * gradient / (weight + L2_PENALTY)
+            for gradient, weight in (sums_below, sums_total - sums_below)
         )
         scores += np.where(rows[:, pixel] <= value, score_below, score_above)
+
         for name, column in zip(
-            stumps, (pixel, (value + 0.5) / (PIXEL_VALUES - 1), score_below, score_above), strict=True
+            stumps,
+            (pixel, (value + 0.5) / (PIXEL_VALUES - 1), score_below, score_above),
+            strict=True,
         ):
             stumps[name][number] = column
+
     return stumps
 
 
@@ -109,17 +145,24 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict
 
     tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
     store.put(f"{inputs.out}/model.safetensors", serialize(tensors))
-    store.put(f"{inputs.out}/model.json", describe_model(description | {"sha256": weights_sha256(tensors)}))
+    store.put(
+        f"{inputs.out}/model.json",
+        describe_model(description | {"sha256": weights_sha256(tensors)}),
+    )
 
 
 class Peers:
-    """Connections of a replica: rank 0 is connected to all replicas, in rank order; every other rank to rank 0."""
+    """Connections of a replica: rank 0 is connected to all replicas, in rank order; every other
+    rank to rank 0."""
 
     def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
-        self.rank, self.size, self.sockets = rank, size, sockets
+        self.rank = rank
+        self.size = size
+        self.sockets = sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum of `values` over all replicas, reproducible bit for bit because it is added in rank order."""
+        """Return the sum of `values` over all replicas, reproducible bit for bit because it is
+        added in rank order."""
         if self.rank == 0:
             total = values + sum(_receive(connection, values) for connection in self.sockets)
         else:
@@ -133,26 +176,49 @@ class Peers:
 @contextlib.contextmanager
 def connect_replicas() -> Iterator[Peers]:
     """Connect all replicas; in an MPIJob, the Launcher first starts the other replicas."""
-    agent, hostfile = (os.environ.get(f"OMPI_MCA_{name}", "") for name in ("plm_rsh_agent", "orte_default_hostfile"))
+    agent, hostfile = (
+        os.environ.get(f"OMPI_MCA_{name}", "")
+        for name in ("plm_rsh_agent", "orte_default_hostfile")
+    )
     processes: list[subprocess.Popen[bytes]] = []
-    environment = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+
+    environment = {
+        name: os.environ.get(name, "")
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
     if hostfile and not environment["RANK"]:
         slots = [line.split(" slots=") for line in Path(hostfile).read_text().splitlines()]
         hosts = [host for host, count in slots for _ in range(int(count))]
-        environment = {"RANK": "0", "WORLD_SIZE": str(len(hosts) + 1), "MASTER_PORT": str(DEFAULT_PORT)}
-        environment["MASTER_ADDR"] = os.environ["POD_IP"]
+
+        environment = {
+            "RANK": "0",
+            "WORLD_SIZE": str(len(hosts) + 1),
+            "MASTER_PORT": str(DEFAULT_PORT),
+            "MASTER_ADDR": os.environ["POD_IP"],
+        }
+
         for rank, host in enumerate(hosts, 1):
-            variables = [f"{name}={value}" for name, value in (environment | {"RANK": str(rank)}).items()]
+            variables = [
+                f"{name}={value}" for name, value in (environment | {"RANK": str(rank)}).items()
+            ]
             program = shlex.join(["env", *variables, *sys.orig_argv])
             processes.append(subprocess.Popen([agent, host, program]))
-    rank, size = int(environment["RANK"] or 0), int(environment["WORLD_SIZE"] or 1)
+
+    rank = int(environment["RANK"] or 0)
+    size = int(environment["WORLD_SIZE"] or 1)
+
     try:
         port = int(environment["MASTER_PORT"] or DEFAULT_PORT)
-        sockets = _accept(port, size) if rank == 0 else [_connect(environment["MASTER_ADDR"], port, rank)]
+        if rank == 0:
+            sockets = _accept(port, size)
+        else:
+            sockets = [_connect(environment["MASTER_ADDR"], port, rank)]
+
         yield Peers(rank, size, sockets)
     except OSError as error:
         print(f"a replica is lost: {error}", file=sys.stderr)
         sys.exit(RESTART_EXIT_CODE)
+
     for process in processes:
         process.wait()
 

@@ -1,6 +1,8 @@
-"""Choose the best of the trained families of a workload, by their loss or a metric on the held-out samples.
+"""Choose the best of the trained families of a workload, by their loss or a metric on the held-out
+samples.
 
-    rekindle step steps.families.choose --workload=... --models='{"trees": "a/fit/model", "network": "a/train/model"}'
+    rekindle step steps.families.choose --workload=... \\
+      --models='{"trees": "a/fit/model", "network": "a/train/model"}'
         --dataset=dataset/ --train='{"validation": 0.1}' --output model=model/
 
 In the output's model.json, `chosen` has the values of all families.
@@ -16,11 +18,19 @@ from rekindle.step import SHA256_OR_EMPTY
 
 
 class Inputs(StepInputs):
-    workload: str = Field(description="module of the workload, which defines the data and the families")
-    models: dict[str, str] = Field(description="key prefixes of the models in the object store, by family")
+    workload: str = Field(
+        description="module of the workload, which defines the data and the families"
+    )
+    models: dict[str, str] = Field(
+        description="key prefixes of the models in the object store, by family"
+    )
     dataset: Artifact = Field(description="output of prepare")
-    digest: str = Field(default="", pattern=SHA256_OR_EMPTY, description="digest of the dataset; empty: any")
-    train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
+    digest: str = Field(
+        default="", pattern=SHA256_OR_EMPTY, description="digest of the dataset; empty: any"
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="the config's section `train`, as JSON"
+    )
 
 
 class Outputs(StepOutputs):
@@ -38,15 +48,20 @@ REUSE = Reuse(ignored_inputs=("models",), data_read=_uris)
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Choose the best family. Raises ConfigError for an invalid setting, DataError if no family has a finite value."""
+    """Choose the best family. Raises ConfigError for an invalid setting, DataError if no family has
+    a finite value."""
     from rekindle import Store, workload
     from rekindle.training.selection.choice import choose
     from rekindle.training.spec import TrainingSpec
 
-    store, folders = Store.from_env(), {name: inputs.workdir / name for name in inputs.models}
+    store = Store.from_env()
+
+    folders = {name: inputs.workdir / name for name in inputs.models}
     for name, folder in folders.items():
         store.download(f"{inputs.models[name].rstrip('/')}/", folder)
+
     spec = TrainingSpec.local(inputs.workload, {}, inputs.train)
     model = inputs.workdir / "chosen"
     family = choose(spec, workload.load(inputs.workload), folders, inputs.dataset, model)
+
     return Outputs(model=model, family=family)

@@ -1,6 +1,7 @@
 """Fit a family of the workload that is not trained step by step, such as boosted trees.
 
-rekindle step steps.families.fit --workload=... --family=trees --dataset=dataset/ --output model=model/
+rekindle step steps.families.fit --workload=... --family=trees --dataset=dataset/ --output
+model=model/
 """
 
 from typing import Any
@@ -14,12 +15,20 @@ REUSE = Reuse()
 
 
 class Inputs(StepInputs):
-    workload: str = Field(description="module of the workload, which defines the data and the families")
+    workload: str = Field(
+        description="module of the workload, which defines the data and the families"
+    )
     family: str = Field(description="name of the family")
     dataset: Artifact = Field(description="output of prepare")
-    digest: str = Field("", pattern=SHA256_OR_EMPTY, description="digest of the dataset, an output of prepare")
-    model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
-    train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
+    digest: str = Field(
+        "", pattern=SHA256_OR_EMPTY, description="digest of the dataset, an output of prepare"
+    )
+    model: dict[str, Any] = Field(
+        default_factory=dict, description="the config's section `model`, as JSON"
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="the config's section `train`, as JSON"
+    )
 
 
 class Outputs(StepOutputs):
@@ -27,12 +36,15 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Fit the family. Raises ConfigError for an invalid setting, DataError for an unsuitable dataset."""
+    """Fit the family. Raises ConfigError for an invalid setting, DataError for an unsuitable
+    dataset."""
     from rekindle import workload
     from rekindle.training.selection.fitting import fit
     from rekindle.training.spec import TrainingSpec
 
-    spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, inputs.family, inputs.digest)
+    spec = TrainingSpec.local(
+        inputs.workload, inputs.model, inputs.train, inputs.family, inputs.digest
+    )
     model = inputs.workdir / "model"
     fit(spec, workload.load(inputs.workload), inputs.dataset, model)
     return Outputs(model=model)

@@ -1,4 +1,5 @@
-"""The step `prepare`, whose raw data is an artifact of an earlier step: `blocks.prepare(source=TASK.outputs.NAME)`."""
+"""The step `prepare`, whose raw data is an artifact of an earlier step:
+`blocks.prepare(source=TASK.outputs.NAME)`."""
 
 from pydantic import Field
 
@@ -7,7 +8,9 @@ from steps import prepare
 from steps.prepare import Outputs
 
 # the cache knows the content of the artifact by its digest
-REUSE = Reuse(prepare.IGNORED_INPUTS, data_read=prepare.other_files, not_reused_if=prepare.must_compare)
+REUSE = Reuse(
+    prepare.IGNORED_INPUTS, data_read=prepare.other_files, not_reused_if=prepare.must_compare
+)
 
 
 class Inputs(prepare.Inputs):

@@ -1,7 +1,8 @@
-"""The reference workload: a transformer and boosted trees that detect card fraud; the interface: rekindle/workload.py.
+"""The reference workload: a transformer and boosted trees that detect card fraud; the interface:
+rekindle/workload.py.
 
-Heavy modules are imported only when a function needs them. A submodule must not have the name of a function below,
-because importing it would replace the function.
+Heavy modules are imported only when a function needs them. A submodule must not have the name of a
+function below, because importing it would replace the function.
 """
 
 from pathlib import Path
@@ -39,7 +40,8 @@ def ap(scores: Any, truths: Any) -> float:
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
-    """Return the average precision for each resample of the cards: one fraudster makes many transactions."""
+    """Return the average precision for each resample of the cards: one fraudster makes many
+    transactions."""
     from steps.fraud.ranking import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)
@@ -53,13 +55,15 @@ def auc(scores: Any, truths: Any) -> float:
 
 
 def cp100(scores: Any, truths: Any) -> float:
-    """Return the card precision@100: the share of frauds among the 100 cards that are checked each day."""
+    """Return the card precision@100: the share of frauds among the 100 cards that are checked each
+    day."""
     from steps.fraud.ranking import card_precision
 
     return card_precision(scores, *truths.T)
 
 
-metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("cp100", cp100))  # means over test weeks
+# means over test weeks
+metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("cp100", cp100))
 
 
 def prepare(data: Data, out: Path) -> Prepared:
@@ -101,7 +105,8 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 
 
 def examples(path: Path, champion: dict[str, Any] | None) -> "Examples":
-    """Open the test weeks; with a champion, only the weeks that it was not trained on. Raises DataError."""
+    """Open the test weeks; with a champion, only the weeks that it was not trained on. Raises
+    DataError."""
     from steps.fraud.protocol import open_examples
 
     return open_examples(path, champion)

@@ -1,4 +1,5 @@
-"""Config sections `data:` and `model:` of the reference workload. Pipelines import this module, so it must be fast."""
+"""Config sections `data:` and `model:` of the reference workload. Pipelines import this module, so
+it must be fast."""
 
 import codecs
 from datetime import date, datetime, timedelta
@@ -14,22 +15,32 @@ from rekindle.workload import DataConfig
 from steps.fraud.data.world import parse, unparse
 
 CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
-MIN_CARDS = 200  # minimum number of cards of a smaller world; with fewer cards, a week may be without fraud
+# minimum number of cards of a smaller world; with fewer cards, a week may be without fraud
+MIN_CARDS = 200
 MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server
 
 
 class Columns(Section):
     """Column names of the source; the defaults are the names in the published data set."""
 
-    id: str = Field(default="TRANSACTION_ID", description="unique id of the transaction: a number or text")
+    id: str = Field(
+        default="TRANSACTION_ID", description="unique id of the transaction: a number or text"
+    )
     time: str = Field(
-        default="TX_DATETIME", description="time of the transaction: a timestamp, seconds since 1970, or text (UTC)"
+        default="TX_DATETIME",
+        description="time of the transaction: a timestamp, seconds since 1970, or text (UTC)",
     )
     card: str = Field(default="CUSTOMER_ID", description="id of the card: a number or text")
-    terminal: str = Field(default="TERMINAL_ID", description="id of the terminal or merchant: a number or text")
+    terminal: str = Field(
+        default="TERMINAL_ID", description="id of the terminal or merchant: a number or text"
+    )
     amount: str = Field(default="TX_AMOUNT", description="amount of the transaction, not negative")
-    fraud: str = Field(default="TX_FRAUD", description="label: 1 fraud, 0 genuine, empty if not known yet")
-    scenario: str = Field(default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; optional")
+    fraud: str = Field(
+        default="TX_FRAUD", description="label: 1 fraud, 0 genuine, empty if not known yet"
+    )
+    scenario: str = Field(
+        default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; optional"
+    )
 
     def describe(self, name: str) -> str:
         """Return the text for a column in messages: its name in the source, and the setting."""
@@ -40,7 +51,10 @@ class Text(Section):
     """Format of text columns; an empty setting is detected from the data."""
 
     encoding: str = Field(
-        default="", description="encoding of CSV files, such as cp1252; empty: UTF-8, or UTF-16 by its byte order mark"
+        default="",
+        description=(
+            "encoding of CSV files, such as cp1252; empty: UTF-8, or UTF-16 by its byte order mark"
+        ),
     )
     separator: str = Field(
         default="",
@@ -50,7 +64,10 @@ class Text(Section):
     decimal: Literal["", ".", ","] = Field(default="", description="decimal separator of amounts")
     time: str = Field(
         default="",
-        description="format of times, such as %d/%m/%Y %H:%M:%S (UTC), or unit of numbers since 1970 (s, ms, us, ns)",
+        description=(
+            "format of times, such as %d/%m/%Y %H:%M:%S (UTC), or unit of numbers since 1970 (s,"
+            " ms, us, ns)"
+        ),
     )
 
     @field_validator("encoding")
@@ -59,7 +76,9 @@ class Text(Section):
         try:
             return encoding and codecs.lookup(encoding).name
         except LookupError:
-            raise ValueError("this encoding does not exist; common encodings are cp1252 and latin-1") from None
+            raise ValueError(
+                "this encoding does not exist; common encodings are cp1252 and latin-1"
+            ) from None
 
 
 class Data(DataConfig):
@@ -67,9 +86,11 @@ class Data(DataConfig):
 
     source: str = Field(
         default="simulate://7",
-        description="parquet or CSV file, folder or s3:// URI; simulate://SEED generates data "
-        "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01&takeovers=2, the last: account takeovers per "
-        "1,000 cards and day, default 0)",
+        description=(
+            "parquet or CSV file, folder or s3:// URI; simulate://SEED generates data"
+            " (simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01&takeovers=2, the"
+            " last: account takeovers per 1,000 cards and day, default 0)"
+        ),
     )
 
     @field_validator("source")
@@ -86,24 +107,41 @@ class Data(DataConfig):
         return source
 
     columns: Columns = Field(default_factory=Columns, description="column names of the source")
-    text: Text = Field(default_factory=Text, description="format of text columns, if it cannot be detected")
-    first_day: date | None = Field(default=None, description="leave out transactions before this day (UTC)")
-    last_day: date | None = Field(default=None, description="leave out transactions after this day (UTC)")
+    text: Text = Field(
+        default_factory=Text, description="format of text columns, if it cannot be detected"
+    )
+    first_day: date | None = Field(
+        default=None, description="leave out transactions before this day (UTC)"
+    )
+    last_day: date | None = Field(
+        default=None, description="leave out transactions after this day (UTC)"
+    )
     window: str = Field(
         default="",
         pattern=r"^([1-9]\d{0,3}[dw])?$",
-        description="length of a moving window, such as 90d or 13w: whole days (UTC) before the scheduled time "
-        "of a run; sets first_day, last_day and labels_until for each run",
+        description=(
+            "length of a moving window, such as 90d or 13w: whole days (UTC) before the scheduled"
+            " time of a run; sets first_day, last_day and labels_until for each run"
+        ),
     )
-    label_delay_days: int = Field(default=7, ge=1, le=90, description="days until the label of a transaction is known")
+    label_delay_days: int = Field(
+        default=7, ge=1, le=90, description="days until the label of a transaction is known"
+    )
     labels_until: date | None = Field(
         default=None,
-        description="last day (UTC) whose labels are all known, for archives; default: label_delay_days before the "
-        "source ends",
+        description=(
+            "last day (UTC) whose labels are all known, for archives; default: label_delay_days"
+            " before the source ends"
+        ),
     )
-    test_weeks: int = Field(default=4, ge=1, description="number of newest weeks with known labels to evaluate on")
+    test_weeks: int = Field(
+        default=4, ge=1, description="number of newest weeks with known labels to evaluate on"
+    )
     shard_rows: int = Field(
-        default=250_000, ge=1, le=2_000_000, description="approximate number of transactions per shard"
+        default=250_000,
+        ge=1,
+        le=2_000_000,
+        description="approximate number of transactions per shard",
     )
 
     @model_validator(mode="after")
@@ -111,7 +149,8 @@ class Data(DataConfig):
         fixed = [name for name in ("first_day", "last_day", "labels_until") if getattr(self, name)]
         if self.window and fixed:
             raise ValueError(
-                f"window is {self.window} and {fixed[0]} is set: the window sets it. Remove window or {fixed[0]}"
+                f"window is {self.window} and {fixed[0]} is set: the window sets it. Remove window"
+                f" or {fixed[0]}"
             )
         return self
 
@@ -120,16 +159,22 @@ class Data(DataConfig):
         return bool(self.window)
 
     def at(self, time: datetime) -> Self:
-        """Return the section with the days of its window before `time`, even if the run starts later."""
+        """Return the section with the days of its window before `time`, even if the run starts
+        later."""
         if not self.window:
             return self
         last = time.date() - timedelta(days=1)
-        first = last - timedelta(days=int(self.window[:-1]) * (7 if self.window[-1] == "w" else 1) - 1)
+        first = last - timedelta(
+            days=int(self.window[:-1]) * (7 if self.window[-1] == "w" else 1) - 1
+        )
         labels_until = last - timedelta(days=self.label_delay_days)
-        return self.model_copy(update={"first_day": first, "last_day": last, "labels_until": labels_until})
+        return self.model_copy(
+            update={"first_day": first, "last_day": last, "labels_until": labels_until}
+        )
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world; None for other data: first rows lack the test weeks."""
+        """Return the section for a smaller simulated world; None for other data: first rows lack
+        the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         world = parse(self.source)
@@ -146,9 +191,14 @@ class Model(Section):
     heads: int = Field(default=4, ge=1, description="number of attention heads; must divide width")
     hidden: int = Field(default=128, ge=8, le=4096, description="size of the feed-forward layers")
     window: int = Field(
-        default=20, ge=1, le=64, description="number of transactions of the card that each layer attends to"
+        default=20,
+        ge=1,
+        le=64,
+        description="number of transactions of the card that each layer attends to",
     )
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="share of activations that are dropped in training")
+    dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="share of activations that are dropped in training"
+    )
 
     @property
     def reach(self) -> int:
@@ -158,10 +208,13 @@ class Model(Section):
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"width is {self.width}: it must be a multiple of heads ({self.heads})")
+            raise ValueError(
+                f"width is {self.width}: it must be a multiple of heads ({self.heads})"
+            )
         if self.reach > CONTEXT:
             raise ValueError(
-                f"layers * (window - 1) is {self.reach}: it must be at most {CONTEXT}, the number of transactions "
-                f"of a card that are kept for serving. Set window to at most {CONTEXT // self.layers + 1}"
+                f"layers * (window - 1) is {self.reach}: it must be at most {CONTEXT}, the number"
+                " of transactions of a card that are kept for serving. Set window to at most"
+                f" {CONTEXT // self.layers + 1}"
             )
         return self

@@ -1,12 +1,15 @@
-"""The two families of fraud models: a causal transformer over the transactions of a card, and boosted trees.
+"""The two families of fraud models: a causal transformer over the transactions of a card, and
+boosted trees.
 
-Both give one probability per transaction. The trees (steps/fraud/data/boosting.py) are fitted by `prepare`, which
-stores their log-odds as a feature of each transaction; the transformer gets this feature, too.
+Both give one probability per transaction. The trees (steps/fraud/data/boosting.py) are fitted by
+`prepare`, which stores their log-odds as a feature of each transaction; the transformer gets this
+feature, too.
 
-Each layer of the transformer attends to at most `model.window` transactions, so a score depends only on the newest
-`layers * (window - 1) + 1` transactions. A score does not change if the history before them is cut off, and is the same
-in a server, which scores one history, and in an evaluation, which scores long runs of rows. Ids of cards and terminals
-are not inputs. `model.safetensors` includes the names, means and standard deviations of the inputs.
+Each layer of the transformer attends to at most `model.window` transactions, so a score depends
+only on the newest `layers * (window - 1) + 1` transactions. A score does not change if the history
+before them is cut off, and is the same in a server, which scores one history, and in an evaluation,
+which scores long runs of rows. Ids of cards and terminals are not inputs. `model.safetensors`
+includes the names, means and standard deviations of the inputs.
 """
 
 from pathlib import Path
@@ -31,20 +34,31 @@ class Block(nn.Module):
 
     def __init__(self, section: Model) -> None:
         super().__init__()
-        width, self.heads = section.width, section.heads
-        self.norm_attention, self.norm_hidden = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.hidden, self.back = nn.Linear(width, section.hidden), nn.Linear(section.hidden, width)
+        width = section.width
+        self.heads = section.heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.norm_hidden = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.hidden = nn.Linear(width, section.hidden)
+        self.back = nn.Linear(section.hidden, width)
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor, mask: Tensor, last: Tensor | None = None) -> Tensor:
-        """Add `mask` [L, L] to the attention logits. With `last` [B], compute these positions only: [B, 1, width]."""
+        """Add `mask` [L, L] to the attention logits. With `last` [B], compute these positions only:
+        [B, 1, width]."""
         batch, length, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        qkv = self.qkv(self.norm_attention(x)).view(
+            batch, length, 3, self.heads, width // self.heads
+        )
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
+
         if last is not None:
             row = torch.arange(batch)
-            x, query, mask = x[row, last, None], query[row, :, last, None], mask[last, None, None]
+            x = x[row, last, None]
+            query = query[row, :, last, None]
+            mask = mask[last, None, None]
+
         attended = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = x + self.dropout(self.project(attended.transpose(1, 2).reshape(batch, -1, width)))
         return x + self.dropout(self.back(fn.gelu(self.hidden(self.norm_hidden(x)))))
@@ -59,7 +73,9 @@ class Inputs(nn.Module):
 
     def __init__(self, names: list[str], mean: Tensor, spread: Tensor) -> None:
         super().__init__()
-        self.register_buffer("names", torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8))
+        self.register_buffer(
+            "names", torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
+        )
         self.register_buffer("mean", mean.float())
         self.register_buffer("spread", spread.float())
 
@@ -70,9 +86,11 @@ class Inputs(nn.Module):
 
 
 class TreesModel(Inputs):
-    """Features [B, L, F] → the log-odds of the boosted trees [B, L], which are one of the features."""
+    """Features [B, L, F] → the log-odds of the boosted trees [B, L], which are one of the
+    features."""
 
-    reach, width = 0, 0
+    reach = 0
+    width = 0
 
     def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
         super().__init__(names, mean, spread)
@@ -81,18 +99,24 @@ class TreesModel(Inputs):
     def forward(self, features: Tensor, last: Tensor | None = None) -> Tensor:
         """Return the log-odds [B, L]; with `last` [B], at these positions: [B, 1]."""
         boosted = features[..., self.boosted]
-        return boosted if last is None else boosted.gather(1, last[:, None])
+        if last is None:
+            return boosted
+        return boosted.gather(1, last[:, None])
 
 
 class FraudModel(Inputs):
-    """Features [B, L, F] of consecutive transactions of one card each → log-odds of fraud [B, L], causal."""
+    """Features [B, L, F] of consecutive transactions of one card each → log-odds of fraud [B, L],
+    causal."""
 
     def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
         super().__init__(names, mean, spread)
-        self.window, self.reach, self.width = section.window, section.reach, section.width
+        self.window = section.window
+        self.reach = section.reach
+        self.width = section.width
         self.embed = nn.Linear(len(names), section.width)
         self.blocks = nn.ModuleList(Block(section) for _ in range(section.layers))
-        self.norm, self.head = nn.LayerNorm(section.width), nn.Linear(section.width, 1)
+        self.norm = nn.LayerNorm(section.width)
+        self.head = nn.Linear(section.width, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.constant_(self.head.bias, INITIAL_LOGIT)
 
@@ -109,7 +133,10 @@ class FraudModel(Inputs):
         return self.head(self.norm(top(x, mask, last))).squeeze(-1)
 
 
-FAMILIES: dict[str, type[TreesModel | FraudModel]] = {"trees": TreesModel, "transformer": FraudModel}
+FAMILIES: dict[str, type[TreesModel | FraudModel]] = {
+    "trees": TreesModel,
+    "transformer": FraudModel,
+}
 
 
 def build(family: str, section: Model, facts: dict[str, Any]) -> TreesModel | FraudModel:
@@ -119,7 +146,8 @@ def build(family: str, section: Model, facts: dict[str, Any]) -> TreesModel | Fr
 
 
 def load(folder: Path) -> TreesModel | FraudModel:
-    """Load the trained model in `folder` (`model.safetensors`, `model.json`) for scoring. Raises DataError."""
+    """Load the trained model in `folder` (`model.safetensors`, `model.json`) for scoring. Raises
+    DataError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -130,15 +158,29 @@ def load(folder: Path) -> TreesModel | FraudModel:
         names = bytes(tensors["names"].tolist()).decode().split("\n")
         model = FAMILIES[description.family](section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)
-    except (DataError, OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
-        raise DataError(f"{folder} is not a model of this workload ({type(error).__name__}: {error}).") from error
+    except (
+        DataError,
+        OSError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        SafetensorError,
+        ValidationError,
+    ) as error:
+        raise DataError(
+            f"{folder} is not a model of this workload ({type(error).__name__}: {error})."
+        ) from error
+
     return model.eval()
 
 
 def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean cross entropy of the counted positions; batch = (features [B, L, F], labels, counted [B, L])."""
+    """Return the mean cross entropy of the counted positions; batch = (features [B, L, F], labels,
+    counted [B, L])."""
     features, labels, counted = batch
-    losses = fn.binary_cross_entropy_with_logits(model(features), labels.to(features.dtype), reduction="none")
+    losses = fn.binary_cross_entropy_with_logits(
+        model(features), labels.to(features.dtype), reduction="none"
+    )
     return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
@@ -150,10 +192,12 @@ def score_all(model: nn.Module, features: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-    """Return the probability of fraud of the last row of each history: [B, L, F], lengths [B] (≥ 1) → float64 [B].
+    """Return the probability of fraud of the last row of each history: [B, L, F], lengths [B] (≥ 1)
+    → float64 [B].
 
-    Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and the model not too
-    narrow (see scoring.py), the bits do not depend on the position in the batch. For that, the sigmoid is applied to
-    the last positions only: over all positions, the remainder of its vector loop would give other bits.
+    Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and
+    the model not too narrow (see scoring.py), the bits do not depend on the position in the batch.
+    For that, the sigmoid is applied to the last positions only: over all positions, the remainder
+    of its vector loop would give other bits.
     """
     return model(features, lengths - 1).squeeze(1).double().sigmoid()

@@ -1,4 +1,5 @@
-"""Plots of an evaluation as PNG files: scores, precision-recall, calibration, kinds of fraud, weeks."""
+"""Plots of an evaluation as PNG files: scores, precision-recall, calibration, kinds of fraud,
+weeks."""
 
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,20 @@ COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
 ALARM_SCORE = 0.5  # minimum score that counts as an alarm
 
 
-def draw(folder: Path, labels: Ints, scenarios: Ints, scores: dict[str, Floats], parts: list[dict[str, Any]]) -> None:
-    """Write plots of the `scores` of models (name → [n]) on rows with `labels` and `scenarios` into `folder`."""
+def draw(
+    folder: Path,
+    labels: Ints,
+    scenarios: Ints,
+    scores: dict[str, Floats],
+    parts: list[dict[str, Any]],
+) -> None:
+    """Write plots of the `scores` of models (name → [n]) on rows with `labels` and `scenarios` into
+    `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+
+    with matplotlib.rc_context(
+        {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    ):
         for name, picture in {
             "scores": lambda axes: _histogram(axes, labels, scores["candidate"]),
             "precision_recall": lambda axes: _precision_recall(axes, labels, scores),
@@ -46,9 +57,18 @@ def _precision_recall(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> No
     for name, values in scores.items():
         frauds, called = counts(values, labels)
         finds_more = np.diff(frauds, prepend=0) > 0
-        recall, precision = frauds[finds_more] / frauds[-1], frauds[finds_more] / called[finds_more]
+        recall = frauds[finds_more] / frauds[-1]
+        precision = frauds[finds_more] / called[finds_more]
         axes.plot(recall, precision, label=name, color=COLOUR[name], drawstyle="steps-pre")
-    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="Precision and recall")
+
+    axes.set(
+        xlabel="recall",
+        ylabel="precision",
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+        title="Precision and recall",
+    )
+
     axes.legend()
 
 
@@ -61,36 +81,66 @@ def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
         stated = np.bincount(bucket, values, len(edges) - 1)[kept] / count[kept]
         observed = np.bincount(bucket, labels, len(edges) - 1)[kept] / count[kept]
         axes.plot(stated, observed, "o-", label=name, color=COLOUR[name])
+
     axes.plot([1e-4, 1], [1e-4, 1], "--", color="#cbd5e1")
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-4)
-    axes.set(xlim=(1e-4, 1.2), ylim=(0, 1.2), xlabel="stated", ylabel="share of frauds", title="Calibration")
+
+    axes.set(
+        xlim=(1e-4, 1.2),
+        ylim=(0, 1.2),
+        xlabel="stated",
+        ylabel="share of frauds",
+        title="Calibration",
+    )
+
     axes.legend()
 
 
 def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> None:
-    """Draw a table of the kinds of fraud: number of frauds, share of them above ALARM_SCORE, and AP versus genuine
-    rows."""
+    """Draw a table of the kinds of fraud: number of frauds, share of them above ALARM_SCORE, and AP
+    versus genuine rows."""
     rows = []
+
     for kind in np.unique(scenarios[labels == 1]):
         chosen = (labels == 1) & (scenarios == kind)
         against = chosen | (labels == 0)
         ap = average_precision(scores[against], labels[against])
         name = f"scenario {kind}" if kind else "not known"
-        rows.append([name, f"{chosen.sum():,}", f"{(scores[chosen] >= ALARM_SCORE).mean():.0%}", f"{ap:.3f}"])
+
+        rows.append(
+            [
+                name,
+                f"{chosen.sum():,}",
+                f"{(scores[chosen] >= ALARM_SCORE).mean():.0%}",
+                f"{ap:.3f}",
+            ]
+        )
+
     false = int(((labels == 0) & (scores >= ALARM_SCORE)).sum())
     rows.append(["genuine", f"{(labels == 0).sum():,}", f"{false:,} alarms", ""])
     axes.axis("off")
     axes.set_title(f"Kinds of fraud (alarm: score ≥ {ALARM_SCORE:g})")
-    axes.table(rows, colLabels=["kind", "transactions", "alarm", "AP"], loc="center", cellLoc="center").scale(1, 1.5)
+    axes.table(
+        rows, colLabels=["kind", "transactions", "alarm", "AP"], loc="center", cellLoc="center"
+    ).scale(1, 1.5)
 
 
 def _weeks(axes: Axes, parts: list[dict[str, Any]], names: list[str]) -> None:
-    x, width = np.arange(len(parts)), 0.8 / len(names)
+    x = np.arange(len(parts))
+    width = 0.8 / len(names)
+
     for number, name in enumerate(names):
         heights = [week[name]["ap"] for week in parts]
-        bars = axes.bar(x + (number - (len(names) - 1) / 2) * width, heights, width, label=name, color=COLOUR[name])
+        bars = axes.bar(
+            x + (number - (len(names) - 1) / 2) * width,
+            heights,
+            width,
+            label=name,
+            color=COLOUR[name],
+        )
         axes.bar_label(bars, fmt="%.3f", fontsize=7)
+
     axes.set_xticks(x, [week["name"] for week in parts])
     axes.set(ylabel="AP", title="Average precision by test week", ylim=(0, 1))
     axes.legend()

@@ -1,7 +1,7 @@
 """The metrics of the Fraud Detection Handbook (chapter 4).
 
-AP and AUC are defined as in scikit-learn, which is not imported because that takes longer than the computation. CP@k is
-the share of frauds among the k cards that are checked each day.
+AP and AUC are defined as in scikit-learn, which is not imported because that takes longer than the
+computation. CP@k is the share of frauds among the k cards that are checked each day.
 """
 
 from typing import Any
@@ -27,24 +27,27 @@ def average_precision(scores: Floats, labels: Ints) -> float:
 
 
 def roc_auc(scores: Floats, labels: Ints) -> float:
-    """Return the probability that a fraud scores above a genuine transaction (ties count half); needs a row of each
-    kind."""
+    """Return the probability that a fraud scores above a genuine transaction (ties count half);
+    needs a row of each kind."""
     frauds, called = (np.append(0, column) for column in counts(scores, labels))
     return float(np.trapezoid(frauds, called - frauds) / (frauds[-1] * (called[-1] - frauds[-1])))
 
 
 def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: int = 100) -> float:
-    """Return CP@top: the share of compromised cards among the `top` with the highest score, averaged over the days.
+    """Return CP@top: the share of compromised cards among the `top` with the highest score,
+    averaged over the days.
 
-    The score and label of a card on a day are the maxima over its transactions. A compromised card that was checked is
-    left out on later days. Ties are ordered by card number.
+    The score and label of a card on a day are the maxima over its transactions. A compromised card
+    that was checked is left out on later days. Ties are ordered by card number.
     """
     compromised: set[int] = set()
     shares = []
+
     for day in np.unique(days):
         today = days == day
         names, index = np.unique(cards[today], return_inverse=True)
-        score, label = np.full(len(names), -np.inf), np.zeros(len(names), np.int64)
+        score = np.full(len(names), -np.inf)
+        label = np.zeros(len(names), np.int64)
         np.maximum.at(score, index, scores[today])
         np.maximum.at(label, index, labels[today])
         score[np.isin(names, list(compromised))] = -np.inf
@@ -52,6 +55,7 @@ def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: i
         hits = names[called][(label[called] == 1) & np.isfinite(score[called])]
         compromised.update(hits.tolist())
         shares.append(len(hits) / top)
+
     return float(np.mean(shares))
 
 

@@ -1,8 +1,9 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
-Newer transactions get the features and tree scores that the server would have computed for them in the `history` of a
-request, and labels that have arrived are filled in. With the new state, a request without these transactions gets, bit
-for bit, the prediction that it gets with the previous state if its `history` contains them.
+Newer transactions get the features and tree scores that the server would have computed for them in
+the `history` of a request, and labels that have arrived are filled in. With the new state, a
+request without these transactions gets, bit for bit, the prediction that it gets with the previous
+state if its `history` contains them.
 """
 
 from dataclasses import replace
@@ -25,33 +26,55 @@ SAMPLE = 50  # number of newest transactions whose predictions verify the server
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """Write the state of `release`, updated with newer transactions of `data`, to `out`; None if no transaction is
-    newer.
+    """Write the state of `release`, updated with newer transactions of `data`, to `out`; None if no
+    transaction is newer.
 
     Raises DataError if rows between the end of the state and the start of the data are missing.
     """
     current = state.State.load(release / "state")
-    checked = check(source.read(data, out / "download"), data.columns, data.tolerated_rejects, data.text)
+    checked = check(
+        source.read(data, out / "download"), data.columns, data.tolerated_rejects, data.text
+    )
     rows = checked.rows
+
     until = (last_full_day(rows.time) + 1) * DAY
     if until <= current.train_end:
         return None
+
     if rows.time[0] >= current.train_end + DAY:
         raise DataError(
-            f"{data.source} begins at {utc(rows.time[0])}, but the state of the model ends at "
-            f"{utc(current.train_end)}: the transactions in between are missing. Give data from that time on."
+            f"{data.source} begins at {utc(rows.time[0])}, but the state of the model ends at"
+            f" {utc(current.train_end)}: the transactions in between are missing. Give data from"
+            " that time on."
         )
+
     later = rows[(rows.time >= current.train_end) & (rows.time < until)]
     kept, table = extend(current, fill_labels(current.rows, rows), later, until)
-    facts = {"features": list(current.features), "train_end": until, "label_delay_days": current.label_delay_days}
+
+    facts = {
+        "features": list(current.features),
+        "train_end": until,
+        "label_delay_days": current.label_delay_days,
+    }
+
     state.write(out / "state", kept, table, current.trees, facts)
     write_arrays(out / "state" / state.TRAINED, state.load_trained(release / "state"))
     newest = later[-SAMPLE:]
-    columns = zip(newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True)
+    columns = zip(
+        newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True
+    )
+
     instances = [
-        {"transaction_id": number, "time": utc(until), "card": card, "terminal": terminal, "amount": cents / 100}
+        {
+            "transaction_id": number,
+            "time": utc(until),
+            "card": card,
+            "terminal": terminal,
+            "amount": cents / 100,
+        }
         for number, (card, terminal, cents) in enumerate(columns)
     ]
+
     return Refreshed(len(later), dataset_facts(release) | {"data_until": utc(until)}, instances)
 
 
@@ -59,28 +82,43 @@ def fill_labels(old: Rows, new: Rows) -> Rows:
     """Return the `old` rows with the labels that rows of `new` with the same ids have."""
     labelled = new[new.fraud != UNKNOWN]
     order = np.argsort(labelled.id)
-    position = np.minimum(np.searchsorted(labelled.id, old.id, sorter=order), max(0, len(labelled) - 1))
+    position = np.minimum(
+        np.searchsorted(labelled.id, old.id, sorter=order), max(0, len(labelled) - 1)
+    )
+
     if not len(labelled):
         return old
+
     match = order[position]
-    return replace(old, fraud=np.where(labelled.id[match] == old.id, labelled.fraud[match], old.fraud).astype(np.uint8))
+
+    return replace(
+        old,
+        fraud=np.where(labelled.id[match] == old.id, labelled.fraud[match], old.fraud).astype(
+            np.uint8
+        ),
+    )
 
 
 def extend(current: state.State, old: Rows, later: Rows, until: int) -> tuple[Rows, Floats]:
-    """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their features."""
+    """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their
+    features."""
     rows = Rows.concat([old, later])
     number = np.arange(len(rows))  # marks the rows of `old`, which keep their features
     order = np.lexsort((rows.id, rows.time))
     numbered = replace(rows, scenario=number)[order]
     pieces: list[Rows] = []
     features: list[Floats] = []
+
     for piece, table in tables(numbered, current.label_delay_days):
         scored = np.column_stack([table, np.zeros(len(table), np.float32)])
         index = piece.scenario.astype(np.int64)
+
         scored[index < len(old)] = current.table[index[index < len(old)]]
         for new in np.array_split(np.flatnonzero(index >= len(old)), 1 + len(index) // CHUNK):
             scored[new, -1] = current.trees.score(table[new])
+
         keep = state.needed(piece, until, current.label_delay_days)
         pieces.append(rows[index[keep]])
         features.append(scored[keep])
+
     return Rows.concat(pieces), np.concatenate(features)

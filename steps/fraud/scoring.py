@@ -1,9 +1,10 @@
 """Score raw transactions with a released model.
 
-A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows of `history` also
-have "fraud" once their label is known. A prediction is the probability of fraud. `history` contains the transactions
-between the end of the training data and the instances. A score is exact if `history` has all rows of the cards to
-score, and all rows of the terminals that appear in these rows and in the instances.
+A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows
+of `history` also have "fraud" once their label is known. A prediction is the probability of fraud.
+`history` contains the transactions between the end of the training data and the instances. A score
+is exact if `history` has all rows of the cards to score, and all rows of the terminals that appear
+in these rows and in the instances.
 """
 
 import math
@@ -26,10 +27,14 @@ from steps.fraud.data.state import State
 from steps.fraud.models import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on other requests
-MAX_WITHOUT_HISTORY = DAY  # time after the end of the state; until then, requests may lack a history
+# fixed number of windows per forward pass, so the bits of a score do not depend on other requests
+BATCH = 8
+# time after the end of the state; until then, requests may lack a history
+MAX_WITHOUT_HISTORY = DAY
 MIN_BATCH_WIDTH = (
-    16  # in narrower models, the position in the batch changes bits of a score, so batches have one window
+    # in narrower models, the position in the batch changes bits of a score, so batches have one
+    # window
+    16
 )
 
 
@@ -44,9 +49,13 @@ def _identity(value: Any) -> int:
 def _time(value: Any) -> int:
     try:
         time = datetime.fromisoformat(value)
-        return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
+        return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) // timedelta(
+            microseconds=1
+        )
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError("it must be ISO 8601 text such as 2024-04-01T12:00:00 (UTC unless it names a zone)") from error
+        raise ValueError(
+            "it must be ISO 8601 text such as 2024-04-01T12:00:00 (UTC unless it names a zone)"
+        ) from error
 
 
 def _amount(value: Any) -> float:
@@ -61,16 +70,23 @@ def _label(value: Any) -> int:
     raise ValueError("it must be 1 or 0, or left out if the label is not known yet")
 
 
-Identity = Annotated[int, PlainValidator(_identity), WithJsonSchema({"type": ["integer", "string"]})]
-Time = Annotated[int, PlainValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+Identity = Annotated[
+    int, PlainValidator(_identity), WithJsonSchema({"type": ["integer", "string"]})
+]
+Time = Annotated[
+    int, PlainValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
+]
 Amount = Annotated[
-    float, PlainValidator(_amount), WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_AMOUNT})
+    float,
+    PlainValidator(_amount),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_AMOUNT}),
 ]
 Label = Annotated[int, PlainValidator(_label), WithJsonSchema({"enum": [0, 1, None]})]
 
 
 class Transaction(BaseModel):
-    """A transaction to score. Ids are whole numbers or text; `time` is in UTC unless it names a zone."""
+    """A transaction to score. Ids are whole numbers or text; `time` is in UTC unless it names a
+    zone."""
 
     transaction_id: Identity
     time: Time
@@ -96,9 +112,11 @@ class Request(BaseModel):
         for name, transactions in (("instances", self.instances), ("history", self.history)):
             indices: dict[int, int] = {}
             for index, transaction in enumerate(transactions):
-                if (first := indices.setdefault(transaction.transaction_id, index)) != index:
+                first = indices.setdefault(transaction.transaction_id, index)
+                if first != index:
                     raise ValueError(
-                        f"{name}[{index}].transaction_id equals {name}[{first}]'s: each transaction_id must be unique"
+                        f"{name}[{index}].transaction_id equals {name}[{first}]'s: each"
+                        " transaction_id must be unique"
                     )
         return self
 
@@ -114,44 +132,64 @@ class FraudPredictor:
         self.state = State.load(release / "state")
         if tuple(self.model.feature_names) != self.state.features:
             raise DataError(
-                f"{release}: the model and the serving state have different features. Release the model again."
+                f"{release}: the model and the serving state have different features. Release the"
+                " model again."
             )
 
     def example(self) -> dict[str, Any]:
         """Return a request with one made-up transaction."""
         time = instant(self.state.train_end)
-        return {"instances": [{"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}]}
+        return {
+            "instances": [
+                {"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}
+            ]
+        }
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
-        """Return the probability of fraud of each instance. Raises DataError if an instance is older than the state."""
-        pairs = zip(rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True)
+        """Return the probability of fraud of each instance. Raises DataError if an instance is
+        older than the state."""
+        pairs = zip(
+            rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True
+        )
         scores = iter(self._scores(*self.state.windows(list(pairs), self.model.reach + 1)))
         return [[next(scores) for _ in request.instances] for request in requests]
 
     def warn(self, request: Request) -> str:
-        """Return a sentence if the history is missing and an instance is long after the end of the state; otherwise an
-        empty text."""
-        end, newest = self.state.train_end, max(transaction.time for transaction in request.instances)
-        if newest - end <= MAX_WITHOUT_HISTORY or any(payment.time >= end for payment in request.history):
+        """Return a sentence if the history is missing and an instance is long after the end of the
+        state; otherwise an empty text."""
+        end = self.state.train_end
+
+        newest = max(transaction.time for transaction in request.instances)
+        if newest - end <= MAX_WITHOUT_HISTORY or any(
+            payment.time >= end for payment in request.history
+        ):
             return ""
+
         days = (newest - end) / DAY
+
         return (
-            f"the history is missing: the model knows the payments until {instant(end)} UTC, {days:.1f} days before "
-            "the newest transaction, so its scores are worse. Send the later payments of the cards and terminals in "
-            "`history`, or refresh the model."
+            f"the history is missing: the model knows the payments until {instant(end)} UTC,"
+            f" {days:.1f} days before the newest transaction, so its scores are worse. Send the"
+            " later payments of the cards and terminals in `history`, or refresh the model."
         )
 
     def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
-        """Return the score of each window. The last batch is padded with copies of the last window."""
+        """Return the score of each window. The last batch is padded with copies of the last
+        window."""
         count = len(lengths)
         padded_index = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
-        batches = zip(*(torch.from_numpy(a[padded_index]).split(self.batch) for a in (windows, lengths)), strict=True)
+        batches = zip(
+            *(torch.from_numpy(a[padded_index]).split(self.batch) for a in (windows, lengths)),
+            strict=True,
+        )
         return torch.cat([score_windows(self.model, *batch) for batch in batches])[:count].tolist()
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
-    """Convert the transactions of each request to columns, all in one table because numpy is slow for few rows."""
+    """Convert the transactions of each request to columns, all in one table because numpy is slow
+    for few rows."""
     transactions = list(chain.from_iterable(requests))
+
     table = Rows.of(
         id=[t.transaction_id for t in transactions],
         time=[t.time for t in transactions],
@@ -160,5 +198,7 @@ def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
         amount=[t.amount for t in transactions],
         fraud=[t.fraud if isinstance(t, PastTransaction) else 0 for t in transactions],
     )
+
     ends = list(accumulate(len(request) for request in requests))
+
     return [table[end - len(request) : end] for request, end in zip(requests, ends, strict=True)]

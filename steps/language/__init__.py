@@ -1,10 +1,11 @@
-"""Example workload: a small GPT over bytes, trained on the language reference that Python ships (about 700 kB).
+"""Example workload: a small GPT over bytes, trained on the language reference that Python ships
+(about 700 kB).
 
     rekindle run configs/language.yaml
 
-The metric is the number of bits per byte on the last tenth of the text. A request contains a text; the answer has its
-bits per byte and, if requested, the most likely next bytes. Architecture: A. Radford and others, Language Models are
-Unsupervised Multitask Learners (2019).
+The metric is the number of bits per byte on the last tenth of the text. A request contains a text;
+the answer has its bits per byte and, if requested, the most likely next bytes. Architecture: A.
+Radford and others, Language Models are Unsupervised Multitask Learners (2019).
 """
 
 import argparse
@@ -28,10 +29,16 @@ START = 0  # byte that precedes every text
 class Data(DataConfig):
     source: str = Field(
         "python://topics",
-        description="a text file in UTF-8, python://topics (Python's language reference) or python://code",
+        description=(
+            "a text file in UTF-8, python://topics (Python's language reference) or python://code"
+        ),
     )
-    test_share: float = Field(0.1, gt=0, lt=1, description="share of the text that is test data, taken from the end")
-    window: int = Field(64, ge=8, le=1024, description="number of bytes that the model sees at once")
+    test_share: float = Field(
+        0.1, gt=0, lt=1, description="share of the text that is test data, taken from the end"
+    )
+    window: int = Field(
+        64, ge=8, le=1024, description="number of bytes that the model sees at once"
+    )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
         return self  # the step prepares the whole text in a second
@@ -45,7 +52,9 @@ class Model(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"width is {self.width}: it must be a multiple of heads ({self.heads})")
+            raise ValueError(
+                f"width is {self.width}: it must be a multiple of heads ({self.heads})"
+            )
         return self
 
 
@@ -54,7 +63,9 @@ class Instance(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)
-    continue_bytes: int = Field(0, ge=0, le=100, description="number of most likely next bytes to return")
+    continue_bytes: int = Field(
+        0, ge=0, le=100, description="number of most likely next bytes to return"
+    )
 
 
 def bits_per_byte(predictions: list[Any], truths: Any) -> float:
@@ -70,24 +81,32 @@ def prepare(data: Data, out: Path) -> Prepared:
 
         text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     elif data.source == "python://code":
-        text = b"\n\n".join(Path(module.__file__ or "").read_bytes() for module in (argparse, ast, inspect))
+        text = b"\n\n".join(
+            Path(module.__file__ or "").read_bytes() for module in (argparse, ast, inspect)
+        )
     else:
         try:
             text = Path(data.source).read_text().encode()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{data.source} cannot be read ({error}): data.source must be a text file.") from error
+            raise DataError(
+                f"{data.source} cannot be read ({error}): data.source must be a text file."
+            ) from error
+
     cut = int(len(text) * (1 - data.test_share))
     if min(cut, len(text) - cut) <= data.window:
         raise DataError(
-            f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower data.window."
+            f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower"
+            " data.window."
         )
+
     (out / "train.txt").write_bytes(text[:cut])
     (out / "test.txt").write_bytes(text[cut:])
     return Prepared(rows=len(text), facts={"window": data.window}, tags={"train_bytes": cut})
 
 
 class Windows:
-    """Every window of `window` bytes of a text: int64 [B, window + 1], where the first byte is context only."""
+    """Every window of `window` bytes of a text: int64 [B, window + 1], where the first byte is
+    context only."""
 
     def __init__(self, path: Path, split: str) -> None:
         import torch
@@ -95,7 +114,9 @@ class Windows:
         from rekindle.workload import dataset_facts
 
         text = bytearray((path / f"{split}.txt").read_bytes())
-        self.windows = torch.frombuffer(text, dtype=torch.uint8).unfold(0, dataset_facts(path)["window"] + 1, 1)
+        self.windows = torch.frombuffer(text, dtype=torch.uint8).unfold(
+            0, dataset_facts(path)["window"] + 1, 1
+        )
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -127,14 +148,16 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     from rekindle.workload import dataset_facts
 
-    text, window = (path / "test.txt").read_bytes().decode(errors="ignore"), dataset_facts(path)["window"]
+    text = (path / "test.txt").read_bytes().decode(errors="ignore")
+    window = dataset_facts(path)["window"]
     for start in range(0, len(text), window):
         excerpt = text[start : start + window]
         yield {"text": excerpt}, len(excerpt.encode()[-window:])
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the bits of each text (of each byte, given the bytes before it), and the most likely next bytes."""
+    """Return the bits of each text (of each byte, given the bytes before it), and the most likely
+    next bytes."""
     import torch
 
     window = facts["window"]
@@ -145,10 +168,15 @@ def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> lis
     nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
     padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])
     bits = nats.masked_fill(padding, 0).sum(1) / math.log(2)
-    results = [{"bits": total, "bytes": len(text)} for total, text in zip(bits.tolist(), texts, strict=True)]
+
+    results = [
+        {"bits": total, "bytes": len(text)}
+        for total, text in zip(bits.tolist(), texts, strict=True)
+    ]
     for result, instance in zip(results, instances, strict=True):
         if instance.continue_bytes:
             result["continuation"] = _continue_text(model, instance, window)
+
     return results
 
 

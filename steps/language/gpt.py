@@ -12,13 +12,19 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm_attention, self.norm_hidden = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norm_attention = nn.LayerNorm(width)
+        self.norm_hidden = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.hidden = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        qkv = self.qkv(self.norm_attention(x)).view(
+            batch, length, 3, self.heads, width // self.heads
+        )
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = fn.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
@@ -30,9 +36,11 @@ class GPT(nn.Module):
 
     def __init__(self, window: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(window, width)
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(window, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.bytes(tokens) + self.places.weight[: tokens.shape[1]]

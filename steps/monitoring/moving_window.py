@@ -1,4 +1,5 @@
-"""Compare the data of a moving window with earlier runs: newest row, number of rows, code and config."""
+"""Compare the data of a moving window with earlier runs: newest row, number of rows, code and
+config."""
 
 import json
 import traceback
@@ -16,13 +17,17 @@ MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last 
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
 WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
 SCHEDULED_TAG = "rekindle.scheduled"  # tag with the scheduled time
-SAME_TAG = "data.same_as"  # tag with the earlier run of equal data, code and config, if a run trains nothing
-CODE_TAG = "rekindle.code"  # tag with the identity of the code, of scheduled runs, but not of a backfill
-HASH_PARAMETERS = ("config_hash", "manifest_hash", "git_sha")  # parameters that are recorded as tags
+# tag with the earlier run of equal data, code and config, if a run trains nothing
+SAME_TAG = "data.same_as"
+# tag with the identity of the code, of scheduled runs, but not of a backfill
+CODE_TAG = "rekindle.code"
+# parameters that are recorded as tags
+HASH_PARAMETERS = ("config_hash", "manifest_hash", "git_sha")
 
 
 def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared, str]:
-    """Create a dataset like `rekindle.workload.prepare`; an error names the end of a moving window, if it may help."""
+    """Create a dataset like `rekindle.workload.prepare`; an error names the end of a moving window,
+    if it may help."""
     try:
         prepared, digest = workload.prepare(module, data, out)
         if data.moves and not prepared.rows:
@@ -30,26 +35,33 @@ def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared
     except DataError as error:
         if not data.moves:
             raise
+
         raise type(error)(
-            f"{error} The moving window ends at {time:{TIME}}, the scheduled time of the run: if the data ends "
-            "earlier, set an earlier time with `-p scheduled-time=TIME`."
+            f"{error} The moving window ends at {time:{TIME}}, the scheduled time of the run: if"
+            " the data ends earlier, set an earlier time with `-p scheduled-time=TIME`."
         ) from error
     except Exception as error:
         if not data.moves or isinstance(error, RekindleError):
             raise
+
         traceback.print_exc()
-        window = f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
+        window = (
+            f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
+        )
         raise project.as_error(error, f"`prepare` failed for {window}") from error
+
     return prepared, digest
 
 
 def warn_of_stale_data(
     prepared: Prepared, data: Any, time: datetime, runs: list[RunData], is_past: bool = False
 ) -> list[str]:
-    """Return a warning if the window has moved since the last training, but the data lacks newer rows or has far fewer
-    rows. Raises DataError if the share of rows is below data.minimum_share, unless the run `is_past`."""
+    """Return a warning if the window has moved since the last training, but the data lacks newer
+    rows or has far fewer rows. Raises DataError if the share of rows is below data.minimum_share,
+    unless the run `is_past`."""
     if not data.moves:
         return []
+
     earlier = {
         until: run
         for run in reversed(runs)
@@ -62,73 +74,124 @@ def warn_of_stale_data(
     }
     if not earlier:
         return []
+
     until, last = max(earlier.items(), key=lambda pair: pair[0])
-    rows, last_rows = prepared.rows, int(_finite(last.metrics.get("rows")))
+    rows = prepared.rows
+    last_rows = int(_finite(last.metrics.get("rows")))
     counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
-    ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
+
+    if prepared.newest:
+        ends = f" Its newest row is of {prepared.newest}."
+    else:
+        ends = ""
+
     if rows < data.minimum_share * last_rows and not is_past:
         raise DataError(
-            f"{data.source} has fewer rows than data.minimum_share ({data.minimum_share:g}) of the last training "
-            f"requires: {counts}{ends} Add the missing rows, or lower data.minimum_share."
+            f"{data.source} has fewer rows than data.minimum_share ({data.minimum_share:g}) of the"
+            f" last training requires: {counts}{ends} Add the missing rows, or lower"
+            " data.minimum_share."
         )
+
     if has_no_newer_rows(prepared.newest, last):
-        return [f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}: {counts}"]
-    return [counts + ends] if rows < MIN_ROWS_RATIO * last_rows else []
+        return [
+            f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}:"
+            f" {counts}"
+        ]
+
+    if rows < MIN_ROWS_RATIO * last_rows:
+        return [counts + ends]
+
+    return []
 
 
 def has_no_newer_rows(newest: str, last: RunData) -> bool:
-    """Return True if the run `last` already had the newest row of a source, whose time is `newest`."""
-    newest_time, last_time = parse_time(newest), parse_time(last.tags.get(NEWEST_TAG, ""))
+    """Return True if the run `last` already had the newest row of a source, whose time is
+    `newest`."""
+    newest_time = parse_time(newest)
+    last_time = parse_time(last.tags.get(NEWEST_TAG, ""))
     return bool(newest_time and last_time and newest_time <= last_time)
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return a time with its zone; None for anything else, such as a tag that another client of MLflow wrote."""
+    """Return a time with its zone; None for anything else, such as a tag that another client of
+    MLflow wrote."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         return None
     # other years are too close to the first and the last time that Python knows
-    return time if time.tzinfo and time.year in YEARS else None
+    if time.tzinfo and time.year in YEARS:
+        return time
+    return None
 
 
 def identity_tags(manifest: str, code: str) -> dict[str, str]:
-    """Return the tags that identify a run: its `code`, and the hashes in the parameters of its manifest (JSON)."""
+    """Return the tags that identify a run: its `code`, and the hashes in the parameters of its
+    manifest (JSON)."""
     parameters = json.loads(manifest)["spec"]["arguments"]["parameters"]
     values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
     return {f"rekindle.{name}": values.get(name, "") for name in HASH_PARAMETERS} | {CODE_TAG: code}
 
 
-def last_scheduled(experiment: str, workload: str, except_run: str, time: datetime) -> RunData | None:
-    """Return the last successful run that was scheduled before `time`; runs of a backfill do not count."""
+def last_scheduled(
+    experiment: str, workload: str, except_run: str, time: datetime
+) -> RunData | None:
+    """Return the last successful run that was scheduled before `time`; runs of a backfill do not
+    count."""
     has_succeeded = f"tags.`{CODE_TAG}` != '' AND attributes.status = 'FINISHED'"
     runs = tracking.last_prepared(experiment, workload, except_run, has_succeeded)
-    times = [(parse_time(run.tags.get(SCHEDULED_TAG, "")), -number) for number, run in enumerate(runs)]
-    earlier = [(scheduled, position) for scheduled, position in times if scheduled and scheduled < time]
-    return runs[-max(earlier)[1]] if earlier else None
+    times = [
+        (parse_time(run.tags.get(SCHEDULED_TAG, "")), -number) for number, run in enumerate(runs)
+    ]
+
+    earlier = [
+        (scheduled, position) for scheduled, position in times if scheduled and scheduled < time
+    ]
+    if earlier:
+        return runs[-max(earlier)[1]]
+
+    return None
 
 
 def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
     """Return the differences from the run `last`: keys of the config, the code or the manifest."""
     changed_tags = [name for name, value in tags.items() if value != last.tags.get(name)]
-    values = {name: to_text(value)[: tracking.MAX_PARAM_LENGTH] for name, value in tracking.flatten(config).items()}
+    values = {
+        name: to_text(value)[: tracking.MAX_PARAM_LENGTH]
+        for name, value in tracking.flatten(config).items()
+    }
     keys = sorted(name for name, value in values.items() if value != last.params.get(name))
-    descriptions = (keys or ["the config"]) if "rekindle.config_hash" in changed_tags else []
+
+    if "rekindle.config_hash" in changed_tags:
+        descriptions = keys or ["the config"]
+    else:
+        descriptions = []
+
     if CODE_TAG in changed_tags:
         commits = [item.get("rekindle.git_sha", "")[:12] for item in (last.tags, tags)]
         descriptions.append(
-            f"the code ({commits[0]} → {commits[1]})" if all(commits) and len({*commits}) == 2 else "the code"
+            f"the code ({commits[0]} → {commits[1]})"
+            if all(commits) and len({*commits}) == 2
+            else "the code"
         )
+
     return descriptions or (["the manifest"] if "rekindle.manifest_hash" in changed_tags else [])
 
 
 def _finite(value: Any) -> float:
     """Return a metric; 0 for anything else than a finite number, which MLflow returns as a text."""
-    return float(value) if isinstance(value, int | float) else 0.0
+    if isinstance(value, int | float):
+        return float(value)
+    return 0.0
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the text settings of `data` that are equal in `moved`, as parameters of an MLflow run."""
+    """Return the text settings of `data` that are equal in `moved`, as parameters of an MLflow
+    run."""
     other = moved.model_dump(mode="json")
-    same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
-    return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}
+    same = {
+        name: value for name, value in data.model_dump(mode="json").items() if other[name] == value
+    }
+    return {
+        f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)
+    }

@@ -1,18 +1,27 @@
-"""Send a notification when a workflow has ended: the last task of every pipeline whose config has `notify`.
+"""Send a notification when a workflow has ended: the last task of every pipeline whose config has
+`notify`.
 
-    NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify --workflow=demo-x7k2p \\
+    NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify
+    --workflow=demo-x7k2p \\
         --status=Failed --experiment=demo --format=slack
 
-Notifications report failures, rollbacks, releases, candidates that the gate refused, and drift. A run that was stopped,
-or that only trained the champion again, causes no notification. A notification that cannot be sent does not fail the
-run: it is a warning of the run.
+Notifications report failures, rollbacks, releases, candidates that the gate refused, and drift. A
+run that was stopped, or that only trained the champion again, causes no notification. A
+notification that cannot be sent does not fail the run: it is a warning of the run.
 """
 
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from rekindle.release.watch.notification import Message, NotifyConfig, deliver, reasons, status, verdicts
+from rekindle.release.watch.notification import (
+    Message,
+    NotifyConfig,
+    deliver,
+    reasons,
+    status,
+    verdicts,
+)
 from rekindle.step import StepInputs, StepOutputs
 
 MAX_FAILURES = 5  # maximum number of failed steps in a notification
@@ -21,36 +30,53 @@ MAX_FAILURES = 5  # maximum number of failed steps in a notification
 class Inputs(StepInputs, NotifyConfig):
     workflow: str = Field(description="name of the workflow")
     status: str = Field(description="{{workflow.status}}: Succeeded, Failed or Error")
-    failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
-    experiment: str = Field(default="rekindle", description="name of the pipeline, and MLflow experiment of its run")
-    attempts: int = Field(default=6, ge=1, description="maximum number of requests to an unavailable webhook")
+    failures: str = Field(
+        default="", description="{{workflow.failures}}: JSON list of the nodes that failed"
+    )
+    experiment: str = Field(
+        default="rekindle", description="name of the pipeline, and MLflow experiment of its run"
+    )
+    attempts: int = Field(
+        default=6, ge=1, description="maximum number of requests to an unavailable webhook"
+    )
 
 
 class Outputs(StepOutputs):
     event: str = Field(description="event of the notification; empty if no notification was due")
     sent: bool = Field(description="true if the webhook accepted the notification")
-    warnings: list[str] = Field(default=[], description="why the notification was not sent, or lacks details")
+    warnings: list[str] = Field(
+        default=[], description="why the notification was not sent, or lacks details"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Read the result of the run, and send the notification. Errors of MLflow or the webhook are warnings."""
+    """Read the result of the run, and send the notification. Errors of MLflow or the webhook are
+    warnings."""
     from rekindle import tracking
     from rekindle.errors import TrackingError, say
 
-    tags, link, warnings = dict[str, str](), "", list[str]()
+    tags = dict[str, str]()
+    link = ""
+    warnings = list[str]()
+
     try:
-        if run_id := tracking.find_run(inputs.experiment, inputs.workflow):
-            tags, link = tracking.tags_of(run_id), tracking.page(inputs.workflow, inputs.mlflow_url)
+        run_id = tracking.find_run(inputs.experiment, inputs.workflow)
+        if run_id:
+            tags = tracking.tags_of(run_id)
+            link = tracking.page(inputs.workflow, inputs.mlflow_url)
     except TrackingError as error:
         warnings.append(f"the notification lacks the details that MLflow has: {error}")
+
     message = compose(inputs, tags, link)
     sent = False
     if message:
         delivery = deliver(message, inputs, inputs.attempts)
         sent = delivery.sent
         warnings += [delivery.problem] if delivery.problem else []
+
     for warning in warnings:
         say(warning)
+
     return Outputs(event=message.event if message else "", sent=sent, warnings=warnings)
 
 
@@ -58,20 +84,47 @@ def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | Non
     """Return the notification about a run with `tags` in MLflow; None if no notification is due."""
     run = inputs.workflow
     about = {"name": inputs.experiment, "workflow": run, "link": link}
-    lines, evaluations = reasons(inputs.failures), verdicts(tags)
+    lines = reasons(inputs.failures)
+    evaluations = verdicts(tags)
+
     if inputs.status != "Succeeded":
         if status(inputs.status, lines) == "KILLED":
             return None
-        failures = tags.get("rekindle.failures") or "\n".join(line[:900] for line in lines[:MAX_FAILURES])
+
+        failures = tags.get("rekindle.failures") or "\n".join(
+            line[:900] for line in lines[:MAX_FAILURES]
+        )
         return Message("failure", text=f"{run} failed.", reason=failures, **about)
-    if rollbacks := [reason for _, verdict, reason in evaluations if verdict == "taken back"]:
-        return Message("rollback", text=f"{run} was rolled back.", reason="\n".join(rollbacks), **about)
-    text = "\n".join(f"{prefix}{reason}" for prefix, verdict, reason in evaluations if verdict in ("release", "keep"))
-    if promoted := tags.get("rekindle.promoted"):  # MODEL VERSION
+
+    rollbacks = [reason for _, verdict, reason in evaluations if verdict == "taken back"]
+    if rollbacks:
+        return Message(
+            "rollback", text=f"{run} was rolled back.", reason="\n".join(rollbacks), **about
+        )
+
+    text = "\n".join(
+        f"{prefix}{reason}"
+        for prefix, verdict, reason in evaluations
+        if verdict in ("release", "keep")
+    )
+
+    promoted = tags.get("rekindle.promoted")
+    if promoted:  # MODEL VERSION
         model, _, version = promoted.rpartition(" ")
-        return Message("release", text=f"{run} released version {version} of {model}.", reason=text, **about)
+        return Message(
+            "release", text=f"{run} released version {version} of {model}.", reason=text, **about
+        )
+
     if any(verdict == "keep" for _, verdict, _ in evaluations):
         return Message("refusal", text=f"{run} released nothing.", reason=text, **about)
-    if drift := [reason for _, verdict, reason in evaluations if verdict == "drift"]:
-        return Message("drift", text="the requests of the model have drifted.", reason="\n".join(drift), **about)
+
+    drift = [reason for _, verdict, reason in evaluations if verdict == "drift"]
+    if drift:
+        return Message(
+            "drift",
+            text="the requests of the model have drifted.",
+            reason="\n".join(drift),
+            **about,
+        )
+
     return None

@@ -1,4 +1,5 @@
-"""List the files and folders directly below a key prefix of the object store, so that a step runs for each of them.
+"""List the files and folders directly below a key prefix of the object store, so that a step runs
+for each of them.
 
 rekindle step steps.scoring.listing --prefix=incoming/october --output keys=keys.json
 """
@@ -18,8 +19,17 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """List the keys below the prefix. Raises DataError if no key starts with the prefix."""
-    store, prefix = Store.from_env(), inputs.prefix.strip("/") + "/"
-    keys = list(dict.fromkeys(prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)))
+    store = Store.from_env()
+    prefix = inputs.prefix.strip("/") + "/"
+
+    keys = list(
+        dict.fromkeys(
+            prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)
+        )
+    )
     if not keys:
-        raise DataError(f"{store.uri(prefix)} contains no file: correct the prefix, or upload the files.")
+        raise DataError(
+            f"{store.uri(prefix)} contains no file: correct the prefix, or upload the files."
+        )
+
     return Outputs(keys=keys)

@@ -25,7 +25,10 @@ class Outputs(StepOutputs):
     steps: int = Field(description="total number of training steps of all trials")
     hours: float = Field(description="total worker-hours of all trials")
     untried: list[str] = Field(
-        description="parts of the search space that were not tried because of the budget (empty: everything was tried)"
+        description=(
+            "parts of the search space that were not tried because of the budget (empty: everything"
+            " was tried)"
+        )
     )
 
 
@@ -40,24 +43,39 @@ def run(inputs: Inputs) -> Outputs:
     store = Store.from_env()
     study = Study(store, inputs.root, inputs.sweep)
     trials = study.read()
-    last, trial = inputs.sweep.rungs - 1, study.winner()
+    last = inputs.sweep.rungs - 1
+    trial = study.winner()
     model = inputs.workdir / "model"
     trained_model = study.output(trial.number, last)
     store.download(f"{trained_model}/", model)
     verify_weights(model, store.uri(trained_model))
+
     for line in [*report.table(study), *report.describe_untried(study)]:
         say(line)
-    value, steps = trial.values[last], sum(other.steps for other in trials)
+
+    value = trial.values[last]
+    steps = sum(other.steps for other in trials)
     assert value is not None
-    hours, untried = study.hours(), report.describe_untried(study)
+    hours = study.hours()
+    untried = report.describe_untried(study)
+
     if inputs.run_id:
         picture = inputs.workdir / "search.png"
         report.picture(study, picture)
         tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
-        metrics = {"best_trial": trial.number, "best_objective": value, "trials": len(trials), "trial_steps": steps}
-        metrics |= {"trial_hours": hours, "trials_not_started": inputs.sweep.trial_count - len(trials)}
+
+        metrics = {
+            "best_trial": trial.number,
+            "best_objective": value,
+            "trials": len(trials),
+            "trial_steps": steps,
+            "trial_hours": hours,
+            "trials_not_started": inputs.sweep.trial_count - len(trials),
+        }
+
         tags = {"sweep.untried": "\n".join(untried)} if untried else {}
         tracking.log(inputs.run_id, metrics=metrics, params={"best": trial.settings}, tags=tags)
+
     return Outputs(
         model=model,
         trial=trial.number,

@@ -2,9 +2,9 @@
 
     rekindle step steps.search.trial --sweep='{...}' --root=runs/a/search --part=1 ...
 
-The pods decide together which trial trains next; Optuna chooses the settings of new trials. Each decision is written to
-the object store before a pod acts on it, so a pod may be killed and restarted at any time: it continues its trial from
-the checkpoint.
+The pods decide together which trial trains next; Optuna chooses the settings of new trials. Each
+decision is written to the object store before a pod acts on it, so a pod may be killed and
+restarted at any time: it continues its trial from the checkpoint.
 """
 
 from typing import Any
@@ -30,10 +30,16 @@ class Inputs(StepInputs):
     family: str = Field("", description="family to train, if the workload has several")
     dataset: str = Field(description="key prefix of the dataset in the object store")
     digest: str = Field(pattern=SHA256, description="digest of the dataset")
-    model: dict[str, Any] = Field(default_factory=dict, description="the `model` section, without a trial's settings")
-    train: dict[str, Any] = Field(default_factory=dict, description="the `train` section, without a trial's settings")
+    model: dict[str, Any] = Field(
+        default_factory=dict, description="the `model` section, without a trial's settings"
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="the `train` section, without a trial's settings"
+    )
     experiment: str = Field("", description="MLflow experiment")
-    run: str = Field("", description="name of the workflow, whose MLflow run is the parent of the trials' runs")
+    run: str = Field(
+        "", description="name of the workflow, whose MLflow run is the parent of the trials' runs"
+    )
 
 
 class Outputs(StepOutputs):
@@ -41,7 +47,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Train the trials of this pod. Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM."""
+    """Train the trials of this pod. Raises RekindleError if a service is unavailable; exits with
+    143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.search.study import Study
     from rekindle.training.search.trials import train

@@ -7,11 +7,15 @@ def build(config):
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)
+
         with blocks.group("decide", mutex=config.name):  # only one run of this pipeline at a time
             evaluation = blocks.evaluate(model)
-            blocks.step("steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict)
+            blocks.step(
+                "steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict
+            )
             with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
                 released = blocks.release(evaluation)
                 deployed = blocks.deploy(released)
                 blocks.verify(deployed)
+
     return workflow

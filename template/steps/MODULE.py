@@ -1,4 +1,5 @@
-"""Predict the power consumption of an hour by a small network, trained on a CSV file whose newest rows come last."""
+"""Predict the power consumption of an hour by a small network, trained on a CSV file whose newest
+rows come last."""
 
 from pydantic import BaseModel, Field
 
@@ -50,7 +51,12 @@ class dataset:
 def model(section, facts):
     from torch import nn
 
-    layers = nn.BatchNorm1d(2), nn.Linear(2, section.hidden), nn.ReLU(), nn.Linear(section.hidden, 1)
+    layers = (
+        nn.BatchNorm1d(2),
+        nn.Linear(2, section.hidden),
+        nn.ReLU(),
+        nn.Linear(section.hidden, 1),
+    )
     return nn.Sequential(*layers, nn.Flatten(0))
 
 

@@ -6,7 +6,11 @@ from steps import card
 
 def test_a_model_is_released_only_by_the_gate():
     templates = render_manifest(load_config("configs/PROJECT.yaml").config)["spec"]["templates"]
-    tasks = {task["name"]: task for template in templates for task in template.get("dag", {}).get("tasks", [])}
+    tasks = {
+        task["name"]: task
+        for template in templates
+        for task in template.get("dag", {}).get("tasks", [])
+    }
     assert "verdict == 'release'" in tasks["ship"]["when"]
     assert tasks["card"]["depends"] == "evaluate"
 

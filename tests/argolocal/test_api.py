@@ -1,4 +1,5 @@
-"""The Python API as users' tests call it: with workflows like Hera's examples, and with a custom kind."""
+"""The Python API as users' tests call it: with workflows like Hera's examples, and with a custom
+kind."""
 
 import subprocess
 import sys
@@ -18,7 +19,13 @@ HELLO: dict = {
         "entrypoint": "print",
         "arguments": {"parameters": [{"name": "word", "value": "hello"}]},
         "templates": [
-            {"name": "print", "container": {"image": "busybox", "command": ["echo", "{{workflow.parameters.word}}"]}}
+            {
+                "name": "print",
+                "container": {
+                    "image": "busybox",
+                    "command": ["echo", "{{workflow.parameters.word}}"],
+                },
+            }
         ],
     },
 }
@@ -48,11 +55,15 @@ def read() -> None:
 
 
 def test_a_condition_on_a_result_skips_the_other_branch() -> None:
-    with Workflow(generate_name="coin-flip-", entrypoint="main") as workflow, Steps(name="main") as steps:
+    with (
+        Workflow(generate_name="coin-flip-", entrypoint="main") as workflow,
+        Steps(name="main") as steps,
+    ):
         coin = flip(name="flip")
         with steps.parallel():
             say(name="heads", arguments={"message": "it was heads"}, when=f"{coin.result} == heads")
             say(name="tails", arguments={"message": "it was tails"}, when=f"{coin.result} == tails")
+
     outcome = argolocal.run(workflow)
     side = outcome.nodes["flip"].outputs["result"]
     other = {"heads": "tails", "tails": "heads"}[side]
@@ -63,16 +74,23 @@ def test_a_condition_on_a_result_skips_the_other_branch() -> None:
 
 def test_a_workflow_parameter_reaches_every_task() -> None:
     word = [Parameter(name="word", value="hello")]
-    with Workflow(generate_name="diamond-", entrypoint="main", arguments=word) as workflow, DAG(name="main"):
+    with (
+        Workflow(generate_name="diamond-", entrypoint="main", arguments=word) as workflow,
+        DAG(name="main"),
+    ):
         corners = (
-            {"name": name, "arguments": {"message": f"{{{{workflow.parameters.word}}}} {name}"}} for name in "ABCD"
+            {"name": name, "arguments": {"message": f"{{{{workflow.parameters.word}}}} {name}"}}
+            for name in "ABCD"
         )
         a, b, c, d = (say(**corner) for corner in corners)
         a >> [b, c] >> d  # type: ignore[operator]
+
     assert not [finding for finding in argolocal.lint(workflow) if finding.fatal]
     outcome = argolocal.run(workflow, {"word": "goodbye"})
     assert outcome.phase == "Succeeded", outcome
-    assert {name: node.log for name, node in outcome.nodes.items()} == {name: f"goodbye {name}\n" for name in "ABCD"}
+    assert {name: node.log for name, node in outcome.nodes.items()} == {
+        name: f"goodbye {name}\n" for name in "ABCD"
+    }
 
 
 def test_an_artifact_is_passed_to_the_next_step(tmp_path: Path) -> None:
@@ -91,21 +109,36 @@ def test_a_resource_of_a_custom_kind_is_applied_and_awaited() -> None:
 
         def poll(self) -> None:
             for name in self.names():
-                self.change(name, lambda now: now and now | {"status": {"count": now["spec"]["to"]}})
+                self.change(
+                    name, lambda now: now and now | {"status": {"count": now["spec"]["to"]}}
+                )
 
     kinds = argolocal.Kinds()
     kinds.register(Counters)
     counter = "apiVersion: example.com/v1\nkind: Counter\nmetadata: {name: sheep}\nspec: {to: 3}"
     count = Parameter(name="count", value_from=ValueFrom(json_path="{.status.count}"))
+
     with Workflow(generate_name="count-", entrypoint="main") as workflow:
-        Resource(name="main", action="create", manifest=counter, success_condition="status.count > 2", outputs=count)
+        Resource(
+            name="main",
+            action="create",
+            manifest=counter,
+            success_condition="status.count > 2",
+            outputs=count,
+        )
+
     assert argolocal.run(workflow, kinds=kinds).outputs == {"count": "3"}
-    with pytest.raises(argolocal.ConfigError, match="Counter, which the local runner does not support"):
+    with pytest.raises(
+        argolocal.ConfigError, match="Counter, which the local runner does not support"
+    ):
         argolocal.run(workflow)
 
 
 def test_a_failure_names_the_step_and_the_reason() -> None:
-    template = {"name": "print", "script": {"image": "busybox", "command": ["sh"], "source": "echo no ink; exit 3"}}
+    template = {
+        "name": "print",
+        "script": {"image": "busybox", "command": ["sh"], "source": "echo no ink; exit 3"},
+    }
     outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
     (node,) = outcome.nodes.values()
     assert (outcome.phase, node.exit_code, node.log) == ("Failed", 3, "no ink\n")
@@ -128,6 +161,7 @@ spec:
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: words}, data: {greeting: hej}}
 """)
+
     outcome = argolocal.run(file)
     (node,) = outcome.nodes.values()
     home = outcome.home
@@ -145,14 +179,29 @@ def test_lint_finds_a_mistake_without_a_run() -> None:
 
 
 def test_importing_argolocal_imports_no_other_module() -> None:
-    program = "import argolocal, sys; print(*sorted(name for name in sys.modules if name.startswith('argolocal')))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import argolocal, sys; print(*sorted(name for name in sys.modules if"
+        " name.startswith('argolocal')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "argolocal\n"
 
 
 def test_the_log_of_a_retried_step_is_from_its_last_attempt() -> None:
-    script = {"image": "busybox", "command": ["sh"], "source": "echo try {{retries}}; exit $((1 - {{retries}}))"}
-    template = {"name": "main", "retryStrategy": {"limit": "2", "retryPolicy": "Always"}, "script": script}
+    script = {
+        "image": "busybox",
+        "command": ["sh"],
+        "source": "echo try {{retries}}; exit $((1 - {{retries}}))",
+    }
+
+    template = {
+        "name": "main",
+        "retryStrategy": {"limit": "2", "retryPolicy": "Always"},
+        "script": script,
+    }
+
     steps = {"name": "all", "steps": [[{"name": "again", "template": "main"}]]}
     spec = {"entrypoint": "all", "templates": [steps, template]}
     outcome = argolocal.run({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
@@ -160,7 +209,11 @@ def test_the_log_of_a_retried_step_is_from_its_last_attempt() -> None:
 
 
 def test_a_step_of_a_workflow_template_has_its_log() -> None:
-    spec = {"templates": [{"name": "say", "container": {"image": "busybox", "command": ["echo", "hej"]}}]}
+    spec = {
+        "templates": [
+            {"name": "say", "container": {"image": "busybox", "command": ["echo", "hej"]}}
+        ]
+    }
     shared = {"kind": "WorkflowTemplate", "metadata": {"name": "shared"}, "spec": spec}
     task = {"name": "a", "templateRef": {"name": "shared", "template": "say"}}
     templates = [{"name": "main", "dag": {"tasks": [task]}}]
@@ -170,7 +223,10 @@ def test_a_step_of_a_workflow_template_has_its_log() -> None:
 
 
 def test_an_image_may_be_given_by_its_fields() -> None:
-    template = {"name": "print", "container": {"image": "mine", "command": ["sh", "-c", "echo $WORD"]}}
+    template = {
+        "name": "print",
+        "container": {"image": "mine", "command": ["sh", "-c", "echo $WORD"]},
+    }
     workflow = {**HELLO, "spec": {**HELLO["spec"], "templates": [template]}}
     outcome = argolocal.run(workflow, images={"mine": {"env": {"WORD": "hej"}}})
     (node,) = outcome.nodes.values()
@@ -183,9 +239,16 @@ def test_an_image_may_be_given_by_its_fields() -> None:
 
 @pytest.mark.parametrize(
     ("version", "is_fatal"),
-    [("argoproj.io/v1", True), ("argoproj.io/v1alpha2", True), ("argproj.io/v1alpha1", False), ("v1", False)],
+    [
+        ("argoproj.io/v1", True),
+        ("argoproj.io/v1alpha2", True),
+        ("argproj.io/v1alpha1", False),
+        ("v1", False),
+    ],
 )
-def test_a_workflow_with_another_version_of_the_api_is_not_one_of_argo(version: str, is_fatal: bool) -> None:
+def test_a_workflow_with_another_version_of_the_api_is_not_one_of_argo(
+    version: str, is_fatal: bool
+) -> None:
     workflow = {**HELLO, "apiVersion": version}
     (finding,) = [finding for finding in argolocal.lint(workflow) if finding.rule == "version"]
     assert finding.fatal == is_fatal and "argoproj.io/v1alpha1" in finding.message
@@ -194,7 +257,10 @@ def test_a_workflow_with_another_version_of_the_api_is_not_one_of_argo(version: 
 
 
 def test_the_hostname_is_the_name_of_the_pod() -> None:
-    template = {"name": "print", "container": {"image": "busybox", "command": ["sh", "-c", "echo $HOSTNAME"]}}
+    template = {
+        "name": "print",
+        "container": {"image": "busybox", "command": ["sh", "-c", "echo $HOSTNAME"]},
+    }
     outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
     (node,) = outcome.nodes.values()
     assert node.log == f"{outcome.name}\n"

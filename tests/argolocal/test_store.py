@@ -7,7 +7,22 @@ import pytest
 from argolocal.errors import ConfigError, NotFound, StorageError
 from argolocal.store import FolderStore
 
-KEYS = ["a", "a/b", "a/b/c", "a//b", "a/", "a/./b", "../up", "/root", "%", "a/%", "a/%2F", "ä ö/%25", "a/b%00", "a\0b"]
+KEYS = [
+    "a",
+    "a/b",
+    "a/b/c",
+    "a//b",
+    "a/",
+    "a/./b",
+    "../up",
+    "/root",
+    "%",
+    "a/%",
+    "a/%2F",
+    "ä ö/%25",
+    "a/b%00",
+    "a\0b",
+]
 
 
 @pytest.fixture
@@ -23,7 +38,9 @@ def put(store: FolderStore, key: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [KEYS, KEYS[::-1]], ids=["", "backwards"])
-def test_every_key_is_a_separate_object(store: FolderStore, keys: list[str], tmp_path: Path) -> None:
+def test_every_key_is_a_separate_object(
+    store: FolderStore, keys: list[str], tmp_path: Path
+) -> None:
     for key in keys:
         put(store, key)
     assert [entry.key for entry in store.list("")] == sorted(keys, key=str.encode)
@@ -37,7 +54,9 @@ def test_every_key_is_a_separate_object(store: FolderStore, keys: list[str], tmp
     assert [*store.list("")] == []
 
 
-def test_a_downloaded_folder_equals_the_uploaded_folder_and_may_lack_links(store: FolderStore, tmp_path: Path) -> None:
+def test_a_downloaded_folder_equals_the_uploaded_folder_and_may_lack_links(
+    store: FolderStore, tmp_path: Path
+) -> None:
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "in/deep/file").write_text("x")
     (tmp_path / "in/link").symlink_to("deep/file")
@@ -45,11 +64,15 @@ def test_a_downloaded_folder_equals_the_uploaded_folder_and_may_lack_links(store
     store.upload(tmp_path / "in", "without", links=False)
     store.download("with", tmp_path / "with")
     store.download("without", tmp_path / "without")
-    assert (tmp_path / "with/link").read_text() == (tmp_path / "without/deep/file").read_text() == "x"
+    assert (
+        (tmp_path / "with/link").read_text() == (tmp_path / "without/deep/file").read_text() == "x"
+    )
     assert not (tmp_path / "without/link").exists()
 
 
-def test_missing_objects_and_buckets_and_unsafe_keys_are_reported(store: FolderStore, tmp_path: Path) -> None:
+def test_missing_objects_and_buckets_and_unsafe_keys_are_reported(
+    store: FolderStore, tmp_path: Path
+) -> None:
     with pytest.raises(NotFound, match="s3://runs/none does not exist"):
         store.download("none", tmp_path / "got")
     put(store, "a/../../../evil")

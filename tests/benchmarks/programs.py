@@ -1,4 +1,5 @@
-"""All benchmarks, with the flags that make each as short as possible: such a run shows only that the program works."""
+"""All benchmarks, with the flags that make each as short as possible: such a run shows only that
+the program works."""
 
 import json
 import subprocess
@@ -11,7 +12,8 @@ MISSED = 1  # exit code of a benchmark if a limit is missed
 
 @dataclass(frozen=True)
 class Program:
-    """A benchmark. `smallest`: flags of its shortest run. `slow`: this run takes more than 15 seconds.
+    """A benchmark. `smallest`: flags of its shortest run. `slow`: this run takes more than 15
+    seconds.
 
     `needs`: what the benchmark needs in addition to this machine.
     """
@@ -28,11 +30,17 @@ PROGRAMS = (
     Program("benchmarks.checkpoint", ("--runs=1", "--megabytes=8", "--quick")),
     Program("benchmarks.cluster", needs="a cluster"),
     Program("benchmarks.commands.plan", ("--runs=1", "--tasks=10"), slow=True),
-    Program("benchmarks.commands.reproduce", ("configs/digits.yaml", "--set=train.epochs=1"), slow=True),
+    Program(
+        "benchmarks.commands.reproduce", ("configs/digits.yaml", "--set=train.epochs=1"), slow=True
+    ),
     Program("benchmarks.flood", ("--seconds=0.5",), slow=True),
     Program("benchmarks.handbook", (f"--source={WORLD}", "--set=train.epochs=1"), slow=True),
     Program("benchmarks.lint", ("--runs=1", "--tasks=20")),
-    Program("benchmarks.loading", ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2"), slow=True),
+    Program(
+        "benchmarks.loading",
+        ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2"),
+        slow=True,
+    ),
     Program("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
     Program("benchmarks.prepare", ("--cards=100", "--repeats=1")),
     Program("benchmarks.recovery", ("--runs=1", "--peers=0", "--only=killed"), slow=True),
@@ -42,7 +50,11 @@ PROGRAMS = (
     Program("benchmarks.release.traffic", slow=True),
     Program("benchmarks.runner", slow=True),
     Program("benchmarks.scale", ("--members=8", "--runs=2")),
-    Program("benchmarks.search.halving", (f"--source={WORLD}", "--trials=3", "--set=train.epochs=3"), slow=True),
+    Program(
+        "benchmarks.search.halving",
+        (f"--source={WORLD}", "--trials=3", "--set=train.epochs=3"),
+        slow=True,
+    ),
     Program("benchmarks.serving", ("--models", "digits", "--seconds=0.5"), slow=True),
     Program("benchmarks.startup", ("--runs=1",)),
     Program("benchmarks.workloads.worlds", ("--world=testers", "--set=train.epochs=1"), slow=True),
@@ -50,9 +62,13 @@ PROGRAMS = (
 
 
 def run_smallest(program: Program) -> list[dict[str, Any]]:
-    """Return the figures of the shortest run of a benchmark. Raises RuntimeError if the run fails."""
+    """Return the figures of the shortest run of a benchmark. Raises RuntimeError if the run
+    fails."""
     command = [sys.executable, "-m", program.name, "--json", *program.smallest]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode not in (0, MISSED) or not process.stdout:
-        raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode}:\n{process.stderr[-3000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with exit code"
+            f" {process.returncode}:\n{process.stderr[-3000:]}"
+        )
     return json.loads(process.stdout)["bars"]

@@ -1,4 +1,5 @@
-"""Every benchmark runs: its shortest run prints figures, whether or not they are within the limits."""
+"""Every benchmark runs: its shortest run prints figures, whether or not they are within the
+limits."""
 
 from pathlib import Path
 
@@ -16,7 +17,11 @@ RUNNABLE = [
 
 
 def test_the_list_has_all_benchmarks() -> None:
-    files = [path for path in (ROOT / "benchmarks").rglob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
+    files = [
+        path
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        if 'if __name__ == "__main__"' in path.read_text()
+    ]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files}
     assert names - PARTS == {program.name for program in PROGRAMS}
 

@@ -1,4 +1,5 @@
-"""Prove that no work is lost: execute seeded schedules of kills, stops and faults, and compare the weights.
+"""Prove that no work is lost: execute seeded schedules of kills, stops and faults, and compare the
+weights.
 
 python -m tests.chaos 17            execute the schedule of one seed
 python -m tests.chaos --count 200   seeds 0..199, several in parallel
@@ -26,12 +27,24 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int, help="seeds of the schedules to execute")
-    parser.add_argument("--count", type=int, default=200, help="number of seeds, if none are listed (default: 200)")
-    parser.add_argument("--first", type=int, default=0, help="first seed, if none are listed (default: 0)")
-    parser.add_argument("--recipe", choices=RECIPES, default="", help="kind of training (default: the plain one)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel schedules")
-    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
-    parser.add_argument("--story", action="store_true", help="print all events, even of a successful schedule")
+    parser.add_argument(
+        "--count", type=int, default=200, help="number of seeds, if none are listed (default: 200)"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="first seed, if none are listed (default: 0)"
+    )
+    parser.add_argument(
+        "--recipe", choices=RECIPES, default="", help="kind of training (default: the plain one)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel schedules"
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="do not stop at the first failure"
+    )
+    parser.add_argument(
+        "--story", action="store_true", help="print all events, even of a successful schedule"
+    )
     options = parser.parse_args(argv)
     seeds = options.seeds or list(range(options.first, options.first + options.count))
     start = time.monotonic()
@@ -39,21 +52,27 @@ def main(argv: list[str]) -> int:
     outcomes = _play(schedules, min(options.jobs, len(seeds)), options.keep_going, options.story)
     print(_table(outcomes, time.monotonic() - start))
     missing = set[str]()
+
     if len(seeds) >= MIN_FOR_COVERAGE:
         missing = required_coverage() - set[str]().union(*(outcome.done for outcome in outcomes))
     if missing:
         print(f"FAILED: {len(seeds)} schedules did not cover: {', '.join(sorted(missing))}")
-    return int(len(outcomes) < len(seeds) or bool(missing) or any(outcome.problems for outcome in outcomes))
+
+    return int(
+        len(outcomes) < len(seeds) or bool(missing) or any(outcome.problems for outcome in outcomes)
+    )
 
 
 def _play(schedules: list[Schedule], jobs: int, keep_going: bool, story: bool) -> list[Outcome]:
     from rekindle.local.services.services import Services
 
     outcomes: list[Outcome] = []
+
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         services = Services(Path(folder) / "home", {})
         environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3")}
         context = multiprocessing.get_context("spawn")
+
         try:
             pool = ProcessPoolExecutor(jobs, context, open_stage, (environment, folder, story))
             try:
@@ -66,6 +85,7 @@ def _play(schedules: list[Schedule], jobs: int, keep_going: bool, story: bool) -
                 pool.shutdown(cancel_futures=True)
         finally:
             services.down()
+
     return outcomes
 
 
@@ -75,7 +95,11 @@ def _progress(outcomes: list[Outcome], total: int) -> None:
         print("\n" + format_failure(last) if last.problems else last.story)
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     end = "\r" if sys.stdout.isatty() else "\n"
-    print(f"{len(outcomes)}/{total} schedules, {failed} failed; seed {last.seed}: {last.seconds:.1f} s   ", end=end)
+    print(
+        f"{len(outcomes)}/{total} schedules, {failed} failed; seed {last.seed}: {last.seconds:.1f}"
+        " s   ",
+        end=end,
+    )
     sys.stdout.flush()
 
 
@@ -89,6 +113,7 @@ def _table(outcomes: list[Outcome], seconds: float) -> str:
     done = Counter[str]()
     for outcome in outcomes:
         done.update(outcome.done)
+
     successful = [outcome for outcome in outcomes if not outcome.problems]
     rows = {
         "schedules": len(outcomes),
@@ -97,9 +122,13 @@ def _table(outcomes: list[Outcome], seconds: float) -> str:
         "signals sent": sum(outcome.signals for outcome in outcomes),
         **{f"  {verb}": number for verb, number in sorted(done.items())},
         "generations": sum(outcome.generations for outcome in outcomes),
-        "steps repeated after all workers had died": sum(outcome.repeated_steps for outcome in outcomes),
+        "steps repeated after all workers had died": sum(
+            outcome.repeated_steps for outcome in outcomes
+        ),
         "acts without a moment or a victim": sum(outcome.missed for outcome in outcomes),
-        "seconds per schedule (median)": f"{sorted(o.seconds for o in outcomes)[len(outcomes) // 2]:.1f}",
+        "seconds per schedule (median)": (
+            f"{sorted(o.seconds for o in outcomes)[len(outcomes) // 2]:.1f}"
+        ),
         "seconds in total": f"{seconds:.0f}",
     }
     return "\n".join(["", *(f"{name:45} {value}" for name, value in rows.items())])

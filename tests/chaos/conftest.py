@@ -11,14 +11,17 @@ from tests.chaos.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def stage(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(
+    s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
     with Stage(s3_environment, tmp_path_factory.mktemp("chaos")) as stage:
         yield stage
 
 
 @pytest.fixture
 def survives(stage: Stage) -> Callable[..., None]:
-    """Return a function that executes the schedule of a seed, and fails with all its events if work was lost."""
+    """Return a function that executes the schedule of a seed, and fails with all its events if work
+    was lost."""
 
     def check(seed: int, recipe: str = "") -> None:
         outcome = stage.play(Schedule.of(seed, recipe))

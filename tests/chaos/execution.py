@@ -1,7 +1,8 @@
-"""Execute a schedule: start a real run, perform the schedule's acts on it, and restart processes that die.
+"""Execute a schedule: start a real run, perform the schedule's acts on it, and restart processes
+that die.
 
-This takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted with the same name
-after a short delay.
+This takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted
+with the same name after a short delay.
 """
 
 import hashlib
@@ -29,7 +30,8 @@ SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTO
 FINAL = (0, 78, 65)  # exit codes of pods that are not restarted
 PROGRESS_TIMEOUT_S = 60.0  # a step, a generation, a start or an end must happen within this time
 FROZEN_TIMEOUT_S = 3.0  # time until the operator removes a pod that was stopped forever
-END_TIMEOUT_S = 15.0  # time from the end of the run until the operator sends SIGTERM to the remaining pods
+# time from the end of the run until the operator sends SIGTERM to the remaining pods
+END_TIMEOUT_S = 15.0
 
 Shared = Path("/dev/shm")
 
@@ -41,7 +43,8 @@ class Pod:
     name: str
     member: Member | None = None
     start_time: float = 0.0  # time to start or restart the process
-    signals: set[signal.Signals] = field(default_factory=set)  # signals that were sent to the current process
+    # signals that were sent to the current process
+    signals: set[signal.Signals] = field(default_factory=set)
     started: float = 0.0
 
     @property
@@ -52,20 +55,32 @@ class Pod:
 class Execution:
     """One execution of a schedule."""
 
-    def __init__(self, schedule: Schedule, crew: Crew, proxy: Proxy, store: Store, argv: list[str], run: str) -> None:
-        self.schedule, self.crew, self.proxy, self.store, self.argv, self.run = schedule, crew, proxy, store, argv, run
+    def __init__(
+        self, schedule: Schedule, crew: Crew, proxy: Proxy, store: Store, argv: list[str], run: str
+    ) -> None:
+        self.schedule = schedule
+        self.crew = crew
+        self.proxy = proxy
+        self.store = store
+        self.argv = argv
+        self.run = run
         self.watch = Watch(crew.logs / "journal")
         self.coordinator = Pod("coordinator")
-        self.pods = [Pod(f"w{number}") for number in range(schedule.settings["workers"] // schedule.per_pod)]
+        self.pods = [
+            Pod(f"w{number}") for number in range(schedule.settings["workers"] // schedule.per_pod)
+        ]
         self.problems: list[str] = []
-        self.done: Counter[str] = Counter()  # number of acts and moments, named as in `required_coverage`
+        # number of acts and moments, named as in `required_coverage`
+        self.done: Counter[str] = Counter()
         self.missed = 0  # number of acts without a victim
         self.signals = 0
         self.faulty_until = 0.0
         self._delays = itertools.cycle(schedule.delays)
-        self._later: list[tuple[float, str, list[int]]] = []  # (time, action and pod, pids) of later actions
+        # (time, action and pod, pids) of later actions
+        self._later: list[tuple[float, str, list[int]]] = []
         self.waiting: dict[Moment, list[Act]] = {}
         self._fired: queue.SimpleQueue[tuple[Moment, threading.Event]] = queue.SimpleQueue()
+
         for act in schedule.acts:
             self.waiting.setdefault(act.when, []).append(act)
 
@@ -73,19 +88,25 @@ class Execution:
         """Run it to its end; fill `problems`."""
         for moment in self.waiting:
             if moment.kind == "request":
-                self.proxy.hold(moment.request, moment.number, lambda moment=moment: self._hold(moment))
+                self.proxy.hold(
+                    moment.request, moment.number, lambda moment=moment: self._hold(moment)
+                )
+
         self.start_time = time.monotonic()
         self.watch.say("\n".join(self.schedule.words()))
+
         while not self._is_over():
             self.watch.poll()
             self._restart(self.all_pods)
             self._act()
             self._send_later()
             time.sleep(0.002)
+
             if time.time() > self.watch.last_progress + PROGRESS_TIMEOUT_S:
                 self.problems.append(f"no progress for {PROGRESS_TIMEOUT_S:.0f} s")
                 self._dump()
                 break
+
         self._end()
         self.watch.poll()
 
@@ -124,14 +145,22 @@ class Execution:
         for pod in pods:
             if pod.member or time.monotonic() < pod.start_time:
                 continue
-            pod.signals, pod.started = set(), time.monotonic()
+
+            pod.signals = set()
+            pod.started = time.monotonic()
             store = {"S3_ENDPOINT_URL": self.proxy.url}
+
             if pod is self.coordinator:
                 pod.member = self.crew.coordinator(self.argv, **store)
             else:
-                starts = {"": self.crew.worker, "light": self.crew.light_launcher, "real": self.crew.launcher}
+                starts = {
+                    "": self.crew.worker,
+                    "light": self.crew.light_launcher,
+                    "real": self.crew.launcher,
+                }
                 workers = {"PET_NPROC_PER_NODE": str(self.schedule.per_pod)}
                 pod.member = starts[self.schedule.launcher](pod.name, self.argv, **store, **workers)
+
             self.watch.add(pod.member.log, pod.name)
             self.watch.say(f"{pod.name} is started ({pod.member.process.pid})")
 
@@ -144,7 +173,11 @@ class Execution:
 
     def _act(self) -> None:
         now = time.monotonic()
-        for moment in [moment for moment in self.waiting if moment.kind != "request" and self._has_come(moment, now)]:
+        for moment in [
+            moment
+            for moment in self.waiting
+            if moment.kind != "request" and self._has_come(moment, now)
+        ]:
             self._do_all(self.waiting.pop(moment))
         while not self._fired.empty():
             moment, done = self._fired.get()
@@ -155,9 +188,13 @@ class Execution:
         if moment.kind == "start":
             return now >= self.start_time + moment.plus
         if moment.kind == "step":
-            reached = next((step.time for step in self.watch.steps if step.step >= moment.number), None)
+            reached = next(
+                (step.time for step in self.watch.steps if step.step >= moment.number), None
+            )
         else:
-            reached = next((when for when, number in self.watch.generations if number >= moment.number), None)
+            reached = next(
+                (when for when, number in self.watch.generations if number >= moment.number), None
+            )
         return reached is not None and time.time() >= reached + moment.plus
 
     def _do_all(self, acts: list[Act]) -> None:
@@ -178,58 +215,93 @@ class Execution:
             self.proxy.fault(act.verb, act.seconds)
             self.faulty_until = time.monotonic() + act.seconds + 30
             return True
+
         if act.verb == "join":
             self.pods.append(Pod(f"w{len(self.pods)}"))
             return True
+
         if act.verb in DAMAGES:
             return self._damage(act.verb)
+
         if act.target == "coordinator":
             self.coordinator.start_time = time.monotonic() + act.seconds
-            return self._send(self.coordinator, act.verb, self._processes(self.coordinator, "launcher"))
+            return self._send(
+                self.coordinator, act.verb, self._processes(self.coordinator, "launcher")
+            )
+
         if act.target == "all":
             target, pods = ("launcher", self.pods) if act.verb == "term" else ("all", self.all_pods)
-            return any([self._send(pod, act.verb, self._processes(pod, target), act.seconds) for pod in pods])
+            return any(
+                [
+                    self._send(pod, act.verb, self._processes(pod, target), act.seconds)
+                    for pod in pods
+                ]
+            )
+
         candidates = [(pod, pid) for pod in self.pods for pid in self._processes(pod, act.target)]
-        indices = {victim % len(candidates) for victim in act.victims} if candidates else set[int]()
+        if candidates:
+            indices = {victim % len(candidates) for victim in act.victims}
+        else:
+            indices = set[int]()
+
         victims = [candidates[index] for index in sorted(indices)]
         return any([self._send(pod, act.verb, [pid], act.seconds) for pod, pid in victims])
 
     def _send(self, pod: Pod, verb: str, pids: list[int], seconds: float = 0.0) -> bool:
         if not pids or not pod.member:
             return False
+
         number = SIGNALS[verb]
         if pod.member.process.pid in pids:
             pod.signals.add(number)
+
         self.watch.say(f"{number.name} to {pod.name} {pids}")
         self.signals += len(pids)
         _signal(pids, number)
+
         if verb == "kill" and pod is not self.coordinator:
             self._record_snapshot(pod)
+
         if verb == "stop":
             action = "remove" if seconds == FOREVER else "continue"
-            self._later.append((time.monotonic() + min(seconds, FROZEN_TIMEOUT_S), f"{action} {pod.name}", pids))
+            self._later.append(
+                (time.monotonic() + min(seconds, FROZEN_TIMEOUT_S), f"{action} {pod.name}", pids)
+            )
+
         return True
 
     def _record_snapshot(self, pod: Pod) -> None:
-        """Record the newest step in the killed workers' shared memory: new processes must not start before it."""
+        """Record the newest step in the killed workers' shared memory: new processes must not start
+        before it."""
         for slot in range(self.schedule.per_pod):
             name = pod.name + (f"/{slot}" if slot else "")
-            nodes = [hashlib.sha256(node.encode()).hexdigest()[:12] for node in (name, f"{name}/{slot}")]
-            steps = (snapshot_file.newest_step(Shared / f"rekindle-{self.run}-{node}") for node in nodes)
+            nodes = [
+                hashlib.sha256(node.encode()).hexdigest()[:12] for node in (name, f"{name}/{slot}")
+            ]
+            steps = (
+                snapshot_file.newest_step(Shared / f"rekindle-{self.run}-{node}") for node in nodes
+            )
             self.watch.record_snapshot(name, max(steps))
 
     def _processes(self, pod: Pod, target: str) -> list[int]:
-        """Return a pod's live processes by target: "worker", "forkserver", "launcher" (its first process) or "all"."""
+        """Return a pod's live processes by target: "worker", "forkserver", "launcher" (its first
+        process) or "all"."""
         if not pod.is_alive or not pod.member:
             return []
+
         pid = pod.member.process.pid or 0
         if not self.schedule.launcher or pod is self.coordinator or target == "launcher":
             return [pid]
+
         children = _children(pid)
         if target == "all":
             return [pid, *children]
+
         forkserver, workers = classify(children)
-        return forkserver if target == "forkserver" else workers
+        if target == "forkserver":
+            return forkserver
+
+        return workers
 
     def _send_later(self) -> None:
         due = [entry for entry in self._later if time.monotonic() >= entry[0]]
@@ -244,17 +316,22 @@ class Execution:
                 _signal(pids, signal.SIGCONT)
 
     def _damage(self, kind: str) -> bool:
-        """Kill all processes, and damage the newest copy of the state before a restart; return False without a copy."""
+        """Kill all processes, and damage the newest copy of the state before a restart; return
+        False without a copy."""
         for pod in self.all_pods:
             self._send(pod, "kill", self._processes(pod, "all"))
+
         for pod in self.all_pods:
             if pod.member:
                 pod.member.process.join(5)
+
         if kind == "flip chunk":
             return self._flip_chunk()
+
         files = sorted(Shared.glob(f"rekindle-{self.run}-*"), key=lambda path: path.stat().st_mtime)
         self.watch.say(f"{kind}: {[path.name for path in files]}")
         self.watch.snapshots.clear()
+
         for path in files if kind == "lose hot" else files[-1:]:
             if kind == "lose hot":
                 path.unlink()
@@ -262,6 +339,7 @@ class Execution:
                 data = bytearray(path.read_bytes())
                 data[len(data) // 2] ^= 1
                 path.write_bytes(data)
+
         return bool(files)
 
     def _flip_chunk(self) -> bool:
@@ -283,32 +361,46 @@ class Execution:
     # the end
 
     def _end(self) -> None:
-        """Wait until all pods end by themselves: pods that die now restart, find the run complete and clean up."""
-        end, is_terminated = time.monotonic(), False
+        """Wait until all pods end by themselves: pods that die now restart, find the run complete
+        and clean up."""
+        end = time.monotonic()
+        is_terminated = False
         frozen = {name.split()[1] for _, name, _ in self._later}
+
         for pod in self.pods:
             if pod.name in frozen:
                 self._send(pod, "kill", self._processes(pod, "launcher"))
-        while remaining := [pod for pod in self.pods if pod.member or pod.start_time < float("inf")]:
+
+        while remaining := [
+            pod for pod in self.pods if pod.member or pod.start_time < float("inf")
+        ]:
             self.watch.poll()
             for pod in remaining:
                 if pod.member and (code := pod.member.process.exitcode) is not None:
                     self._record_exit(pod, code)
-                    pod.start_time = 0.0 if code not in FINAL and not is_terminated else float("inf")
+                    pod.start_time = (
+                        0.0 if code not in FINAL and not is_terminated else float("inf")
+                    )
+
             self._restart(self.pods)
             if not is_terminated and time.monotonic() > end + END_TIMEOUT_S:
                 is_terminated = True
                 for pod in remaining:
                     self._send(pod, "term", self._processes(pod, "launcher"))
+
             if time.monotonic() > end + END_TIMEOUT_S + PROGRESS_TIMEOUT_S:
                 self.problems += [f"{pod.name} does not end" for pod in remaining if pod.is_alive]
                 self._dump()
                 break
+
             time.sleep(0.005)
-        self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))  # if it is still alive
+
+        # if it is still alive
+        self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))
 
     def _dump(self) -> None:
-        """Write all processes' stacks into their logs; a real launcher's workers do not support that."""
+        """Write all processes' stacks into their logs; a real launcher's workers do not support
+        that."""
         for pod in self.all_pods if self.schedule.launcher != "real" else [self.coordinator]:
             _signal(self._processes(pod, "all"), signal.SIGUSR1)
         time.sleep(0.5)
@@ -326,7 +418,9 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 def _children(pid: int) -> list[int]:
     """Return the live children of a process, the oldest first."""
     try:
-        children = sorted(psutil.Process(pid).children(), key=lambda child: (child.create_time(), child.pid))
+        children = sorted(
+            psutil.Process(pid).children(), key=lambda child: (child.create_time(), child.pid)
+        )
         return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.NoSuchProcess:
         return []
@@ -335,18 +429,24 @@ def _children(pid: int) -> list[int]:
 def classify(children: list[int]) -> tuple[list[int], list[int]]:
     """Return the forkserver and the workers among a launcher's children, which are sorted by age.
 
-    A forkserver blocks SIGTERM. So does a worker, which is younger, until its signal thread runs. A process without
-    blocked signals or other threads may be a forkserver that has just started: it is omitted.
+    A forkserver blocks SIGTERM. So does a worker, which is younger, until its signal thread runs. A
+    process without blocked signals or other threads may be a forkserver that has just started: it
+    is omitted.
     """
     status = {child: _status(child) for child in children}
     blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]
-    return blocking[:1], [child for child, (threads, _) in status.items() if threads > 1 or child in blocking[1:]]
+    return blocking[:1], [
+        child for child, (threads, _) in status.items() if threads > 1 or child in blocking[1:]
+    ]
 
 
 def _status(pid: int) -> tuple[int, bool]:
-    """Return the number of threads of a process (0 if it is dead), and True if it blocks SIGTERM."""
+    """Return the number of threads of a process (0 if it is dead), and True if it blocks
+    SIGTERM."""
     try:
-        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        fields = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        )
     except OSError:
         return 0, False
     return int(fields["Threads"]), bool(int(fields["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1)

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-KINDS = {  # name of a request in schedules → method and pattern of its path
+SLOW_DOWN = (
+    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+# name of a request in schedules → method and pattern of its path
+KINDS = {
     "GET dataset": ("GET", r"/dataset/"),
     "PUT chunk": ("PUT", r"/checkpoints/chunks/"),
     "PUT manifest": ("PUT", r"/checkpoints/manifests/"),
@@ -29,13 +32,15 @@ MAX_HOLD_S = 5.0  # longest time to hold a request
 
 
 class Proxy:
-    """Listens at `url` on 127.0.0.1; a fault lasts some seconds, a new fault replaces the previous one."""
+    """Listens at `url` on 127.0.0.1; a fault lasts some seconds, a new fault replaces the previous
+    one."""
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
         self.upstream = (address.hostname or "", address.port or 80)
         self.requests: dict[str, int] = {}  # kind → number of requests
-        self._kind, self._until = "", 0.0
+        self._kind = ""
+        self._until = 0.0
         self._holds: dict[tuple[str, int], Callable[[], None]] = {}
         self._draw = random.Random(seed)
         self._clients: set[asyncio.StreamWriter] = set()
@@ -54,17 +59,21 @@ class Proxy:
 
     def fault(self, kind: str, seconds: float) -> None:
         """Start a fault."""
-        self._kind, self._until = kind, time.monotonic() + seconds
+        self._kind = kind
+        self._until = time.monotonic() + seconds
         if kind in ("refuse", "reset"):  # requests in progress fail as well
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
     def hold(self, kind: str, number: int, then: Callable[[], None]) -> None:
-        """Call `then` when request `number` (from 1) of a kind has been received; hold it until `then` returns."""
+        """Call `then` when request `number` (from 1) of a kind has been received; hold it until
+        `then` returns."""
         self._holds[kind, number] = then
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._client, sock=self._listening))
+        server = self._loop.run_until_complete(
+            asyncio.start_server(self._client, sock=self._listening)
+        )
         self._loop.run_forever()
         server.close()
         clients = asyncio.all_tasks(self._loop)
@@ -76,11 +85,14 @@ class Proxy:
 
     @property
     def _fault(self) -> str:
-        return self._kind if time.monotonic() < self._until else ""
+        if time.monotonic() < self._until:
+            return self._kind
+        return ""
 
     async def _client(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self._clients.add(client)
         server: asyncio.StreamWriter | None = None
+
         try:
             answers, server = await asyncio.open_connection(*self.upstream)
             while await self._request(reader, client, answers, server):
@@ -108,37 +120,53 @@ class Proxy:
             return False
         if self._fault == "refuse":
             raise ConnectionResetError
+
         if self._fault == "hang":
             while self._fault == "hang":
                 await asyncio.sleep(0.02)
+
             raise ConnectionResetError
+
         if self._fault == "slow":
             await asyncio.sleep(self._draw.uniform(0.05, 0.4))
+
         if _expects(head):
             client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             head = re.sub(rb"\r\nexpect:[^\r]*", b"", head, flags=re.I)
+
         body = await reader.readexactly(_length(head))
         if self._fault == "throttle":
             client.write(
-                b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
-                % len(SLOW_DOWN)
+                b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length:"
+                b" %d\r\n\r\n" % len(SLOW_DOWN)
             )
             client.write(b"" if head.startswith(b"HEAD") else SLOW_DOWN)
             await client.drain()
+
             return not head.startswith(b"HEAD")
+
         await self._hold_request(head)
         server.write(head + body)
         await server.drain()
         answer = await _head(answers)
-        has_body = not head.startswith(b"HEAD") and not answer.startswith((b"HTTP/1.1 304", b"HTTP/1.1 204"))
-        content = await answers.readexactly(_length(answer)) if has_body else b""
+
+        has_body = not head.startswith(b"HEAD") and not answer.startswith(
+            (b"HTTP/1.1 304", b"HTTP/1.1 204")
+        )
+        if has_body:
+            content = await answers.readexactly(_length(answer))
+        else:
+            content = b""
+
         if self._fault == "deaf":  # the request is done, but its answer is lost
             raise ConnectionResetError
+
         if self._fault == "reset":
             response = answer + content
             client.write(response[: self._draw.randrange(len(response))])
             await client.drain()
             raise ConnectionResetError
+
         client.write(answer + content)
         await client.drain()
         return b"\r\nconnection: close" not in answer.lower()
@@ -148,7 +176,8 @@ class Proxy:
         for kind, (verb, pattern) in KINDS.items():
             if method.decode() == verb and re.search(pattern, path.decode().partition("?")[0]):
                 number = self.requests[kind] = self.requests.get(kind, 0) + 1
-                if then := self._holds.pop((kind, number), None):
+                then = self._holds.pop((kind, number), None)
+                if then:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(asyncio.to_thread(then), MAX_HOLD_S)
 
@@ -166,7 +195,9 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 def _length(head: bytes) -> int:
     found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
     assert found or b"chunked" not in head.lower(), head
-    return int(found[1]) if found else 0
+    if found:
+        return int(found[1])
+    return 0
 
 
 def _expects(head: bytes) -> bool:

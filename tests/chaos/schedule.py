@@ -9,33 +9,53 @@ from typing import Any
 
 import pytest
 
-WORKERS = ("worker", "launcher", "forkserver", "all")  # targets of signals, in addition to "coordinator"
+# targets of signals, in addition to "coordinator"
+WORKERS = ("worker", "launcher", "forkserver", "all")
 SIGNALS = ("kill", "term", "stop")
-FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # faults of the object store; see faults.py
-DAMAGES = ("lose hot", "flip hot", "flip chunk")  # damages of the stored state, while all processes are dead
-REQUESTS = (  # requests during which an act can happen, named as in faults.KINDS
-    *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
+# faults of the object store; see faults.py
+FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")
+# damages of the stored state, while all processes are dead
+DAMAGES = ("lose hot", "flip hot", "flip chunk")
+# requests during which an act can happen, named as in faults.KINDS
+REQUESTS = (
+    *(
+        "GET dataset",
+        "PUT chunk",
+        "PUT manifest",
+        "PUT latest",
+        "PUT model.safetensors",
+        "PUT model.json",
+    ),
 )
 # seeds of the default suite, which cover all kinds of acts and moments
 DEFAULT_SEEDS = (312, 14566, 12404, 17242, 15074, 6266)
-SLOW_SEEDS = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # seeds of the slow suite
+# seeds of the slow suite
+SLOW_SEEDS = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)
 _RECIPE = "tests.rekindle.training.recipes"
-RECIPES: dict[str, dict[str, Any]] = {  # trainings with different contents of the state → settings
+# trainings with different contents of the state → settings
+RECIPES: dict[str, dict[str, Any]] = {
     "BatchNorm": {"model": {"statistics": True}, "average": 0.9},
     "bf16": {"precision": "bf16"},
     "early stopping": {
-        "workload": _RECIPE, "model": {"optimizer": "NAdam", "statistics": True}, "learning_rate": 2.0,
-        "validation": "workload", "validation_steps": 1, "patience": 2, "keep_best": True, "average": 0.5,
+        "workload": _RECIPE,
+        "model": {"optimizer": "NAdam", "statistics": True},
+        "learning_rate": 2.0,
+        "validation": "workload",
+        "validation_steps": 1,
+        "patience": 2,
+        "keep_best": True,
+        "average": 0.5,
     },
     "SGD": {"workload": _RECIPE, "model": {"optimizer": "SGD"}, "learning_rate": 1e-3},
     "Adafactor": {"workload": _RECIPE, "model": {"optimizer": "Adafactor"}, "learning_rate": 0.01},
-}  # fmt: skip
+}
 FOREVER = 1e9  # seconds: until the operator removes the pod
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment: `plus` seconds after the run's start, a training step or a generation; or while a request is held."""
+    """A moment: `plus` seconds after the run's start, a training step or a generation; or while a
+    request is held."""
 
     kind: str  # start | step | generation | request
     number: int = 0  # number of the step, the generation or the request
@@ -53,7 +73,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Act:
-    """One act on the run. `victims` are indices into the processes that are alive at that moment."""
+    """One act on the run. `victims` are indices into the processes that are alive at that
+    moment."""
 
     when: Moment
     verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
@@ -63,7 +84,13 @@ class Act:
 
     def words(self) -> str:
         victims = self.target + "".join(f" {number}" for number in self.victims)
-        duration = "" if not self.seconds else " forever" if self.seconds == FOREVER else f" for {self.seconds:.1f} s"
+        if not self.seconds:
+            duration = ""
+        else:
+            if self.seconds == FOREVER:
+                duration = " forever"
+            else:
+                duration = f" for {self.seconds:.1f} s"
         store = "store: " if self.verb in FAULTS else ""
         return f"{self.when.words()}: {store}{self.verb} {victims}".rstrip() + duration
 
@@ -78,7 +105,8 @@ class Schedule:
 
     seed: int
     recipe: str  # "": the plain training, else one of RECIPES
-    launcher: str  # "": workers without a launcher | light: forked from a process with torch | real: a command
+    # "": workers without a launcher | light: forked from a process with torch | real: a command
+    launcher: str
     per_pod: int  # number of workers per launcher
     settings: dict[str, Any] = field(hash=False)
     pace: float  # seconds per micro-batch
@@ -94,6 +122,7 @@ class Schedule:
         workers = min(draw.choice([1, 2, 2, 3, 3, 4]), virtual)
         launcher = ["real" if seed % 12 == 0 else "light", "light", ""][seed % 3]
         per_pod = draw.choice([1, 1, 2]) if launcher and workers % 2 == 0 else 1
+
         settings = {
             "virtual_workers": virtual,
             "workers": workers,
@@ -107,21 +136,34 @@ class Schedule:
             "hot_seconds": draw.choice([0, 0, 0.05, 600]),
             "model": {"width": 60_000 if wide else 24},
         }
+
         pace = draw.choice([0.0005, 0.002, 0.05 / virtual])
         burst = draw.random() < 0.25  # all at the same moment
         acts: list[Act] = []
+
         for _ in range(draw.choice([1, 2, 3, 3, 4, 5])):
-            when = acts[0].when if burst and acts else _moment(draw, settings["steps"])
+            if burst and acts:
+                when = acts[0].when
+            else:
+                when = _moment(draw, settings["steps"])
+
             acts.append(_act(draw, when, workers, bool(launcher)))
-        delays = tuple(draw.choice([0.0, draw.uniform(0, 0.1), draw.uniform(0, 0.6)]) for _ in range(16))
+
+        delays = tuple(
+            draw.choice([0.0, draw.uniform(0, 0.1), draw.uniform(0, 0.6)]) for _ in range(16)
+        )
         changes = RECIPES[recipe] if recipe else {}
-        settings |= changes | {"model": settings["model"] | changes.get("model", {})}
+        settings.update(changes | {"model": settings["model"] | changes.get("model", {})})
+
         return cls(seed, recipe, launcher, per_pod, settings, pace, tuple(acts), delays)
 
     def words(self) -> list[str]:
         """Return the schedule as text."""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
-        kind = f"{self.launcher} launchers of {self.per_pod}" if self.launcher else "no launcher"
+        if self.launcher:
+            kind = f"{self.launcher} launchers of {self.per_pod}"
+        else:
+            kind = "no launcher"
         return [
             f"seed {self.seed}: {self.recipe} {kind}, pace={self.pace:.4f} {settings}",
             *(f"  {act.words()}" for act in self.acts),
@@ -130,18 +172,29 @@ class Schedule:
     def coverage(self) -> set[str]:
         """Return the kinds of its acts and moments; `burst`: several acts at the same moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
-        return kinds | ({"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set())
+        return kinds | (
+            {"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set()
+        )
 
 
 def seeds(launcher: bool) -> list[Any]:
     """Return the seeds of both suites with or without launchers, as parameters of a test."""
-    marked = [*((seed, ()) for seed in DEFAULT_SEEDS), *((seed, pytest.mark.slow) for seed in SLOW_SEEDS)]
-    return [pytest.param(seed, marks=marks) for seed, marks in marked if bool(Schedule.of(seed).launcher) is launcher]
+    marked = [
+        *((seed, ()) for seed in DEFAULT_SEEDS),
+        *((seed, pytest.mark.slow) for seed in SLOW_SEEDS),
+    ]
+    return [
+        pytest.param(seed, marks=marks)
+        for seed, marks in marked
+        if bool(Schedule.of(seed).launcher) is launcher
+    ]
 
 
 def required_coverage() -> set[str]:
     """Return the kinds of acts and moments that a set of schedules must cover."""
-    signals = {f"{verb} {target}" for verb in ("kill", "term") for target in (*WORKERS, "coordinator")}
+    signals = {
+        f"{verb} {target}" for verb in ("kill", "term") for target in (*WORKERS, "coordinator")
+    }
     signals -= {"term forkserver", "term coordinator"}
     moments = {f"at {name}" for name in ("start", "step", "generation", *REQUESTS)}
     return signals | {"stop worker", "stop all", "join", "burst", *FAULTS, *DAMAGES} | moments
@@ -151,16 +204,30 @@ def _moment(draw: random.Random, steps: int) -> Moment:
     kind = draw.choice(["start", "step", "step", "step", "generation", "request", "request"])
     if kind == "start":
         return Moment(kind, plus=draw.uniform(0, 0.8))
+
     if kind == "step":
-        return Moment(kind, draw.choice([0, 1, draw.randint(1, steps - 1), steps - 1]), plus=draw.uniform(0, 0.03))
+        return Moment(
+            kind,
+            draw.choice([0, 1, draw.randint(1, steps - 1), steps - 1]),
+            plus=draw.uniform(0, 0.03),
+        )
+
     if kind == "generation":
         return Moment(kind, draw.randint(1, 4), plus=draw.choice([0.0, draw.uniform(0, 0.02)]))
+
     name = draw.choice(REQUESTS)
-    return Moment(kind, draw.randint(1, 3) if name in ("PUT chunk", "PUT manifest", "PUT latest") else 1, name)
+    return Moment(
+        kind, draw.randint(1, 3) if name in ("PUT chunk", "PUT manifest", "PUT latest") else 1, name
+    )
 
 
 def _act(draw: random.Random, when: Moment, workers: int, launchers: bool) -> Act:
-    kind = draw.choice(["kill"] * 5 + ["term"] * 2 + ["stop"] * 2 + ["coordinator", "join", "store", "store", "damage"])
+    kind = draw.choice(
+        ["kill"] * 5
+        + ["term"] * 2
+        + ["stop"] * 2
+        + ["coordinator", "join", "store", "store", "damage"]
+    )
     if kind == "join":
         return Act(when, "join")
     if kind == "store":
@@ -169,14 +236,24 @@ def _act(draw: random.Random, when: Moment, workers: int, launchers: bool) -> Ac
         return Act(when, draw.choice(DAMAGES))
     if kind == "coordinator":
         return Act(when, "kill", "coordinator", seconds=draw.choice([0.0, draw.uniform(0, 2)]))
+
     victims = tuple(sorted(draw.sample(range(workers), draw.randint(1, workers))))
     targets = ["worker", "worker", "all"] + (["launcher", "forkserver"] if launchers else [])
-    target = draw.choice(targets if kind != "term" else [name for name in targets if name != "forkserver"])
+
+    target = draw.choice(
+        targets if kind != "term" else [name for name in targets if name != "forkserver"]
+    )
     if target == "all":
         victims = ()
-    duration = draw.choice([draw.uniform(0.1, 0.8), draw.uniform(1.2, 2.5), FOREVER]) if kind == "stop" else 0.0
+
+    if kind == "stop":
+        duration = draw.choice([draw.uniform(0.1, 0.8), draw.uniform(1.2, 2.5), FOREVER])
+    else:
+        duration = 0.0
+
     if kind == "stop" and target in ("forkserver", "launcher"):
         target = "worker"
     if kind == "stop" and target == "all":
         duration = min(duration, 2.5)
+
     return Act(when, kind, target, victims, duration)

@@ -1,4 +1,5 @@
-"""Executes schedules one after the other, with one bucket, one parent process and cached undisturbed results.
+"""Executes schedules one after the other, with one bucket, one parent process and cached
+undisturbed results.
 
 with Stage(s3_environment, folder) as stage:
     outcome = stage.play(Schedule.of(17))
@@ -49,7 +50,9 @@ class Outcome:
 class Stage:
     """Starts runs in its folder; no process survives it."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *, with_story: bool = False) -> None:
+    def __init__(
+        self, environment: dict[str, str], folder: Path, *, with_story: bool = False
+    ) -> None:
         self.with_story = with_story
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.environment = {"REKINDLE_SHM": str(Shared)} | environment
@@ -57,8 +60,11 @@ class Stage:
         self.store = store(environment)
 
     def __enter__(self) -> "Stage":
-        self.original_environment = {name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")}
-        os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})  # set before the parent process starts
+        self.original_environment = {
+            name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")
+        }
+        # set before the parent process starts
+        os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})
         if not any(True for _ in self.store.list(f"{DATASET}/")):
             crew = Crew(self.environment, self.folder)  # the crew's parent process has loaded torch
             process = crew.context.Process(target=provide, args=(self.environment, self.folder))
@@ -85,28 +91,42 @@ class Stage:
         existing = self._find_processes()
         run = snapshot_file.run_name(inputs.identity_hash(), inputs.checkpoints)
         start = time.monotonic()
+
         with Proxy(self.environment["S3_ENDPOINT_URL"], schedule.seed) as proxy:
             execution = Execution(schedule, crew, proxy, self.store, argv, run)
             try:
                 execution.execute()
                 seconds = time.monotonic() - start
-                problems = execution.problems + self._check_result(prefix, expected, execution.watch)
+                problems = execution.problems + self._check_result(
+                    prefix, expected, execution.watch
+                )
                 problems += self._find_leftovers(existing, run)
             finally:
                 crew.close()
                 execution.watch.close()
+
         missed = execution.missed + sum(len(acts) for acts in execution.waiting.values())
         outcome = Outcome(
-            schedule.seed, seconds, problems, dict(execution.done), missed, execution.signals,
-            len({number for _, number in execution.watch.generations}), execution.watch.repeated_steps(),
+            schedule.seed,
+            seconds,
+            problems,
+            dict(execution.done),
+            missed,
+            execution.signals,
+            len({number for _, number in execution.watch.generations}),
+            execution.watch.repeated_steps(),
             execution.watch.story() if problems or self.with_story else "",
-        )  # fmt: skip
+        )
+
         shutil.rmtree(folder)
+
         return outcome
 
     def _flags(self, prefix: str, schedule: Schedule) -> list[str]:
         settings = schedule.settings | {"model": json.dumps(schedule.settings["model"])}
-        return flags(prefix, **{name: settings[name] for name in settings if name in Inputs.model_fields})
+        return flags(
+            prefix, **{name: settings[name] for name in settings if name in Inputs.model_fields}
+        )
 
     def _expected(self, inputs: Inputs, schedule: Schedule) -> str:
         """Return the sha256 of the model that one undisturbed process trains."""
@@ -128,22 +148,30 @@ class Stage:
             actual = _sha256(self.store, prefix)
         except NotFound:
             return [*problems, "the model is missing"]
-        return problems if actual == expected else [*problems, f"the model is {actual}, undisturbed {expected}"]
+        if actual == expected:
+            return problems
+        return [*problems, f"the model is {actual}, undisturbed {expected}"]
 
     def _find_leftovers(self, existing: set[int], run: str) -> list[str]:
         """Return processes and shared memory that a finished run must not leave."""
         with suppress(AssertionError):
-            until("all processes to end", lambda: self._find_processes() <= existing, EXIT_TIMEOUT_S)
+            until(
+                "all processes to end", lambda: self._find_processes() <= existing, EXIT_TIMEOUT_S
+            )
         orphans = [f"orphan: {_describe(pid)}" for pid in sorted(self._find_processes() - existing)]
-        return orphans + [f"shared memory left: {path}" for path in sorted(Shared.glob(f"rekindle-{run}-*"))]
+        return orphans + [
+            f"shared memory left: {path}" for path in sorted(Shared.glob(f"rekindle-{run}-*"))
+        ]
 
     def _find_processes(self) -> set[int]:
         """Return the live processes of this stage."""
-        mark, pids = f"{MARK}={self.mark}".encode(), set[int]()
+        mark = f"{MARK}={self.mark}".encode()
+        pids = set[int]()
         for name in os.listdir("/proc"):
             if name.isdigit():
                 try:
-                    if mark in Path(f"/proc/{name}/environ").read_bytes():  # a dead process has an empty environment
+                    # a dead process has an empty environment
+                    if mark in Path(f"/proc/{name}/environ").read_bytes():
                         pids.add(int(name))
                 except OSError:
                     continue  # the process has just ended, or belongs to another user

@@ -23,7 +23,9 @@ def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed:
 @pytest.fixture
 def crew(stage: Stage, tmp_path: Path) -> Iterator[Crew]:
     crew = Crew(
-        stage.environment | {"TOY_HOLD": "3", "PET_NPROC_PER_NODE": "2", "REKINDLE_SHM": str(tmp_path)}, tmp_path
+        stage.environment
+        | {"TOY_HOLD": "3", "PET_NPROC_PER_NODE": "2", "REKINDLE_SHM": str(tmp_path)},
+        tmp_path,
     )
     yield crew
     crew.close()
@@ -50,5 +52,7 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
     crew.until(lambda: new_forkserver_and(lambda running: running == workers))
     killed, other = workers
     os.kill(killed, signal.SIGKILL)
-    crew.until(lambda: new_forkserver_and(lambda running: len(running) == 2 and killed not in running))
+    crew.until(
+        lambda: new_forkserver_and(lambda running: len(running) == 2 and killed not in running)
+    )
     assert other in find()[1]

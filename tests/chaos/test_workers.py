@@ -1,4 +1,5 @@
-"""No work is lost when workers are killed, stopped, terminated or added, and the object store fails."""
+"""No work is lost when workers are killed, stopped, terminated or added, and the object store
+fails."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,9 @@ def test_the_watch_reports_a_running_worker_that_repeats_steps(journal: Path) ->
     assert watch.repeated_steps() == 4
 
 
-def test_the_watch_reports_a_worker_that_starts_before_the_step_of_its_snapshot(journal: Path) -> None:
+def test_the_watch_reports_a_worker_that_starts_before_the_step_of_its_snapshot(
+    journal: Path,
+) -> None:
     watch = Watch(journal)
     watch.record_snapshot("a", 6)
     watch.record_snapshot("b", 6)

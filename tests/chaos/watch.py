@@ -29,7 +29,8 @@ class Watch:
     newest: int = -1  # newest step that any process has started
     generations: list[tuple[float, int]] = field(default_factory=list)  # (time, number)
     last_progress: float = field(default_factory=time.time)
-    snapshots: dict[str, int] = field(default_factory=dict)  # killed worker → newest step in its shared memory
+    # killed worker → newest step in its shared memory
+    snapshots: dict[str, int] = field(default_factory=dict)
     setbacks: list[str] = field(default_factory=list)  # starts before that step
     _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, incomplete line
     _names: dict[Path, str] = field(default_factory=dict)
@@ -44,7 +45,8 @@ class Watch:
         self.lines.append((self.last_progress, "OPERATOR", text))
 
     def record_snapshot(self, name: str, step: int) -> None:
-        """Record a killed worker's newest step in shared memory: a new process must not start before it."""
+        """Record a killed worker's newest step in shared memory: a new process must not start
+        before it."""
         self.snapshots[name] = max(step, self.snapshots.get(name, -1))
 
     def poll(self) -> None:
@@ -56,7 +58,9 @@ class Watch:
                     self._add_step(Step(float(start), int(pid), name, int(step)))
                 else:
                     self.lines.append((time.time(), self._names[path], line))
-                    if self._names[path].startswith("coordinator") and (found := GENERATION.search(line)):
+                    if self._names[path].startswith("coordinator") and (
+                        found := GENERATION.search(line)
+                    ):
                         self.last_progress = time.time()
                         self.generations.append((self.last_progress, int(found[1])))
 
@@ -93,7 +97,8 @@ class Watch:
         self._names.clear()
 
     def losses(self) -> list[str]:
-        """Return avoidable losses: a live process was set back, or a new one started before its shared memory."""
+        """Return avoidable losses: a live process was set back, or a new one started before its
+        shared memory."""
         newest: dict[int, int] = {}
         losses = list(self.setbacks)
         for step in self.steps:
@@ -104,10 +109,13 @@ class Watch:
         return losses
 
     def repeated_steps(self) -> int:
-        """Return the number of steps repeated because all processes that had done them were dead."""
-        newest, total = -1, 0
+        """Return the number of steps repeated because all processes that had done them were
+        dead."""
+        newest = -1
+        total = 0
         for step in self.steps:
-            if step.step < newest - 1:  # some processes still start the step that others have just finished
+            # some processes still start the step that others have just finished
+            if step.step < newest - 1:
                 total += newest - step.step
                 newest = step.step
             newest = max(newest, step.step)
@@ -116,4 +124,6 @@ class Watch:
     def story(self) -> str:
         """Return all lines, ordered by time."""
         lines = sorted(self.lines, key=lambda line: line[0])
-        return "\n".join(f"{when - lines[0][0]:8.3f} {name:14} {text}" for when, name, text in lines)
+        return "\n".join(
+            f"{when - lines[0][0]:8.3f} {name:14} {text}" for when, name, text in lines
+        )

@@ -1,6 +1,7 @@
 """Fixtures of the tests that need a cluster, in their own namespace.
 
-    export REKINDLE_TEST_IMAGE=example.com/rekindle@sha256:... REKINDLE_TEST_S3=http://minio.example.com:9000 ...
+    export REKINDLE_TEST_IMAGE=example.com/rekindle@sha256:...
+    REKINDLE_TEST_S3=http://minio.example.com:9000 ...
     make test-cluster
 
 `namespace.NEEDED` lists the environment variables to set.
@@ -34,12 +35,14 @@ def namespace() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="session")
 def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sha256 of the weights of an undisturbed training: faults.LONG with one worker on this machine.
+    """The sha256 of the weights of an undisturbed training: faults.LONG with one worker on this
+    machine.
 
     REKINDLE_TEST_UNDISTURBED, from an earlier session with the same number of steps, saves minutes.
     """
-    if sha256 := os.environ.get("REKINDLE_TEST_UNDISTURBED"):
+    sha256 = os.environ.get("REKINDLE_TEST_UNDISTURBED")
+    if sha256:
         return sha256
-    return run_locally(tmp_path_factory.mktemp("undisturbed"), *namespace.sets([*LONG, "train.workers=1"]))[
-        "model_sha256"
-    ]
+    return run_locally(
+        tmp_path_factory.mktemp("undisturbed"), *namespace.sets([*LONG, "train.workers=1"])
+    )["model_sha256"]

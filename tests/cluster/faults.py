@@ -1,4 +1,5 @@
-"""A training with faults: each fault is injected while it trains, and its consequences are recorded.
+"""A training with faults: each fault is injected while it trains, and its consequences are
+recorded.
 
 training = FaultyTraining(namespace); training.inject("one", lambda: kube.delete_pods(...))
 assert training.succeeded_with(sha256)
@@ -35,7 +36,8 @@ class Fault:
     start_step: int
     end: float = 0.0  # time when all workers train again
     end_step: int = 0
-    lost_pods: list[PodRecord] = field(default_factory=list)  # pods of the training that ended because of it
+    # pods of the training that ended because of it
+    lost_pods: list[PodRecord] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
 
     @property
@@ -67,9 +69,12 @@ class FaultyTraining:
         action()
         self.run.wait_for_progress()
         self.run.wait_for_workers(WORKERS, 200)
-        fault.end_step, fault.end = self.run.step(), time.time()
+        fault.end_step = self.run.step()
+        fault.end = time.time()
         fault.lost_pods = [pod for pod in pods if pod.deleting is not None]
-        fault.incidents = [incident for incident in self.run.summary().incidents if incident.t >= fault.start - 0.5]
+        fault.incidents = [
+            incident for incident in self.run.summary().incidents if incident.t >= fault.start - 0.5
+        ]
 
     def succeeded_with(self, sha256: str) -> bool:
         """Wait for the end; True if the run succeeded with these weights, in one job."""

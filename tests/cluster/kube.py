@@ -29,19 +29,31 @@ class Kube:
 
     namespace: str
 
-    def __call__(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
-        """Run kubectl; returns its stdout. Fails with its output if kubectl fails, unless `check` is False."""
+    def __call__(
+        self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120
+    ) -> str:
+        """Run kubectl; returns its stdout. Fails with its output if kubectl fails, unless `check`
+        is False."""
         command = ["kubectl", "--namespace", self.namespace, *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def apply(self, *objects: Object) -> None:
-        self("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(objects))
+        self(
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "-f",
+            "-",
+            stdin=yaml.safe_dump_all(objects),
+        )
 
     def get(self, kind: str, name: str) -> Object | None:
         output = self("get", kind, name, "--ignore-not-found", "-o", "json")
-        return json.loads(output) if output.strip() else None
+        if output.strip():
+            return json.loads(output)
+        return None
 
     def items(self, kind: str, selector: str = "") -> list[Object]:
         return json.loads(self("get", kind, "--selector", selector, "-o", "json"))["items"]
@@ -54,15 +66,27 @@ class Kube:
         return now
 
     def evict(self, pod: str, check: bool = True) -> bool:
-        """Evict a pod by the Eviction API, as a drain or an autoscaler does; False if it is refused (`check`: fail)."""
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
+        """Evict a pod by the Eviction API, as a drain or an autoscaler does; False if it is refused
+        (`check`: fail)."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": self.namespace},
+        }
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
         return bool(self("create", "--raw", path, "-f", "-", stdin=json.dumps(body), check=check))
 
     @contextmanager
     def forward(self, service: str, port: int) -> Iterator[str]:
         """Forward a port of this machine to a Service; yields its address."""
-        command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{service}", f":{port}"]
+        command = [
+            "kubectl",
+            "--namespace",
+            self.namespace,
+            "port-forward",
+            f"service/{service}",
+            f":{port}",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
             assert forward.stdout
             try:  # Forwarding from 127.0.0.1:43210 -> 8080
@@ -112,7 +136,10 @@ class Watch:
     def find(self, name_part: str) -> list[PodRecord]:
         """Return the pods with `name_part` in their name, in order of their creation."""
         with self._lock:
-            return sorted((log for log in self.pods.values() if name_part in log.name), key=lambda log: log.created)
+            return sorted(
+                (log for log in self.pods.values() if name_part in log.name),
+                key=lambda log: log.created,
+            )
 
     def _read(self) -> None:
         assert self._process.stdout
@@ -122,19 +149,25 @@ class Watch:
                 self._record(event["object"], gone=event["type"] == "DELETED")
 
     def _record(self, pod: Object, gone: bool) -> None:
-        meta, status = pod["metadata"], pod["status"]
+        meta = pod["metadata"]
+        status = pod["status"]
         seen = self.pods.setdefault(
             meta["uid"], PodRecord(meta["name"], meta["uid"], seconds(meta["creationTimestamp"]))
         )
         now = time.time()
         seen.phase, seen.reason = status.get("phase", ""), status.get("reason", "")
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+        ready = any(
+            c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])
+        )
         seen.ready = seen.ready or (now if ready else None)
+
         if gone or "deletionTimestamp" in meta:
             seen.deleting = seen.deleting or now
+
         for container in status.get("containerStatuses", []):
             seen.restarts = max(seen.restarts, container["restartCount"])
             for state in (container.get("lastState", {}), container.get("state", {})):
-                if end := state.get("terminated"):
+                end = state.get("terminated")
+                if end:
                     seen.codes[container["name"]] = end["exitCode"]
                     seen.ended = seconds(end["finishedAt"]) if end.get("finishedAt") else now

@@ -1,6 +1,8 @@
-"""Outages of a service of the namespace, without loss of its data: its Service leads through a TCP proxy.
+"""Outages of a service of the namespace, without loss of its data: its Service leads through a TCP
+proxy.
 
-While the proxy is scaled to zero, all connections are closed and new ones refused, as if the server had died.
+While the proxy is scaled to zero, all connections are closed and new ones refused, as if the server
+had died.
 """
 
 import time
@@ -30,7 +32,11 @@ async def main():
     await (await asyncio.start_server(serve, "", listen)).serve_forever()
 asyncio.run(main())
 """
-POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -39,8 +45,13 @@ CONTAINER_SECURITY = {
 
 
 def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Object]:
-    """Return a Deployment NAME-proxy that forwards connections to HOST:PORT, and its Service NAME:LISTEN."""
-    labels = {"app.kubernetes.io/name": f"{name}-proxy", "app.kubernetes.io/part-of": "rekindle-platform"}
+    """Return a Deployment NAME-proxy that forwards connections to HOST:PORT, and its Service
+    NAME:LISTEN."""
+    labels = {
+        "app.kubernetes.io/name": f"{name}-proxy",
+        "app.kubernetes.io/part-of": "rekindle-platform",
+    }
+
     container = {
         "name": "proxy",
         "image": image,
@@ -50,12 +61,14 @@ def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Obje
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": CONTAINER_SECURITY,
     }
+
     pod = {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 0,
         "securityContext": POD_SECURITY,
         "containers": [container],
     }
+
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -66,12 +79,17 @@ def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Obje
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
+
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
-        "spec": {"selector": labels, "ports": [{"name": "http", "port": listen, "targetPort": listen}]},
+        "spec": {
+            "selector": labels,
+            "ports": [{"name": "http", "port": listen, "targetPort": listen}],
+        },
     }
+
     return [deployment, service]
 
 

@@ -1,6 +1,7 @@
 """One workflow of a config on the cluster, observed through its ledger.
 
-run = Run.submit(namespace, *SMALL); run.wait_for_step(20); ...; assert run.wait_for_end() == "Succeeded"
+run = Run.submit(namespace, *SMALL); run.wait_for_step(20); ...; assert run.wait_for_end() ==
+"Succeeded"
 """
 
 import json
@@ -51,18 +52,34 @@ class Namespace:
     def variables(self) -> dict[str, str]:
         """The variables by which a command on this machine reads the object store of the pods."""
         keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-        return {"S3_BUCKET": self.store.bucket, "S3_ENDPOINT_URL": os.environ["REKINDLE_TEST_S3"], **keys}
+        return {
+            "S3_BUCKET": self.store.bucket,
+            "S3_ENDPOINT_URL": os.environ["REKINDLE_TEST_S3"],
+            **keys,
+        }
 
 
 def _memory(pod: str) -> str:
-    return "512Mi" if pod in ("coordinator", "report") else "2Gi"
+    if pod in ("coordinator", "report"):
+        return "512Mi"
+    return "2Gi"
 
 
 def rekindle(
-    *args: str, cwd: Path = ROOT, timeout: float = 900, code: int = 0, variables: Mapping[str, str] = {}
+    *args: str,
+    cwd: Path = ROOT,
+    timeout: float = 900,
+    code: int = 0,
+    variables: Mapping[str, str] = {},
 ) -> str:
-    """Run `rekindle`; returns its stdout. Fails with its output if it does not end with the exit code `code`."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
+    """Run `rekindle`; returns its stdout. Fails with its output if it does not end with the exit
+    code `code`."""
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))
+    }
+
     done = subprocess.run(
         [str(BIN / "rekindle"), *args],
         cwd=cwd,
@@ -71,7 +88,9 @@ def rekindle(
         text=True,
         timeout=timeout,
     )
+
     assert done.returncode == code, f"rekindle {' '.join(args)}\n{done.stdout}{done.stderr}"
+
     return done.stdout
 
 
@@ -83,11 +102,25 @@ class Run:
     name: str
 
     @classmethod
-    def submit(cls, namespace: Namespace, *sets: str, config: Path = DEMO, use_cache: bool = False) -> "Run":
-        flags = ["--namespace", namespace.kube.namespace, *namespace.sets(sets), "--yes", "-o", "json"]
+    def submit(
+        cls, namespace: Namespace, *sets: str, config: Path = DEMO, use_cache: bool = False
+    ) -> "Run":
+        flags = [
+            "--namespace",
+            namespace.kube.namespace,
+            *namespace.sets(sets),
+            "--yes",
+            "-o",
+            "json",
+        ]
+
         flags += [] if use_cache else ["--no-cache"]
+
         return cls(
-            namespace, json.loads(rekindle("submit", str(config), *flags, variables=namespace.variables))["workflow"]
+            namespace,
+            json.loads(rekindle("submit", str(config), *flags, variables=namespace.variables))[
+                "workflow"
+            ],
         )
 
     def workflow(self) -> Object:
@@ -97,8 +130,12 @@ class Run:
 
     def wait_for_end(self, seconds: float = 900) -> str:
         """Wait for the final phase; returns it, with a description if it is not Succeeded."""
-        phase = until(f"{self.name} has ended", lambda: _final_phase(self.workflow()), seconds, pause=1)
-        return phase if phase == "Succeeded" else f"{phase}: {self.describe()}"
+        phase = until(
+            f"{self.name} has ended", lambda: _final_phase(self.workflow()), seconds, pause=1
+        )
+        if phase == "Succeeded":
+            return phase
+        return f"{phase}: {self.describe()}"
 
     def outputs(self) -> dict[str, str]:
         """Return the outputs of the workflow, with the results of its evaluation."""
@@ -111,7 +148,8 @@ class Run:
         return sorted(pods, key=lambda node: node["startedAt"] or "")
 
     def pods(self, step: str = "") -> list[str]:
-        """Return the names of all pods of a step, including the pods of its job and deleted pods."""
+        """Return the names of all pods of a step, including the pods of its job and deleted
+        pods."""
         return [record.name for record in self.namespace.watch.find(f"{self.name}-{step}")]
 
     def wait_for_pod(self, template: str, seconds: float = 300) -> str:
@@ -120,10 +158,19 @@ class Run:
         def look() -> str:
             label = f"workflows.argoproj.io/workflow={self.name}"
             for pod in self.namespace.kube.items("pods", label):
-                node = pod["metadata"].get("annotations", {}).get("workflows.argoproj.io/node-name", "")
-                alive = pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+                node = (
+                    pod["metadata"]
+                    .get("annotations", {})
+                    .get("workflows.argoproj.io/node-name", "")
+                )
+
+                alive = (
+                    pod["status"]["phase"] == "Running"
+                    and "deletionTimestamp" not in pod["metadata"]
+                )
                 if alive and f".{template}(" in node:
                     return pod["metadata"]["name"]
+
             return ""
 
         return until(f"a pod of {template} runs", look, seconds)
@@ -141,7 +188,12 @@ class Run:
 
     def wait_for_step(self, step: int, seconds: float = 300) -> int:
         """Wait until the training has done `step` steps."""
-        return until(f"{self.name} has done step {step}", lambda: (s := self.step()) >= step and s, seconds, 0.5)
+        return until(
+            f"{self.name} has done step {step}",
+            lambda: (s := self.step()) >= step and s,
+            seconds,
+            0.5,
+        )
 
     def wait_for_progress(self, steps: int = 5, seconds: float = 120) -> int:
         """Wait for some more steps."""
@@ -165,30 +217,49 @@ class Run:
         return self.namespace.watch.find(self.training_pod(replica))
 
     def sha256(self) -> str:
-        """Return the sha256 of the weights in the object store: of the chosen model, if there are several."""
+        """Return the sha256 of the weights in the object store: of the chosen model, if there are
+        several."""
         task = "choose" if self.nodes("choose") else "train"
-        return json.loads(self.namespace.store.get(f"{self.name}/{task}/model/model.json"))["sha256"]
+        return json.loads(self.namespace.store.get(f"{self.name}/{task}/model/model.json"))[
+            "sha256"
+        ]
 
     def describe(self) -> str:
         """Return the state and logs of the workflow, for the message of a failed test."""
         status = self.workflow().get("status", {})
-        nodes = [f"{n['displayName']}: {n['phase']} {n.get('message', '')}" for n in status.get("nodes", {}).values()]
+        nodes = [
+            f"{n['displayName']}: {n['phase']} {n.get('message', '')}"
+            for n in status.get("nodes", {}).values()
+        ]
+
         logs = [
             f"--- {pod['metadata']['name']}\n"
-            + self.namespace.kube("logs", pod["metadata"]["name"], "--all-containers", "--tail=20", check=False)
-            for pod in self.namespace.kube.items("pods", f"workflows.argoproj.io/workflow={self.name}")
+            + self.namespace.kube(
+                "logs", pod["metadata"]["name"], "--all-containers", "--tail=20", check=False
+            )
+            for pod in self.namespace.kube.items(
+                "pods", f"workflows.argoproj.io/workflow={self.name}"
+            )
         ]
+
         return "\n".join([status.get("message", ""), *nodes, *logs])
 
 
 def _final_phase(workflow: Object) -> str:
     phase = workflow.get("status", {}).get("phase", "")
-    return phase if phase in ENDS else ""
+    if phase in ENDS:
+        return phase
+    return ""
 
 
 def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
-    """Run the same config with the same settings on this machine; returns the JSON of `rekindle run`."""
+    """Run the same config with the same settings on this machine; returns the JSON of `rekindle
+    run`."""
     try:
-        return json.loads(rekindle("run", str(config), *sets, "-o", "json", variables={"REKINDLE_HOME": str(home)}))
+        return json.loads(
+            rekindle(
+                "run", str(config), *sets, "-o", "json", variables={"REKINDLE_HOME": str(home)}
+            )
+        )
     finally:
         rekindle("down", variables={"REKINDLE_HOME": str(home)})

@@ -1,8 +1,9 @@
-"""A user's pipeline, submitted to a real Argo server by Hera's `create()`, `argo submit` and `rekindle submit`.
+"""A user's pipeline, submitted to a real Argo server by Hera's `create()`, `argo submit` and
+`rekindle submit`.
 
-argo server --namespace argo --auth-mode=client --secure=false &      # in the namespace of Argo's controller
-export REKINDLE_TEST_ARGO_SERVER=http://127.0.0.1:2746
-.venv/bin/python -m pytest -m cluster tests/cluster/test_argo_server.py
+argo server --namespace argo --auth-mode=client --secure=false &      # in the namespace of Argo's
+controller export REKINDLE_TEST_ARGO_SERVER=http://127.0.0.1:2746 .venv/bin/python -m pytest -m
+cluster tests/cluster/test_argo_server.py
 """
 
 import os
@@ -24,7 +25,8 @@ from tests.cluster.kube import Kube
 from tests.commands import BIN
 from tests.waiting import until
 
-SERVER, S3 = "REKINDLE_TEST_ARGO_SERVER", "REKINDLE_TEST_S3"
+SERVER = "REKINDLE_TEST_ARGO_SERVER"
+S3 = "REKINDLE_TEST_S3"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 NEEDED = {
     SERVER: "the address of an Argo server with --auth-mode=client",
@@ -88,15 +90,27 @@ workflow.workflows_service = WorkflowsService(host=os.environ["ARGO_URL"], token
 workflow.create()
 print(workflow.name)
 """
-# command lines of a user; {server} are the flags that make `argo` use the server instead of the Kubernetes API
+# command lines of a user; {server} are the flags that make `argo` use the server instead of the
+# Kubernetes API
 SUBMIT_COMMANDS = {
     "hera": "python create.py",
-    "argo": "rekindle render configs/hello.yaml > hello.yaml; "
-    "env -u ARGO_TOKEN argo submit -n {namespace} -o name hello.yaml",
-    "argo by the server": "rekindle render configs/hello.yaml | argo submit -n {namespace} -o name {server} /dev/stdin",
+    "argo": (
+        "rekindle render configs/hello.yaml > hello.yaml; "
+        "env -u ARGO_TOKEN argo submit -n {namespace} -o name hello.yaml"
+    ),
+    "argo by the server": (
+        "rekindle render configs/hello.yaml | argo submit -n {namespace} -o name {server}"
+        " /dev/stdin"
+    ),
     "rekindle by the server": "rekindle submit configs/hello.yaml --argo-server $ARGO_URL --yes",
 }
-SUBMITTER = [{"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "get", "list", "watch"]}]
+SUBMITTER = [
+    {
+        "apiGroups": ["argoproj.io"],
+        "resources": ["workflows"],
+        "verbs": ["create", "get", "list", "watch"],
+    }
+]
 
 
 @dataclass(frozen=True)
@@ -109,8 +123,15 @@ class Project:
 
     def __call__(self, command: str) -> str:
         """Run a command that must succeed; returns its output."""
-        done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=120)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -120,13 +141,23 @@ class Project:
 
 def platform(kube: Kube) -> list[dict]:
     """Return the namespace and the Secret as users create them, and an account that may submit."""
-    flags = ["-n", kube.namespace, "--bucket", kube.namespace, "--endpoint", os.environ[S3], "--mlflow"]
+    flags = [
+        "-n",
+        kube.namespace,
+        "--bucket",
+        kube.namespace,
+        "--endpoint",
+        os.environ[S3],
+        "--mlflow",
+    ]
+
     command = [BIN / "rekindle", "platform", "render", *flags, "http://mlflow.example.com"]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     version = "rbac.authorization.k8s.io/v1"
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "submitter"}
     subject = {"kind": "ServiceAccount", "name": "submitter", "namespace": kube.namespace}
     name = {"metadata": {"name": "submitter"}}
+
     return [
         *yaml.safe_load_all(rendered),
         {
@@ -137,22 +168,45 @@ def platform(kube: Kube) -> list[dict]:
         },
         {"apiVersion": "v1", "kind": "ServiceAccount", **name},
         {"apiVersion": version, "kind": "Role", **name, "rules": SUBMITTER},
-        {"apiVersion": version, "kind": "RoleBinding", **name, "roleRef": role, "subjects": [subject]},
+        {
+            "apiVersion": version,
+            "kind": "RoleBinding",
+            **name,
+            "roleRef": role,
+            "subjects": [subject],
+        },
     ]
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    missing = [f"{name} ({description})" for name, description in NEEDED.items() if not os.environ.get(name)]
+    missing = [
+        f"{name} ({description})"
+        for name, description in NEEDED.items()
+        if not os.environ.get(name)
+    ]
+
     assert not missing, f"set {', '.join(missing)}"
-    assert shutil.which("argo"), "put the command `argo`, of the version of the cluster's Argo, on the PATH"
+    assert shutil.which("argo"), (
+        "put the command `argo`, of the version of the cluster's Argo, on the PATH"
+    )
     kube = Kube(f"rekindle-argo-{uuid.uuid4().hex[:6]}")
     store = Store(kube.namespace, os.environ[S3], *(os.environ[name] for name in KEYS))
     folder = tmp_path_factory.mktemp("project")
-    config = {"name": "hello", "pipeline": "pipelines.greeting", "workload": "steps.greeting"}
-    config |= {"data": {"source": "made://up"}, "model": {"name": "Ada"}, "cluster": {"namespace": kube.namespace}}
+
+    config = {
+        "name": "hello",
+        "pipeline": "pipelines.greeting",
+        "workload": "steps.greeting",
+        "data": {"source": "made://up"},
+        "model": {"name": "Ada"},
+        "cluster": {"namespace": kube.namespace},
+    }
+
     files = {
-        "pipelines/greeting.py": PIPELINE.format(image=os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")),
+        "pipelines/greeting.py": PIPELINE.format(
+            image=os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")
+        ),
         "steps/greeting.py": WORKLOAD,
         "configs/hello.yaml": yaml.safe_dump(config),
         "create.py": CREATE,
@@ -160,15 +214,29 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+
     url = os.environ[SERVER]
     store.client.create_bucket(Bucket=store.bucket)
+
     try:
         kube.apply(*platform(kube))
         token = kube("create", "token", "submitter").strip()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        yield Project(folder, kube, {**os.environ, "PATH": path, "ARGO_URL": url, "ARGO_TOKEN": f"Bearer {token}"})
+        yield Project(
+            folder,
+            kube,
+            {**os.environ, "PATH": path, "ARGO_URL": url, "ARGO_TOKEN": f"Bearer {token}"},
+        )
     finally:
-        kube("delete", "namespace", kube.namespace, "--ignore-not-found", "--timeout=120s", timeout=150)
+        kube(
+            "delete",
+            "namespace",
+            kube.namespace,
+            "--ignore-not-found",
+            "--timeout=120s",
+            timeout=150,
+        )
+
         store.delete([entry.key for entry in store.list("")])
         store.client.delete_bucket(Bucket=store.bucket)
 
@@ -177,7 +245,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 def submitted(project: Project) -> dict[str, str]:
     """The workflow of each way to submit; they run at the same time."""
     url = urlsplit(os.environ[SERVER])
-    server = f"--argo-server {url.netloc} --argo-http1 {'--secure=false' if url.scheme == 'http' else ''}"
+    server = (
+        f"--argo-server {url.netloc} --argo-http1"
+        f" {'--secure=false' if url.scheme == 'http' else ''}"
+    )
     texts = {}
     for way, command in SUBMIT_COMMANDS.items():
         texts[way] = project(command.format(namespace=project.kube.namespace, server=server))
@@ -188,8 +259,14 @@ def submitted(project: Project) -> dict[str, str]:
 def test_a_user_pipeline_succeeds_with_every_way_to_submit_it(
     project: Project, submitted: dict[str, str], way: str
 ) -> None:
-    name, flags = submitted[way], f"-n {project.kube.namespace}"
-    until(f"{name} to end", lambda: project.phase(name) in ENDS, 300, evidence=lambda: project.kube("get", "events"))
+    name = submitted[way]
+    flags = f"-n {project.kube.namespace}"
+    until(
+        f"{name} to end",
+        lambda: project.phase(name) in ENDS,
+        300,
+        evidence=lambda: project.kube("get", "events"),
+    )
     shown, logs = (project(f"rekindle {command} {name} {flags}") for command in ("status", "logs"))
     assert project.phase(name) == "Succeeded", shown
     assert name in shown and "greet" in shown and "shout" in shown
@@ -197,5 +274,7 @@ def test_a_user_pipeline_succeeds_with_every_way_to_submit_it(
 
 
 def test_the_rendered_manifest_passes_argo_lint(project: Project) -> None:
-    output = project("rekindle render configs/hello.yaml > lint.yaml && argo lint --offline lint.yaml")
+    output = project(
+        "rekindle render configs/hello.yaml > lint.yaml && argo lint --offline lint.yaml"
+    )
     assert "no linting errors found" in output

@@ -1,4 +1,5 @@
-"""A backfill that is killed continues with the same table, and a scheduled run trains only if it has to."""
+"""A backfill that is killed continues with the same table, and a scheduled run trains only if it
+has to."""
 
 import json
 import random
@@ -17,7 +18,8 @@ from tests.waiting import until
 NAME = "weeks"
 WEEKS = [*SMALL, f"name={NAME}", "data.window=50d", "schedule.cron=0 3 * * 1"]
 DAYS = ["--from", "2024-02-26", "--to", "2024-03-17"]  # three Mondays; the source ends on March 10
-LAST, NEXT = "2024-03-11T03:00:00Z", "2024-03-18T03:00:00Z"
+LAST = "2024-03-11T03:00:00Z"
+NEXT = "2024-03-18T03:00:00Z"
 KILLS = 6
 MAX_SECONDS = 40  # before a kill
 Rows = list[dict[str, Any]]
@@ -38,25 +40,46 @@ def runs(namespace: Namespace) -> list[str]:
 
 @pytest.fixture(scope="module")
 def killed(namespace: Namespace, schedule: list[str]) -> Rows:
-    """The table of a backfill on the cluster that SIGKILL ends several times, each time after the start of a run."""
-    flags = ["backfill", *schedule, *DAYS, "--parallel", "2", "--cluster", "--namespace", namespace.kube.namespace]
+    """The table of a backfill on the cluster that SIGKILL ends several times, each time after the
+    start of a run."""
+    flags = [
+        "backfill",
+        *schedule,
+        *DAYS,
+        "--parallel",
+        "2",
+        "--cluster",
+        "--namespace",
+        namespace.kube.namespace,
+    ]
+
     chance = random.Random(5)
+
     for _ in range(KILLS):
-        process = subprocess.Popen([str(BIN / "rekindle"), *flags], cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [str(BIN / "rekindle"), *flags], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
         until("the backfill has started a run", lambda: runs(namespace))
         with suppress(subprocess.TimeoutExpired):
             process.wait(chance.uniform(0, MAX_SECONDS))
+
         process.kill()
         process.wait()
+
     return json.loads(rekindle(*flags, "-o", "json"))["weeks"]
 
 
 def test_a_killed_backfill_has_the_table_of_an_undisturbed_backfill_on_this_machine(
-    namespace: Namespace, schedule: list[str], killed: Rows, tmp_path_factory: pytest.TempPathFactory
+    namespace: Namespace,
+    schedule: list[str],
+    killed: Rows,
+    tmp_path_factory: pytest.TempPathFactory,
 ):
     home = {"REKINDLE_HOME": str(tmp_path_factory.mktemp("home"))}
     try:
-        undisturbed = json.loads(rekindle("backfill", *schedule, *DAYS, "-o", "json", variables=home))["weeks"]
+        undisturbed = json.loads(
+            rekindle("backfill", *schedule, *DAYS, "-o", "json", variables=home)
+        )["weeks"]
     finally:
         rekindle("down", variables=home)
     assert killed == undisturbed and len(killed) == 3

@@ -36,7 +36,8 @@ def build(config):
 
 @dataclass
 class Project:
-    """A project in a git repository of its own, with prices; workers run on nodes that the prices call spot nodes."""
+    """A project in a git repository of its own, with prices; workers run on nodes that the prices
+    call spot nodes."""
 
     namespace: Namespace
     folder: Path
@@ -51,8 +52,11 @@ class Project:
         flags = ["--cluster", "--namespace", self.namespace.kube.namespace, "-o", "json"]
         before = self.objects()
         command = ["plan", str(self.config), *self.namespace.sets([*self.sets, *sets]), *flags]
-        plan = json.loads(rekindle(*command, cwd=self.folder, code=code, variables=self.namespace.variables))
-        assert not self.objects() - before  # Argo may delete pods of completed steps in the meantime
+        plan = json.loads(
+            rekindle(*command, cwd=self.folder, code=code, variables=self.namespace.variables)
+        )
+        # Argo may delete pods of completed steps in the meantime
+        assert not self.objects() - before
         return plan
 
     def submit(self, *sets: str) -> Run:
@@ -70,7 +74,10 @@ class Project:
 
     def objects(self) -> set[str]:
         """Return the names and contents of all objects in the namespace and its bucket."""
-        found = {json.dumps([item["metadata"]["uid"], _content(item)]) for item in self.namespace.kube.items(KINDS)}
+        found = {
+            json.dumps([item["metadata"]["uid"], _content(item)])
+            for item in self.namespace.kube.items(KINDS)
+        }
         return found | {f"{item.key} {item.etag}" for item in self.namespace.store.list("")}
 
 
@@ -81,13 +88,23 @@ def _content(item: Object) -> Object:
 @pytest.fixture(scope="module")
 def project(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("project")
-    files = {"pyproject.toml": "[tool.rekindle]\n", "prices.yaml": PRICES, "pipelines/unreleased.py": UNRELEASED}
+    files = {
+        "pyproject.toml": "[tool.rekindle]\n",
+        "prices.yaml": PRICES,
+        "pipelines/unreleased.py": UNRELEASED,
+    }
     for name, text in (files | {"configs/demo.yaml": DEMO.read_text()}).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+
     author = ["-c", "user.name=author", "-c", "user.email=author@example.com"]
-    for command in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "--message", "first"]):
+    for command in (
+        ["init", "--quiet"],
+        ["add", "."],
+        [*author, "commit", "--quiet", "--message", "first"],
+    ):
         subprocess.run(["git", *command], cwd=folder, check=True)
+
     return Project(namespace, folder)
 
 
@@ -116,10 +133,18 @@ def phases(run: Run) -> dict[str, str]:
 def test_a_plan_names_the_tasks_that_run_and_why(project: Project, first: Run):
     before = tasks(project.before)
     assert [before[name]["status"] for name in ("prepare", "train")] == ["runs", "runs"]
-    assert before["prepare"]["reason"] == "no earlier result" and before["train"]["reason"] == "prepare runs"
+    assert (
+        before["prepare"]["reason"] == "no earlier result"
+        and before["train"]["reason"] == "prepare runs"
+    )
     after = tasks(project.plan(code=WOULD_RUN))
+
     for name in ("prepare", "train"):
-        assert (after[name]["status"], after[name]["reason"]) == ("cached", f"result of {first.name}/{name}")
+        assert (after[name]["status"], after[name]["reason"]) == (
+            "cached",
+            f"result of {first.name}/{name}",
+        )
+
     other = tasks(project.plan("train.seed=9", code=WOULD_RUN))
     assert (other["prepare"]["status"], other["train"]["reason"]) == ("cached", "input seed: 1 → 9")
 
@@ -133,11 +158,16 @@ def test_a_plan_has_the_pods_that_fit_neither_a_node_nor_a_quota(project: Projec
     kube = project.namespace.kube
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
     kube.apply(quota | {"spec": {"hard": {"requests.memory": "1Mi"}}})
+
     try:
         plan = project.plan("train.seed=9", "cluster.pods.train.cpu=1000", code=WOULD_RUN)
     finally:
         kube("delete", "resourcequota", "small")
-    node, quota = (next((line for line in plan["does_not_fit"] if text in line), "") for text in ("node", "small"))
+
+    node, quota = (
+        next((line for line in plan["does_not_fit"] if text in line), "")
+        for text in ("node", "small")
+    )
     assert node.startswith("train: a pod does not fit into any node (1e+03 cpu of ")
     assert quota.startswith("the peak of the run exceeds the rest of the ResourceQuota small: ")
 
@@ -150,11 +180,14 @@ def test_the_same_run_again_starts_no_pod_of_a_known_step(first: Run, second: Ru
     assert [run.outputs()["verdict"] for run in (first, second)] == ["release", "same"]
 
 
-def test_a_changed_gate_runs_only_what_depends_on_it_and_the_limits_of_the_cache_hold(project: Project, first: Run):
+def test_a_changed_gate_runs_only_what_depends_on_it_and_the_limits_of_the_cache_hold(
+    project: Project, first: Run
+):
     changed = project.submit("gate.tolerance=0.02", "cache.keep_entries=1")
     assert not changed.pods("prepare") and not changed.pods("train") and changed.pods("evaluate")
     assert changed.outputs()["model_sha256"] == first.sha256()
-    assert len(list(project.namespace.store.list("cache/"))) == 1  # `report`, the last step, removed the others
+    # `report`, the last step, removed the others
+    assert len(list(project.namespace.store.list("cache/"))) == 1
 
 
 def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(project: Project, first: Run):
@@ -162,7 +195,9 @@ def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(project: P
     report = json.loads(rekindle("explain", first.name, *flags))  # the run has its own prices
     cost = report["cost"]
     workers = cost["trained"] + cost["waited"] + cost["lost"]
-    assert cost["spot"] == pytest.approx(workers) and cost["on_demand"] == pytest.approx(cost["total"] - workers)
+    assert cost["spot"] == pytest.approx(workers) and cost["on_demand"] == pytest.approx(
+        cost["total"] - workers
+    )
     assert cost["without_spot"] == pytest.approx(4 * workers + cost["on_demand"])
     assert cost["saved"] == pytest.approx(cost["without_spot"] - cost["total"])
     assert report["run_cost"]["total"] > cost["total"] > 0
@@ -172,7 +207,11 @@ def test_a_release_of_the_cluster_has_the_same_bits_if_it_is_reproduced_on_this_
     project: Project, first: Run, tmp_path: Path
 ):
     with project.namespace.kube.forward("mlflow", 5000) as address:
-        variables = {"MLFLOW_TRACKING_URI": address, "REKINDLE_HOME": str(tmp_path), **project.namespace.variables}
+        variables = {
+            "MLFLOW_TRACKING_URI": address,
+            "REKINDLE_HOME": str(tmp_path),
+            **project.namespace.variables,
+        }
         command = ["reproduce", f"{MODEL}@1", "-o", "json"]
         result = json.loads(rekindle(*command, cwd=project.folder, variables=variables))
     assert result["equal"] and result["model_sha256"] == first.sha256()

@@ -29,7 +29,13 @@ ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "Role",
     "metadata": {"name": "executor"},
-    "rules": [{"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}],
+    "rules": [
+        {
+            "apiGroups": ["argoproj.io"],
+            "resources": ["workflowtaskresults"],
+            "verbs": ["create", "patch"],
+        }
+    ],
 }
 BINDING = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -38,7 +44,12 @@ BINDING = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "executor"},
     "subjects": [{"kind": "ServiceAccount", "name": "rekindle"}],
 }
-MAY = [{"name": "MAY", "valueFrom": {"configMapKeyRef": {"name": "may", "key": "may", "optional": True}}}]
+MAY = [
+    {
+        "name": "MAY",
+        "valueFrom": {"configMapKeyRef": {"name": "may", "key": "may", "optional": True}},
+    }
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +57,40 @@ def kube() -> Iterator[Kube]:
     kube = Kube(f"rekindle-client-{uuid.uuid4().hex[:6]}")
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace}}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "rekindle"}}
+
     try:
         kube.apply(namespace)
         kube.apply(account, ROLE, BINDING)
         yield kube
     finally:
-        kube("delete", "namespace", kube.namespace, "--ignore-not-found", "--timeout=120s", timeout=150)
+        kube(
+            "delete",
+            "namespace",
+            kube.namespace,
+            "--ignore-not-found",
+            "--timeout=120s",
+            timeout=150,
+        )
 
 
 class Client:
     """The command `rekindle` in one namespace."""
 
     def __init__(self, kube: Kube, folder: Path) -> None:
-        self.kube, self.folder = kube, folder
+        self.kube = kube
+        self.folder = folder
 
     def __call__(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
         command = [REKINDLE, *args, "--namespace", self.kube.namespace]
-        return subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=240, **more)  # fmt: skip
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            **more,
+        )
 
     def submit(self, manifest: dict[str, Any], *args: str) -> dict[str, Any]:
         (self.folder / "w.json").write_text(json.dumps(manifest))
@@ -81,27 +108,40 @@ def client(kube: Kube, tmp_path: Path) -> Client:
 
 
 def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
-    """Return a manifest of steps (name, shell script) in sequence; a step without a script suspends."""
+    """Return a manifest of steps (name, shell script) in sequence; a step without a script
+    suspends."""
     container = {
         "image": os.environ["REKINDLE_TEST_IMAGE"],
         "command": ["sh", "-c"],
         "env": MAY,
         "resources": {"requests": {"cpu": "20m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
     }
+
     templates: list[dict[str, Any]] = [{"name": "main", "dag": {"tasks": []}}]
+
     for i, (name, script) in enumerate(steps):
         templates[0]["dag"]["tasks"].append(
             {"name": name, "template": name} | ({"depends": steps[i - 1][0]} if i else {})
         )
-        body = {"container": container | {"args": [script]}} if script else {"suspend": {}}
+        if script:
+            body = {"container": container | {"args": [script]}}
+        else:
+            body = {"suspend": {}}
+
         templates.append({"name": name, **body})
+
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": {"generateName": "echo-"},
-        "spec": {"entrypoint": "main", "serviceAccountName": "rekindle", "activeDeadlineSeconds": 300,
-                 "templates": templates, **spec},
-    }  # fmt: skip
+        "spec": {
+            "entrypoint": "main",
+            "serviceAccountName": "rekindle",
+            "activeDeadlineSeconds": 300,
+            "templates": templates,
+            **spec,
+        },
+    }
 
 
 def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Client):
@@ -127,8 +167,17 @@ def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
     done: list[str] = []
     follower = threading.Thread(target=lambda: done.append(client("logs", name, "-f").stdout))
     follower.start()
-    pods = lambda: [p for p in client.kube.items("pods") if "talks(0)" in p["metadata"]["annotations"].get(NODE, "")]  # noqa: E731
-    running = until("the step to talk", lambda: [p for p in pods() if p["status"]["phase"] == "Running"])
+
+    def pods() -> list[dict[str, Any]]:
+        return [
+            pod
+            for pod in client.kube.items("pods")
+            if "talks(0)" in pod["metadata"]["annotations"].get(NODE, "")
+        ]
+
+    running = until(
+        "the step to talk", lambda: [p for p in pods() if p["status"]["phase"] == "Running"]
+    )
     client.kube.delete_pods(running[0]["metadata"]["name"], force=True)
     follower.join(200)
     log_lines = [line for line in done[0].splitlines() if "argo=true" not in line]
@@ -141,30 +190,47 @@ def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
 
 
 def test_resume_retries_a_failed_run_from_the_failed_step(client: Client):
-    plain = manifest(("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }"))
+    plain = manifest(
+        ("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }")
+    )
     result = client.submit(plain, "--watch")
     assert (result["code"], result["phase"]) == (1, "Failed")
     first = {step["name"]: step["started"] for step in result["steps"]}["first"]
-    client.kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "may"}, "data": {"may": "1"}})
+    client.kube.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "may"}, "data": {"may": "1"}}
+    )
     assert client("resume", result["workflow"]).returncode == 0
     watched = client("status", result["workflow"], "--watch", "-o", "json")
     assert watched.returncode == 0, watched.stderr
-    assert {step["name"]: step["started"] for step in json.loads(watched.stdout)["steps"]}["first"] == first
+    assert {step["name"]: step["started"] for step in json.loads(watched.stdout)["steps"]}[
+        "first"
+    ] == first
     client.kube("delete", "configmap", "may")
 
 
 def test_resume_continues_a_suspended_run_and_stop_runs_exit_steps(client: Client):
-    plain = manifest(("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end")
+    plain = manifest(
+        ("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end"
+    )
     plain["spec"]["templates"][0]["dag"]["tasks"].pop()
     name = client.submit(plain)["workflow"]
-    until("the step to wait", lambda: "waits" in client("status", name).stdout and client.phase(name) == "Running")
+    until(
+        "the step to wait",
+        lambda: "waits" in client("status", name).stdout and client.phase(name) == "Running",
+    )
     until("the run to be resumed", lambda: client("resume", name).returncode == 0, pause=1)
     until("the long step", lambda: "begun" in client("logs", name).stdout, pause=1)
     assert client("stop", name).returncode == 0
     watched = client("status", name, "--watch", "-o", "json")
     assert watched.returncode == 1
     phases = {step["name"]: step["phase"] for step in json.loads(watched.stdout)["steps"]}
-    assert (phases["waits"], phases["long"], phases["onExit"]) == ("Succeeded", "Failed", "Succeeded")
+
+    assert (phases["waits"], phases["long"], phases["onExit"]) == (
+        "Succeeded",
+        "Failed",
+        "Succeeded",
+    )
+
     assert client("delete", name).returncode == 0
     until("the workflow to be deleted", lambda: client.kube.get("workflow", name) is None)
     assert client.kube.items("pods", f"workflows.argoproj.io/workflow={name}") == []
@@ -175,16 +241,28 @@ def test_errors_of_a_real_server_become_messages_with_a_remedy(
 ):
     cluster = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match="namespace rekindle-none does not exist"):
-        cluster.in_namespace("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
-    with pytest.raises(ApiError, match="Argo Workflows is not installed in the cluster, or has another version"):
+        cluster.in_namespace("rekindle-none").create(
+            WORKFLOWS, manifest() | {"metadata": {"name": "x"}}
+        )
+
+    with pytest.raises(
+        ApiError, match="Argo Workflows is not installed in the cluster, or has another version"
+    ):
         cluster.call("GET", "/apis/argoproj.io/v9/namespaces/x/workflows")
-    config = json.loads(client.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+
+    config = json.loads(
+        client.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    )
     config["users"][0]["user"] = {"token": client.kube("create", "token", "rekindle").strip()}
     (tmp_path / "weak").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "weak"))
     weak = Cluster.connect(namespace=client.kube.namespace)
-    with pytest.raises(ApiError, match=f"{client.kube.namespace}:rekindle may not list workflows in namespace"):
+
+    with pytest.raises(
+        ApiError, match=f"{client.kube.namespace}:rekindle may not list workflows in namespace"
+    ):
         weak.list_objects(WORKFLOWS)
+
     config["users"][0]["user"] = {"token": "wrong"}
     (tmp_path / "weak").write_text(json.dumps(config))
     with pytest.raises(ApiError, match="rejects the credentials"):

@@ -13,7 +13,8 @@ from tests.cluster.run import Namespace
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("REKINDLE_TEST_RESTARTS") != "yes", reason="restarts controllers: REKINDLE_TEST_RESTARTS=yes"
+    os.environ.get("REKINDLE_TEST_RESTARTS") != "yes",
+    reason="restarts controllers: REKINDLE_TEST_RESTARTS=yes",
 )
 ARGO = ("argo", "app=workflow-controller")
 OPERATOR = ("kubeflow", "control-plane=kubeflow-training-operator")
@@ -28,7 +29,11 @@ def restart(namespace: str, selector: str) -> None:
 
     def is_back() -> bool:
         new = [pod for pod in kube.items("pods", selector) if pod["metadata"]["uid"] not in old]
-        return any(c["type"] == "Ready" and c["status"] == "True" for p in new for c in p["status"]["conditions"])
+        return any(
+            c["type"] == "Ready" and c["status"] == "True"
+            for p in new
+            for c in p["status"]["conditions"]
+        )
 
     until(f"{selector} is back", is_back, 120)
 
@@ -48,13 +53,19 @@ def controllers(namespace: Namespace) -> FaultyTraining:
 
 
 @pytest.mark.parametrize("name", ["Argo", "operator"])
-def test_a_restart_of_a_controller_does_not_affect_a_training(controllers: FaultyTraining, name: str, undisturbed: str):
+def test_a_restart_of_a_controller_does_not_affect_a_training(
+    controllers: FaultyTraining, name: str, undisturbed: str
+):
     fault = controllers.faults[name]
     assert fault.incidents == [] and fault.end_step > fault.start_step
     assert controllers.succeeded_with(undisturbed)
 
 
-def test_a_worker_lost_during_a_restart_of_the_operator_is_replaced(controllers: FaultyTraining, undisturbed: str):
+def test_a_worker_lost_during_a_restart_of_the_operator_is_replaced(
+    controllers: FaultyTraining, undisturbed: str
+):
     fault = controllers.faults["operator and a worker"]
-    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["drain"] and fault.repeated == 0
+    assert [i.kind for i in fault.incidents if i.kind != "join"] == [
+        "drain"
+    ] and fault.repeated == 0
     assert controllers.succeeded_with(undisturbed)

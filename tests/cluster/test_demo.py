@@ -1,4 +1,5 @@
-"""The demo on a real cluster, from `submit` to a serving model with the same bits as on this machine."""
+"""The demo on a real cluster, from `submit` to a serving model with the same bits as on this
+machine."""
 
 import json
 import time
@@ -22,7 +23,8 @@ def demo(namespace: Namespace) -> Run:
 
 
 def predict(namespace: Namespace) -> dict[str, Any]:
-    """Return the prediction of the serving model for its example, with the sha256 of its weights."""
+    """Return the prediction of the serving model for its example, with the sha256 of its
+    weights."""
     with namespace.kube.forward(MODEL, namespace.port) as address:
         with urllib.request.urlopen(f"{address}/v1/models/demo/example") as answer:
             body = answer.read()
@@ -49,8 +51,14 @@ def test_the_demo_serves_a_verified_model(demo: Run):
 
 
 def test_no_step_of_the_demo_is_retried(demo: Run):
-    attempts = {node["displayName"]: node["phase"] for node in demo.workflow()["status"]["nodes"].values()}
-    assert not {name: phase for name, phase in attempts.items() if phase not in ("Succeeded", "Skipped", "Omitted")}
+    attempts = {
+        node["displayName"]: node["phase"] for node in demo.workflow()["status"]["nodes"].values()
+    }
+    assert not {
+        name: phase
+        for name, phase in attempts.items()
+        if phase not in ("Succeeded", "Skipped", "Omitted")
+    }
 
 
 def test_the_weights_have_the_same_bits_as_in_a_local_run(demo: Run, local_result: dict[str, Any]):
@@ -60,7 +68,10 @@ def test_the_weights_have_the_same_bits_as_in_a_local_run(demo: Run, local_resul
 
 def test_the_manifest_has_the_same_hash_as_in_a_local_run(demo: Run, local_result: dict[str, Any]):
     submitted = demo.workflow()
-    arguments = {parameter["name"]: parameter["value"] for parameter in submitted["spec"]["arguments"]["parameters"]}
+    arguments = {
+        parameter["name"]: parameter["value"]
+        for parameter in submitted["spec"]["arguments"]["parameters"]
+    }
     annotated = submitted["metadata"]["annotations"]["rekindle.dev/manifest-sha256"]
     assert arguments["manifest_hash"] == annotated == local_result["manifest_sha256"]
 
@@ -73,25 +84,33 @@ def test_the_champion_keeps_serving_if_the_gate_rejects_a_model(demo: Run):
 
 
 def test_a_worse_model_does_not_replace_a_better_model(demo: Run):
-    worse = Run.submit(demo.namespace, "train.steps=2", "train.learning_rate=0.3", "gate.minimum={auc: 0.01}")
+    worse = Run.submit(
+        demo.namespace, "train.steps=2", "train.learning_rate=0.3", "gate.minimum={auc: 0.01}"
+    )
     assert worse.wait_for_end() == "Succeeded"
     assert worse.outputs()["verdict"] == "keep"
     assert predict(demo.namespace)["sha256"] == demo.sha256() != worse.sha256()
 
 
 def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
-    namespace, kube = demo.namespace, demo.namespace.kube
-    other = Run.submit(namespace, "train.seed=9", "gate={minimum: {auc: 0.01}, tolerance: 1, confidence: 0.999}")
+    namespace = demo.namespace
+    kube = demo.namespace.kube
+    other = Run.submit(
+        namespace, "train.seed=9", "gate={minimum: {auc: 0.01}, tolerance: 1, confidence: 0.999}"
+    )
     assert other.wait_for_end() == "Succeeded"
     assert other.outputs()["verdict"] == "release"
     assert predict(namespace)["sha256"] == other.sha256() != demo.sha256()
+
     with kube.forward("mlflow", 5000) as address:  # MLflow admits 127.0.0.1, but not its ClusterIP
-        variables, durations = {"MLFLOW_TRACKING_URI": address, **namespace.variables}, list[float]()
+        variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
+        durations = list[float]()
         for version in ("1", "2", "1", "2", "1"):
             start = time.monotonic()
             flags = ("--namespace", kube.namespace, "-o", "json")
             answer = rekindle("rollback", MODEL, version, *flags, variables=variables)
             durations.append(time.monotonic() - start)
             assert json.loads(answer)["version"] == version
+
     report([bar("rollback of a model with one server", durations, "s", 5)], as_json=False)
     assert predict(namespace)["sha256"] == demo.sha256()

@@ -12,27 +12,37 @@ TOO_LITTLE_MEMORY = "12Mi"  # Argo's executor needs about 36Mi of memory
 
 @pytest.fixture(scope="module")
 def executor(namespace: Namespace) -> FaultyTraining:
-    """A training whose executor is deleted and runs out of memory, and an evaluation that is evicted."""
+    """A training whose executor is deleted and runs out of memory, and an evaluation that is
+    evicted."""
     training = FaultyTraining(namespace)
-    kube, run = namespace.kube, training.run
+    kube = namespace.kube
+    run = training.run
     training.inject("deleted", lambda: kube.delete_pods(run.wait_for_pod("train"), force=True))
     training.inject("out of memory", lambda: _starve(training))
     run.wait_for_step(STEPS, 600)
     kube.scale("mlflow-proxy", 0)  # so that the evaluation cannot end before it is evicted
-    kube.evict(run.wait_for_pod("evaluate", 600))  # the executor waits longer and longer between its attempts
+    # the executor waits longer and longer between its attempts
+    kube.evict(run.wait_for_pod("evaluate", 600))
     kube.scale("mlflow-proxy", 1)
+
     return training
 
 
 def _starve(training: FaultyTraining) -> None:
     """Let the next executor be OOM-killed; the following executor has enough memory again."""
-    kube, run = training.run.namespace.kube, training.run
+    kube = training.run.namespace.kube
+    run = training.run
     limits = kube.get("limitrange", "rekindle")
     pod = run.wait_for_pod("train")  # before the limit applies: later it would not start
     kube.apply(_limit(TOO_LITTLE_MEMORY))
+
     try:
         kube.delete_pods(pod, force=True)
-        until("an executor was OOM-killed", lambda: any("OOMKilled" in m for m in _messages(training)), 120)
+        until(
+            "an executor was OOM-killed",
+            lambda: any("OOMKilled" in m for m in _messages(training)),
+            120,
+        )
     finally:
         if limits:
             limits["metadata"] = {"name": "rekindle"}
@@ -42,15 +52,26 @@ def _starve(training: FaultyTraining) -> None:
 
 
 def _limit(memory: str) -> Object:
-    limit = {"type": "Container", "default": {"memory": memory}, "defaultRequest": {"memory": memory}}
-    return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "rekindle"}, "spec": {"limits": [limit]}}
+    limit = {
+        "type": "Container",
+        "default": {"memory": memory},
+        "defaultRequest": {"memory": memory},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "rekindle"},
+        "spec": {"limits": [limit]},
+    }
 
 
 def _messages(training: FaultyTraining) -> list[str]:
     return [node.get("message", "") for node in training.run.nodes("train")]
 
 
-def test_deleting_the_executor_pod_does_not_restart_the_training(executor: FaultyTraining, undisturbed: str):
+def test_deleting_the_executor_pod_does_not_restart_the_training(
+    executor: FaultyTraining, undisturbed: str
+):
     """argo-workflows#15641"""
     fault = executor.faults["deleted"]
     assert not fault.lost_pods
@@ -59,8 +80,11 @@ def test_deleting_the_executor_pod_does_not_restart_the_training(executor: Fault
     assert executor.succeeded_with(undisturbed)
 
 
-def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(executor: FaultyTraining, undisturbed: str):
-    fault = executor.faults["out of memory"]  # Argo keeps no trace of it if it recreates the pod under the same node
+def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(
+    executor: FaultyTraining, undisturbed: str
+):
+    # Argo keeps no trace of it if it recreates the pod under the same node
+    fault = executor.faults["out of memory"]
     assert fault.incidents == [] and fault.end_step > fault.start_step
     assert executor.succeeded_with(undisturbed)
 
@@ -68,5 +92,6 @@ def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(execu
 def test_an_evicted_step_is_repeated(executor: FaultyTraining, undisturbed: str):
     assert executor.succeeded_with(undisturbed)
     evicted, *_, last = executor.run.namespace.watch.find(f"{executor.run.name}-evaluate")
-    assert evicted.deleting and evicted.uid != last.uid  # Argo may give the new pod to the same node
+    # Argo may give the new pod to the same node
+    assert evicted.deleting and evicted.uid != last.uid
     assert executor.run.nodes("evaluate")[-1]["phase"] == "Succeeded"

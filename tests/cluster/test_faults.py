@@ -13,7 +13,8 @@ from tests.cluster.run import Namespace
 def pods(namespace: Namespace) -> FaultyTraining:
     """A training whose pods are deleted."""
     training = FaultyTraining(namespace)
-    kube, name = namespace.kube, training.run.training_pod
+    kube = namespace.kube
+    name = training.run.training_pod
     workers = [name(f"worker-{n}") for n in range(WORKERS)]
     training.inject("one, in order", lambda: kube.delete_pods(workers[1]))
     training.inject("one, by force", lambda: kube.delete_pods(workers[2], force=True))
@@ -24,7 +25,9 @@ def pods(namespace: Namespace) -> FaultyTraining:
     return training
 
 
-def test_a_preempted_worker_leaves_its_group_and_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
+def test_a_preempted_worker_leaves_its_group_and_costs_no_finished_step(
+    pods: FaultyTraining, undisturbed: str
+):
     fault = pods.faults["one, in order"]
     (pod,) = fault.lost_pods
     assert pod.codes == {"pytorch": 143}
@@ -43,11 +46,16 @@ def test_a_killed_worker_costs_no_finished_step(pods: FaultyTraining, undisturbe
 def test_two_workers_killed_at_once_cost_no_finished_step(pods: FaultyTraining, undisturbed: str):
     fault = pods.faults["two at once"]
     assert len(fault.lost_pods) == 2
-    assert len([i for i in fault.incidents if i.kind in ("lost", "drain")]) == 2 and fault.repeated == 0
+    assert (
+        len([i for i in fault.incidents if i.kind in ("lost", "drain")]) == 2
+        and fault.repeated == 0
+    )
     assert pods.succeeded_with(undisturbed)
 
 
-def test_workers_continue_while_their_coordinator_is_replaced(pods: FaultyTraining, undisturbed: str):
+def test_workers_continue_while_their_coordinator_is_replaced(
+    pods: FaultyTraining, undisturbed: str
+):
     fault = pods.faults["the coordinator"]
     assert len(fault.lost_pods) == 1 and fault.repeated == 0
     assert [i.kind for i in fault.incidents] == ["coordinator"], "no worker was lost"
@@ -55,14 +63,18 @@ def test_workers_continue_while_their_coordinator_is_replaced(pods: FaultyTraini
     assert pods.succeeded_with(undisturbed)
 
 
-def test_terminating_all_workers_at_once_loses_no_finished_step(pods: FaultyTraining, undisturbed: str):
+def test_terminating_all_workers_at_once_loses_no_finished_step(
+    pods: FaultyTraining, undisturbed: str
+):
     fault = pods.faults["all, in order"]
     assert [pod.codes for pod in fault.lost_pods] == [{"pytorch": 143}] * WORKERS
     assert fault.repeated == 0
     assert pods.succeeded_with(undisturbed)
 
 
-def test_after_all_workers_are_killed_training_resumes_from_the_object_store(pods: FaultyTraining, undisturbed: str):
+def test_after_all_workers_are_killed_training_resumes_from_the_object_store(
+    pods: FaultyTraining, undisturbed: str
+):
     fault = pods.faults["all, by force"]
     assert len(fault.lost_pods) == WORKERS
     assert fault.end_step > fault.start_step

@@ -2,9 +2,10 @@
 
     pytest -m cluster tests/cluster/test_kinds.py
 
-Needs kubectl and an image with Python that the nodes have or can pull (REKINDLE_TEST_PYTHON, python:3.11-slim). Kinds
-that the cluster does not serve are skipped. With REKINDLE_RECORD=1 the observed statuses are written to
-tests/rekindle/blocks/statuses, and other tests evaluate the conditions of the blocks on them.
+Needs kubectl and an image with Python that the nodes have or can pull (REKINDLE_TEST_PYTHON,
+python:3.11-slim). Kinds that the cluster does not serve are skipped. With REKINDLE_RECORD=1 the
+observed statuses are written to tests/rekindle/blocks/statuses, and other tests evaluate the
+conditions of the blocks on them.
 """
 
 import json
@@ -65,11 +66,14 @@ def test_a_job_survives_the_eviction_of_a_pod(namespace: Kube, kind: str):
         prefix = f"{name}-worker-1"
 
         def running() -> dict[str, str]:
-            pods = [pod for pod in namespace.items("pods") if pod["metadata"]["name"].startswith(prefix)]
+            pods = [
+                pod for pod in namespace.items("pods") if pod["metadata"]["name"].startswith(prefix)
+            ]
             return {
                 pod["metadata"]["uid"]: pod["metadata"]["name"]
                 for pod in pods
-                if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+                if pod["status"]["phase"] == "Running"
+                and "deletionTimestamp" not in pod["metadata"]
             }
 
         first = until(f"{prefix} runs", running, 120)
@@ -78,26 +82,41 @@ def test_a_job_survives_the_eviction_of_a_pod(namespace: Kube, kind: str):
             until(f"{prefix} runs again", lambda: running().keys() - first.keys(), 120)
 
     scenario, expected = ("evicted", False) if kind in FATAL else ("lost", True)
-    assert _run_scenario(namespace, kind, scenario, WAIT.format(20), WAIT.format(20), action=evict) is expected
+    assert (
+        _run_scenario(namespace, kind, scenario, WAIT.format(20), WAIT.format(20), action=evict)
+        is expected
+    )
 
 
 def _run_scenario(
-    namespace: Kube, kind: str, scenario: str, lead: str, worker: str, action: Callable[[str], None] | None = None
+    namespace: Kube,
+    kind: str,
+    scenario: str,
+    lead: str,
+    worker: str,
+    action: Callable[[str], None] | None = None,
 ) -> bool:
-    """Create a job, run `action`, and return the verdict of its conditions: True if it succeeded."""
+    """Create a job, run `action`, and return the verdict of its conditions: True if it
+    succeeded."""
     name = f"{kind.lower().replace('/', '-')}-{scenario}"
     job_kind = kinds(name, lead, worker)[kind]
+
     policy = job_kind.manifest["spec"].get("runPolicy", {})
     if "backoffLimit" in policy:
         policy["backoffLimit"] = 1  # the delay between restarts grows
+
     _create(namespace, job_kind.manifest)
     with ThreadPoolExecutor(1) as pool:
         running_action = pool.submit(action or (lambda name: None), name)
         seen, good = _watch_job(namespace, job_kind, name)
         running_action.result()
-    namespace("delete", job_kind.manifest["kind"].lower(), name, "--cascade=foreground", "--wait=false")
+
+    namespace(
+        "delete", job_kind.manifest["kind"].lower(), name, "--cascade=foreground", "--wait=false"
+    )
     if os.environ.get("REKINDLE_RECORD"):
         _record(kind, scenario, seen)
+
     return good
 
 
@@ -112,7 +131,9 @@ def _watch_job(namespace: Kube, job_kind: Kind, name: str) -> tuple[list[Any], b
         status = _without_times(job.get("status", {}))
         if status not in seen[-1:]:
             seen.append(status)
-        good, _ = evaluate_conditions({"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure))
+        good, _ = evaluate_conditions(
+            {"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure)
+        )
         found.extend([] if good is None else [good])
         return bool(found)
 
@@ -122,7 +143,9 @@ def _watch_job(namespace: Kube, job_kind: Kind, name: str) -> tuple[list[Any], b
 
 def _create(namespace: Kube, manifest: Any, *flags: str) -> None:
     served = [line.split() for line in namespace("api-resources", "--no-headers").splitlines()]
-    if (manifest["apiVersion"], manifest["kind"]) not in [(words[-3], words[-1]) for words in served]:
+    if (manifest["apiVersion"], manifest["kind"]) not in [
+        (words[-3], words[-1]) for words in served
+    ]:
         pytest.skip(f"this cluster does not serve {manifest['apiVersion']} {manifest['kind']}")
     namespace("create", *flags, "-f", "-", stdin=json.dumps(manifest))
 
@@ -133,11 +156,24 @@ def _without_times(status: Any) -> Any:
         return [_without_times(item) for item in status]
     if not isinstance(status, dict):
         return status
-    noise = ("lastReconcileTime", "lastUpdateTime", "lastTransitionTime", "lastProbeTime", "message", "selector")
+
+    noise = (
+        "lastReconcileTime",
+        "lastUpdateTime",
+        "lastTransitionTime",
+        "lastProbeTime",
+        "message",
+        "selector",
+    )
+
     kept = {
-        key: _without_times(value) for key, value in status.items() if key not in (*noise, "uncountedTerminatedPods")
+        key: _without_times(value)
+        for key, value in status.items()
+        if key not in (*noise, "uncountedTerminatedPods")
     }
-    return kept | {key: "2026-11-21T21:00:00Z" for key in ("startTime", "completionTime") if key in kept}
+    return kept | {
+        key: "2026-11-21T21:00:00Z" for key in ("startTime", "completionTime") if key in kept
+    }
 
 
 def _record(kind: str, scenario: str, seen: list[Any]) -> None:

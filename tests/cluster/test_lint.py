@@ -13,9 +13,23 @@ ACCEPTED = {"no container", "no image", "restart", "job name", "rdzvConf", "stan
 
 def refusal(obj: Any) -> str:
     """Return the message of the API server if it refuses an object, or ""."""
-    command = ["kubectl", "create", "--namespace=default", "--dry-run=server", "--validate=strict", "-f", "-"]
-    done = subprocess.run(command, input=json.dumps(obj), capture_output=True, text=True, timeout=60)
-    return done.stderr if done.returncode else ""
+    command = [
+        "kubectl",
+        "create",
+        "--namespace=default",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        "-",
+    ]
+
+    done = subprocess.run(
+        command, input=json.dumps(obj), capture_output=True, text=True, timeout=60
+    )
+    if done.returncode:
+        return done.stderr
+
+    return ""
 
 
 def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> None:
@@ -23,7 +37,9 @@ def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> N
     for mistake, obj in wrong.items():
         WRONG_OBJECTS[mistake][1](obj)
     with ThreadPoolExecutor(4) as pool:
-        right = dict(zip(OBJECTS, pool.map(lambda make: refusal(make()), OBJECTS.values()), strict=True))
+        right = dict(
+            zip(OBJECTS, pool.map(lambda make: refusal(make()), OBJECTS.values()), strict=True)
+        )
         answers = dict(zip(wrong, pool.map(refusal, wrong.values()), strict=True))
     assert right == dict.fromkeys(OBJECTS, "")
     assert {mistake for mistake, answer in answers.items() if not answer} == ACCEPTED

@@ -1,4 +1,5 @@
-"""Containers that end like on a node that loses its power: SIGKILL by root on the node, without grace.
+"""Containers that end like on a node that loses its power: SIGKILL by root on the node, without
+grace.
 
 A pod with access to the processes of its node does it, in another namespace that allows it
 (REKINDLE_TEST_RESTARTS=yes).
@@ -14,7 +15,8 @@ from tests.cluster.kube import Kube
 from tests.cluster.run import Namespace
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("REKINDLE_TEST_RESTARTS") != "yes", reason="needs root on the nodes: REKINDLE_TEST_RESTARTS=yes"
+    os.environ.get("REKINDLE_TEST_RESTARTS") != "yes",
+    reason="needs root on the nodes: REKINDLE_TEST_RESTARTS=yes",
 )
 SIGKILLED = 137
 KILL = """
@@ -40,14 +42,32 @@ def privileged(namespace: Namespace) -> Iterator[Kube]:
 def kill_outright(namespace: Namespace, privileged: Kube, *pods: str) -> None:
     """Kill all processes of these pods at once; the pods must be on one node."""
     members = [pod for pod in namespace.kube.items("pods") if pod["metadata"]["name"] in pods]
-    ids = [pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2] for pod in members]
+    ids = [
+        pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2] for pod in members
+    ]
     assert len(ids) == len(pods)
-    killer = {"name": "kill", "image": namespace.image, "command": ["python", "-c", KILL, *ids]}
-    killer["securityContext"] = {"runAsUser": 0}
+
+    killer = {
+        "name": "kill",
+        "image": namespace.image,
+        "command": ["python", "-c", KILL, *ids],
+        "securityContext": {"runAsUser": 0},
+    }
+
     spec = {"hostPID": True, "restartPolicy": "Never", "containers": [killer]}
-    spec |= {"nodeName": members[0]["spec"]["nodeName"]}
-    privileged.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kill"}, "spec": spec})
-    privileged("wait", "pod/kill", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=240s", timeout=250)
+    spec.update({"nodeName": members[0]["spec"]["nodeName"]})
+    privileged.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kill"}, "spec": spec}
+    )
+
+    privileged(
+        "wait",
+        "pod/kill",
+        "--for=jsonpath={.status.phase}=Succeeded",
+        "--timeout=240s",
+        timeout=250,
+    )
+
     privileged("delete", "pod/kill", "--grace-period=0", "--force")
 
 
@@ -58,19 +78,25 @@ def nodes(namespace: Namespace, privileged: Kube) -> FaultyTraining:
     name = training.run.training_pod
     workers = [name(f"worker-{n}") for n in range(WORKERS)]
     training.inject("one", lambda: kill_outright(namespace, privileged, workers[1]))
-    training.inject("the coordinator", lambda: kill_outright(namespace, privileged, name("master-0")))
+    training.inject(
+        "the coordinator", lambda: kill_outright(namespace, privileged, name("master-0"))
+    )
     training.inject("all", lambda: kill_outright(namespace, privileged, *workers, name("master-0")))
     return training
 
 
-def test_a_worker_killed_without_a_grace_period_costs_no_finished_step(nodes: FaultyTraining, undisturbed: str):
+def test_a_worker_killed_without_a_grace_period_costs_no_finished_step(
+    nodes: FaultyTraining, undisturbed: str
+):
     fault = nodes.faults["one"]
     assert [i.kind for i in fault.incidents if i.kind != "join"] == ["lost"] and fault.repeated == 0
     assert any(SIGKILLED in record.codes.values() for record in nodes.run.pod_records("worker-1"))
     assert nodes.succeeded_with(undisturbed)
 
 
-def test_workers_continue_after_their_coordinator_is_killed(nodes: FaultyTraining, undisturbed: str):
+def test_workers_continue_after_their_coordinator_is_killed(
+    nodes: FaultyTraining, undisturbed: str
+):
     fault = nodes.faults["the coordinator"]
     assert [i.kind for i in fault.incidents] == ["coordinator"] and fault.repeated == 0
     assert nodes.succeeded_with(undisturbed)

@@ -1,4 +1,5 @@
-"""Whole runs in pairs on one champion: different quality, different moments, some killed, half of them without a mutex.
+"""Whole runs in pairs on one champion: different quality, different moments, some killed, half of
+them without a mutex.
 
 REKINDLE_TEST_PAIRS: number of pairs (default: 10).
 """
@@ -17,7 +18,8 @@ from rekindle import tracking
 from rekindle.view import outcome
 from tests.cluster.run import Namespace, Run
 
-NAME, PAIRS = "pairs", int(os.environ.get("REKINDLE_TEST_PAIRS", "10"))
+NAME = "pairs"
+PAIRS = int(os.environ.get("REKINDLE_TEST_PAIRS", "10"))
 PIPELINES = ("tests.cluster.unlocked", "pipelines.training")
 SETTINGS = [
     f"name={NAME}",
@@ -35,7 +37,9 @@ def kill_a_pod(run: Run, moment: float) -> None:
     """Delete the pod that the run has after `moment` seconds."""
     time.sleep(moment)
     pods = run.namespace.kube.items("pods", f"workflows.argoproj.io/workflow={run.name}")
-    active = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
+    active = [
+        pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] in ("Pending", "Running")
+    ]
     if active:
         run.namespace.kube.delete_pods(active[0], force=True)
 
@@ -43,10 +47,13 @@ def kill_a_pod(run: Run, moment: float) -> None:
 def problems(run: Run) -> list[str]:
     """Return how the end of a run contradicts its verdict."""
     status = run.workflow()["status"]
-    values, run_id = outcome.parameters(status), tracking.find_run(NAME, run.name)
+    values = outcome.parameters(status)
+    run_id = tracking.find_run(NAME, run.name)
     tags = tracking.tags_of(run_id) if run_id else {}
     verdict = values.get("verdict", "")
-    pairs: dict[str, tuple[Any, Any]] = {name: (values.get(name), tags.get(name)) for name in ("verdict", "reason")}
+    pairs: dict[str, tuple[Any, Any]] = {
+        name: (values.get(name), tags.get(name)) for name in ("verdict", "reason")
+    }
     pairs["promoted"] = (verdict == "release", "rekindle.promoted" in tags)
     pairs["exit code"] = (outcome.exit_code(status, is_rekindle=True), EXIT_CODES.get(verdict))
     return [f"{run.name}: {name} {pair}" for name, pair in pairs.items() if pair[0] != pair[1]]
@@ -56,39 +63,56 @@ def problems(run: Run) -> list[str]:
 def test_every_champion_was_judged_against_the_one_that_it_replaced(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw, champions, runs = random.Random(1), Champions(namespace.store), list[Run]()
+    draw = random.Random(1)
+    champions = Champions(namespace.store)
+    runs = list[Run]()
+
     with champions.watched():
         for number in range(PAIRS):
             runs += run_pair(namespace, draw, PIPELINES[number % 2])
+
     with namespace.kube.forward("mlflow", 5000) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         found = [problem for run in runs for problem in problems(run)]
         releases = {release.version: release for release in tracking.promoted_releases(NAME)}
+
     previous = ""
     for version, _ in champions.changes:
         record = json.loads(namespace.store.get(f"{releases[version].uri}verdict.json"))
         judged = (record["verdict"], (record["champion"] or {}).get("version", ""))
-        found += [] if judged == ("release", previous) else [f"{version} replaced {previous}: {judged}"]
+        found += (
+            [] if judged == ("release", previous) else [f"{version} replaced {previous}: {judged}"]
+        )
         previous = version
+
     print(f"{len(champions.changes)} champions: {found or 'no problem'}")
     assert champions.changes and not found
 
 
 def run_pair(namespace: Namespace, draw: random.Random, pipeline: str) -> list[Run]:
-    """Run two candidates of different quality, one up to 5 s after the other; delete a pod of about every third run."""
-    runs, kills = list[Run](), list[threading.Thread]()
+    """Run two candidates of different quality, one up to 5 s after the other; delete a pod of about
+    every third run."""
+    runs = list[Run]()
+    kills = list[threading.Thread]()
+
     for _ in range(2):
-        seed, steps = draw.randrange(10_000), draw.choice((10, 40, 80))
+        seed = draw.randrange(10_000)
+        steps = draw.choice((10, 40, 80))
         sets = [*SETTINGS, f"train.seed={seed}", f"train.steps={steps}", f"pipeline={pipeline}"]
         runs.append(Run.submit(namespace, *sets))
+
         if draw.random() < 0.35:
             kills.append(threading.Thread(target=kill_a_pod, args=(runs[-1], draw.uniform(5, 90))))
             kills[-1].start()
+
         time.sleep(draw.uniform(0, 5))
+
     assert [run.wait_for_end() for run in runs] == ["Succeeded", "Succeeded"]
     for thread in kills:
         thread.join()
+
     ends = [(run.name, run.outputs().get("verdict")) for run in runs]
     again = sum(".evaluate-again" in node["name"] for run in runs for node in run.nodes("evaluate"))
     print(f"{pipeline}: {ends}, {len(kills)} killed, {again} repeated evaluations", flush=True)
+
     return runs

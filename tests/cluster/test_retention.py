@@ -1,4 +1,5 @@
-"""Retention on a cluster: each run's end applies the limits of its config, and `rekindle prune --cluster` others."""
+"""Retention on a cluster: each run's end applies the limits of its config, and `rekindle prune
+--cluster` others."""
 
 import json
 from pathlib import Path
@@ -23,21 +24,38 @@ def submit(namespace: Namespace, config: Path, quality: float) -> Run:
     return run
 
 
-def test_old_runs_and_releases_are_removed_and_the_others_can_still_serve(namespace: Namespace, tmp_path: Path):
-    kube, store, config = namespace.kube, namespace.store, tmp_path / "retained.yaml"
+def test_old_runs_and_releases_are_removed_and_the_others_can_still_serve(
+    namespace: Namespace, tmp_path: Path
+):
+    kube = namespace.kube
+    store = namespace.store
+    config = tmp_path / "retained.yaml"
     config.write_text(CONFIG)
     runs = [submit(namespace, config, quality) for quality in (0.5, 0.6, 0.7)]
-    assert [bool([*store.list(f"{run.name}/")]) for run in runs] == [False, True, True], runs[-1].describe()
-    releases = [entry.key for entry in store.list(f"releases/{NAME}/") if entry.key.endswith("/release.json")]
-    assert {json.loads(store.get(key))["version"] for key in releases} == {"2", "3"}  # 2: the target of a rollback
+    assert [bool([*store.list(f"{run.name}/")]) for run in runs] == [False, True, True], runs[
+        -1
+    ].describe()
+
+    releases = [
+        entry.key
+        for entry in store.list(f"releases/{NAME}/")
+        if entry.key.endswith("/release.json")
+    ]
+
+    # 2: the target of a rollback
+    assert {json.loads(store.get(key))["version"] for key in releases} == {"2", "3"}
 
     prune = ["prune", "--cluster", "-n", kube.namespace, "--keep-runs", "1", "-o", "json"]
+
     with kube.forward("mlflow", 5000) as address:
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
         listed = json.loads(rekindle(*prune, variables=variables))
-        assert kube.get("workflow", runs[1].name) and runs[1].name in [row["run"] for row in listed["runs"]]
+        assert kube.get("workflow", runs[1].name) and runs[1].name in [
+            row["run"] for row in listed["runs"]
+        ]
         rekindle(*prune, "--yes", variables=variables)
         assert [bool([*store.list(f"{run.name}/")]) for run in runs] == [False, False, True]
         assert [bool(kube.get("workflow", run.name)) for run in runs] == [False, False, True]
         answer = rekindle("rollback", NAME, "-n", kube.namespace, "-o", "json", variables=variables)
+
     assert json.loads(answer)["version"] == "2"

@@ -10,6 +10,7 @@ WEEKLY = [*SMALL, "name=weekly", "schedule.cron=* * * * *"]
 def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
     flags = [str(DEMO), "--namespace", namespace.kube.namespace, *namespace.sets(WEEKLY)]
     rekindle("schedule", *flags)
+
     try:
         label = "workflows.argoproj.io/cron-workflow=weekly"
         until(
@@ -20,8 +21,11 @@ def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
         )
     finally:
         rekindle("schedule", *flags, "--suspend")
+
     workflows = namespace.kube.items("workflows", label)
-    first, second = sorted(workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"])[:2]
+    first, second = sorted(
+        workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"]
+    )[:2]
     runs = [Run(namespace, workflow["metadata"]["name"]) for workflow in (first, second)]
     assert [run.wait_for_end() for run in runs] == ["Succeeded", "Succeeded"]
     end = runs[0].workflow()["status"]["finishedAt"]

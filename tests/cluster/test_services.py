@@ -13,8 +13,10 @@ OUTAGE_S = 60
 
 @pytest.fixture(scope="module")
 def evaluated(namespace: Namespace) -> FaultyTraining:
-    """A run with an outage of MLflow, then of the object store, when the steps after the training need them."""
-    training = FaultyTraining(namespace, "evaluated")  # without a champion: equal weights are not released again
+    """A run with an outage of MLflow, then of the object store, when the steps after the training
+    need them."""
+    # without a champion: equal weights are not released again
+    training = FaultyTraining(namespace, "evaluated")
     training.run.wait_for_step(STEPS, 600)
     training.run.wait_for_pod("evaluate")
     interrupt_service(namespace.kube, "mlflow", OUTAGE_S)
@@ -24,8 +26,11 @@ def evaluated(namespace: Namespace) -> FaultyTraining:
 
 
 @pytest.mark.parametrize("service", ["s3", "mlflow"])
-def test_a_training_does_not_wait_for_unavailable_services(namespace: Namespace, service: str, undisturbed: str):
-    training = FaultyTraining(namespace)  # one training each: a fast machine may end a training during the first outage
+def test_a_training_does_not_wait_for_unavailable_services(
+    namespace: Namespace, service: str, undisturbed: str
+):
+    # one training each: a fast machine may end a training during the first outage
+    training = FaultyTraining(namespace)
     training.inject(service, lambda: interrupt_service(namespace.kube, service, OUTAGE_S))
     fault = training.faults[service]
     assert fault.end - fault.start > OUTAGE_S
@@ -35,5 +40,7 @@ def test_a_training_does_not_wait_for_unavailable_services(namespace: Namespace,
     assert training.succeeded_with(undisturbed)
 
 
-def test_steps_wait_until_mlflow_and_the_object_store_are_available(evaluated: FaultyTraining, undisturbed: str):
+def test_steps_wait_until_mlflow_and_the_object_store_are_available(
+    evaluated: FaultyTraining, undisturbed: str
+):
     assert evaluated.succeeded_with(undisturbed)

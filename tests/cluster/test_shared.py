@@ -27,16 +27,22 @@ def is_served(api: str) -> bool:
 @pytest.fixture(scope="module")
 def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The sha256 of the model of SHORT with one worker on this machine."""
-    return run_locally(tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT, "train.workers=1"]))["model_sha256"]
+    return run_locally(
+        tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT, "train.workers=1"])
+    )["model_sha256"]
 
 
 def drains(run: Run) -> list[Incident]:
     """Return the incidents of workers that left in order, oldest first."""
-    return sorted((i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t)
+    return sorted(
+        (i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t
+    )
 
 
 def workers_of(run: Run, role: str = "worker") -> list[str]:
-    label = f"training.kubeflow.org/job-name={run.name}-train,training.kubeflow.org/replica-type={role}"
+    label = (
+        f"training.kubeflow.org/job-name={run.name}-train,training.kubeflow.org/replica-type={role}"
+    )
     pods = run.namespace.kube.items("pods", label)
     return sorted(
         pod["metadata"]["name"]
@@ -52,8 +58,11 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
     kind = "jobset" if backend == "restart_job" else backend
     if not is_served(APIS[kind]):
         pytest.skip(f"the cluster does not serve {APIS[kind]}")
+
     gate = ["cluster.restart_job=true"] if backend == "restart_job" else []
-    run = Run.submit(namespace, *SHORT, f"cluster.backend={kind}", f"name={backend.replace('_', '')[:8]}", *gate)
+    run = Run.submit(
+        namespace, *SHORT, f"cluster.backend={kind}", f"name={backend.replace('_', '')[:8]}", *gate
+    )
     run.wait_for_workers(2, 400)
     kind_name = {"jobset": "jobset", "trainjob": "trainjob"}[kind]
     job = namespace.kube.get(kind_name, f"{run.name}-train")
@@ -73,8 +82,11 @@ def queue(namespace: Namespace) -> Iterator[str]:
     """A queue with quota for a job with one worker and two extra workers."""
     if not is_served("clusterqueues.kueue.x-k8s.io"):
         pytest.skip("Kueue is not installed")
-    name, api = namespace.kube.namespace, "kueue.x-k8s.io/v1beta2"
+
+    name = namespace.kube.namespace
+    api = "kueue.x-k8s.io/v1beta2"
     quota = {"cpu": "200m", "memory": "512Gi", "ephemeral-storage": "1000Gi"}  # four pods of 50m
+
     objects: list[Object] = [
         {"kind": "ResourceFlavor", "metadata": {"name": name}},
         {
@@ -89,45 +101,82 @@ def queue(namespace: Namespace) -> Iterator[str]:
                         "flavors": [
                             {
                                 "name": name,
-                                "resources": [{"name": key, "nominalQuota": value} for key, value in quota.items()],
+                                "resources": [
+                                    {"name": key, "nominalQuota": value}
+                                    for key, value in quota.items()
+                                ],
                             }
                         ],
                     }
                 ],
             },
         },
-        {"kind": "LocalQueue", "metadata": {"name": "train", "namespace": name}, "spec": {"clusterQueue": name}},
+        {
+            "kind": "LocalQueue",
+            "metadata": {"name": "train", "namespace": name},
+            "spec": {"clusterQueue": name},
+        },
         *(
-            {"kind": "WorkloadPriorityClass", "metadata": {"name": f"{name}-{label}"}, "value": value}
+            {
+                "kind": "WorkloadPriorityClass",
+                "metadata": {"name": f"{name}-{label}"},
+                "value": value,
+            }
             for label, value in (("idle", 1), ("normal", 100))
         ),
     ]
+
     namespace.kube.apply(*({"apiVersion": api} | obj for obj in objects))
     yield name
+
     for obj in reversed(objects):
-        namespace.kube("delete", obj["kind"], obj["metadata"]["name"], "--ignore-not-found", "--wait=false")
+        namespace.kube(
+            "delete", obj["kind"], obj["metadata"]["name"], "--ignore-not-found", "--wait=false"
+        )
 
 
 def other_job(queue: str, cpu: str) -> Object:
     """Return a job of another team, with a higher priority than extra workers."""
-    labels = {"kueue.x-k8s.io/queue-name": "train", "kueue.x-k8s.io/priority-class": f"{queue}-normal"}
+    labels = {
+        "kueue.x-k8s.io/queue-name": "train",
+        "kueue.x-k8s.io/priority-class": f"{queue}-normal",
+    }
     resources = {"requests": {"cpu": cpu, "memory": "64Mi", "ephemeral-storage": "1Mi"}}
     container = {"name": "other", "command": ["sleep", "600"], "resources": resources}
-    security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
-    container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+    container["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
     spec = {"restartPolicy": "Never", "containers": [container], "securityContext": security}
+
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "other", "labels": labels},
-        "spec": {"suspend": True, "template": {"spec": spec | {"terminationGracePeriodSeconds": 1}}},
+        "spec": {
+            "suspend": True,
+            "template": {"spec": spec | {"terminationGracePeriodSeconds": 1}},
+        },
     }
 
 
 def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     namespace: Namespace, queue: str, expected: str
 ):
-    harvest = ["train.min_workers=1", "train.max_workers=4", "cluster.harvest=true", "cluster.gang=kueue"]
+    harvest = [
+        "train.min_workers=1",
+        "train.max_workers=4",
+        "cluster.harvest=true",
+        "cluster.gang=kueue",
+    ]
+
     harvest += ["cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
     run = Run.submit(namespace, *SHORT, *harvest)
@@ -145,9 +194,13 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     run.wait_for_workers(3, 120)
 
     flags = ["-n", namespace.kube.namespace, "-o", "json"]
-    subprocess.run([BIN / "rekindle", "scale", run.name, "1", "--cluster", *flags], check=True, cwd=ROOT)
+    subprocess.run(
+        [BIN / "rekindle", "scale", run.name, "1", "--cluster", *flags], check=True, cwd=ROOT
+    )
     run.wait_for_workers(1, 120)
-    subprocess.run([BIN / "rekindle", "scale", run.name, "4", "--cluster", *flags], check=True, cwd=ROOT)
+    subprocess.run(
+        [BIN / "rekindle", "scale", run.name, "4", "--cluster", *flags], check=True, cwd=ROOT
+    )
     run.wait_for_workers(3, 120)
 
     assert run.wait_for_end() == "Succeeded"
@@ -161,9 +214,16 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
 
 def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, expected: str):
-    sets = ["cluster.gang=kueue", "cluster.queue=train", f"cluster.queue_priority={queue}-idle", "name=preempt"]
+    sets = [
+        "cluster.gang=kueue",
+        "cluster.queue=train",
+        f"cluster.queue_priority={queue}-idle",
+        "name=preempt",
+    ]
+
     run = Run.submit(namespace, *SHORT, *sets, "train.checkpoint_seconds=5")
     run.wait_for_workers(2, 400)
+
     for _ in range(3):
         step = run.wait_for_progress(50)
         other = other_job(queue, "150m")
@@ -172,5 +232,6 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
         until("the training is suspended", lambda: not workers_of(run), 90)
         namespace.kube("delete", "job", "other", "--cascade=foreground")
         run.wait_for_step(step + 1, 200)
+
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected

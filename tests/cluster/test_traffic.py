@@ -1,7 +1,8 @@
-"""Requests to a model during all changes of its servers: each gets an answer of the champion or a verified candidate.
+"""Requests to a model during all changes of its servers: each gets an answer of the champion or a
+verified candidate.
 
-REKINDLE_TEST_RATE: requests per second (default: 30). This machine must reach the ClusterIP of a Service, as a node of
-the cluster does.
+REKINDLE_TEST_RATE: requests per second (default: 30). This machine must reach the ClusterIP of a
+Service, as a node of the cluster does.
 """
 
 import json
@@ -22,8 +23,11 @@ from tests.cluster.run import Namespace, Run, rekindle
 from tests.commands import ROOT
 from tests.waiting import until
 
-NAME, LABEL = "digits", "app.kubernetes.io/name=digits"  # the requests name this model
-RATE, SERVERS = float(os.environ.get("REKINDLE_TEST_RATE", "30")), 2
+# the requests name this model
+NAME = "digits"
+LABEL = "app.kubernetes.io/name=digits"
+RATE = float(os.environ.get("REKINDLE_TEST_RATE", "30"))
+SERVERS = 2
 PEAK_SERVERS = 3  # as an autoscaler might set it during the test; each release keeps this number
 SETTINGS = [
     f"name={NAME}",
@@ -35,12 +39,15 @@ SETTINGS = [
     "cluster.pods.serve={cpu: 50m, memory: 1Gi}",
 ]
 # only errors count: the predictions of good candidates may differ
-CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 10, score_shift: 0.9, slower: 9}"
+CANARY = (
+    "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 10, score_shift: 0.9, slower: 9}"
+)
 
 
 @dataclass
 class Change:
-    """A change of the servers: its bars, and the versions that may answer; `faulty` is one of them that may fail."""
+    """A change of the servers: its bars, and the versions that may answer; `faulty` is one of them
+    that may fail."""
 
     versions: set[str]
     faulty: str = ""
@@ -78,15 +85,22 @@ class Model:
             pod
             for pod in self.pods()
             if "deletionTimestamp" not in pod["metadata"]
-            and any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+            and any(
+                c["type"] == "Ready" and c["status"] == "True"
+                for c in pod["status"].get("conditions", [])
+            )
         ]
         return len(ready) == len(self.pods()) == self.servers
 
     @contextmanager
     def change(self, name: str) -> Iterator[Change]:
-        """Count the answers from the start of the block until the servers have settled, and check them."""
-        with urllib.request.urlopen("http://{}:{}/v1/models/digits".format(*self.load.address)) as answer:
+        """Count the answers from the start of the block until the servers have settled, and check
+        them."""
+        with urllib.request.urlopen(
+            "http://{}:{}/v1/models/digits".format(*self.load.address)
+        ) as answer:
             change = Change({json.load(answer)["version"]})
+
         first = len(self.load.answers)
         yield change
         until("the servers of other versions have ended", self.is_settled, 300, 1)
@@ -103,10 +117,14 @@ def model(namespace: Namespace) -> Iterator[Model]:
     service = namespace.kube.get("service", NAME)
     assert service and first.outputs()["verdict"] == "release", first.describe()
     load = Traffic(service["spec"]["clusterIP"], namespace.port, RATE)
+
     try:
-        urllib.request.urlopen("http://{}:{}/health/ready".format(*load.address), timeout=10).close()
+        urllib.request.urlopen(
+            "http://{}:{}/health/ready".format(*load.address), timeout=10
+        ).close()
     except OSError as error:
         pytest.skip(f"this machine does not reach {load.address}: {error}")
+
     print(f"{RATE:g} requests per second")
     with traffic(load):
         yield Model(namespace, load)
@@ -115,7 +133,9 @@ def model(namespace: Namespace) -> Iterator[Model]:
 def test_a_release_loses_no_request_and_keeps_the_number_of_pods(model: Model):
     service = model.namespace.kube.get("service", NAME)
     assert service
-    model.namespace.kube.scale(service["spec"]["selector"]["app.kubernetes.io/instance"], PEAK_SERVERS)
+    model.namespace.kube.scale(
+        service["spec"]["selector"]["app.kubernetes.io/instance"], PEAK_SERVERS
+    )
     model.servers = PEAK_SERVERS
     with model.change("release") as change:
         run = train(model.namespace, 2)
@@ -134,7 +154,9 @@ def test_a_rollback_loses_no_request(model: Model):
     with namespace.kube.forward("mlflow", 5000) as address, model.change("rollback") as change:
         (previous,), start = change.versions, time.time()
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
-        answer = rekindle("rollback", NAME, "-n", namespace.kube.namespace, "-o", "json", variables=variables)
+        answer = rekindle(
+            "rollback", NAME, "-n", namespace.kube.namespace, "-o", "json", variables=variables
+        )
         seconds = time.time() - start
         change.versions.add(json.loads(answer)["version"])
     report(rollback_times(change.answers, previous, start, seconds), as_json=False)
@@ -143,8 +165,11 @@ def test_a_rollback_loses_no_request(model: Model):
 def test_a_faulty_canary_loses_no_request_of_the_champion(model: Model):
     with model.change("canary") as change:
         run = train(model.namespace, 4, "model.fault=errors", CANARY)
-        outputs, change.faulty = run.outputs(), version(run)
-        assert outputs["verdict"] == "taken back" and "requests failed" in outputs["reason"], run.describe()
+        outputs = run.outputs()
+        change.faulty = version(run)
+        assert outputs["verdict"] == "taken back" and "requests failed" in outputs["reason"], (
+            run.describe()
+        )
         change.versions.add(change.faulty)
 
 
@@ -153,7 +178,12 @@ def test_a_drain_loses_no_request(model: Model):
     with model.change("drain"):
         names = {pod["metadata"]["name"] for pod in model.pods()}
         for name in names:
-            until("the disruption budget permits an eviction", lambda: kube.evict(name, check=False), 300, 1)  # noqa: B023
+            until(
+                "the disruption budget permits an eviction",
+                lambda: kube.evict(name, check=False),  # noqa: B023
+                300,
+                1,
+            )
     assert names.isdisjoint(pod["metadata"]["name"] for pod in model.pods())
 
 

@@ -1,4 +1,5 @@
-"""A step whose pods do not start is Pending, with the reason. No image is needed: the pods never run a container."""
+"""A step whose pods do not start is Pending, with the reason. No image is needed: the pods never
+run a container."""
 
 import json
 import uuid
@@ -16,7 +17,10 @@ from tests.waiting import until
 JOB = {
     "apiVersion": "kubeflow.org/v1",
     "kind": "PyTorchJob",
-    "metadata": {"name": "{{workflow.name}}-job", "labels": {"workflows.argoproj.io/workflow": "{{workflow.name}}"}},
+    "metadata": {
+        "name": "{{workflow.name}}-job",
+        "labels": {"workflows.argoproj.io/workflow": "{{workflow.name}}"},
+    },
 }
 PATIENCE_S = 90
 
@@ -26,7 +30,13 @@ def kube() -> Iterator[Kube]:
     """A namespace whose default account may apply jobs."""
     kube = Kube(f"rekindle-test-{uuid.uuid4().hex[:6]}")
     kube("create", "namespace", kube.namespace)
-    kube("create", "rolebinding", "all", "--clusterrole=cluster-admin", f"--serviceaccount={kube.namespace}:default")
+    kube(
+        "create",
+        "rolebinding",
+        "all",
+        "--clusterrole=cluster-admin",
+        f"--serviceaccount={kube.namespace}:default",
+    )
     yield kube
     kube("delete", "namespace", kube.namespace, "--wait=false")
 
@@ -40,14 +50,25 @@ def workflow(cpu: str) -> dict[str, Any]:
     labels = {"labels": {"workflows.argoproj.io/workflow": "{{workflow.name}}"}}
     pod = {"metadata": labels, "spec": {"containers": [container(cpu)]}}
     job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": pod}}}}
-    resource = {"action": "apply", "setOwnerReference": True, "manifest": yaml.safe_dump(job)}
-    resource["successCondition"] = "status.replicaStatuses.Master.succeeded > 0"
+
+    resource = {
+        "action": "apply",
+        "setOwnerReference": True,
+        "manifest": yaml.safe_dump(job),
+        "successCondition": "status.replicaStatuses.Master.succeeded > 0",
+    }
+
     step = {name: value for name, value in container(cpu).items() if name != "name"}
+
     templates = [
-        {"name": "main", "dag": {"tasks": [{"name": name, "template": name} for name in ("step", "job")]}},
+        {
+            "name": "main",
+            "dag": {"tasks": [{"name": name, "template": name} for name in ("step", "job")]},
+        },
         {"name": "step", "retryStrategy": {"limit": 2}, "container": {**step, "command": ["true"]}},
         {"name": "job", "retryStrategy": {"limit": 2}, "resource": resource},
     ]
+
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
@@ -69,11 +90,25 @@ def test_a_step_whose_pods_do_not_start_has_the_reason(
     kube: Kube, tmp_path: Path, cpu: str, quota: dict[str, str], reasons: dict[str, str]
 ) -> None:
     if quota:
-        kube.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": quota}})
-        until("the quota", lambda: (kube.get("resourcequota", "q") or {}).get("status", {}).get("hard"))
+        kube.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "q"},
+                "spec": {"hard": quota},
+            }
+        )
+
+        until(
+            "the quota",
+            lambda: (kube.get("resourcequota", "q") or {}).get("status", {}).get("hard"),
+        )
+
     (tmp_path / "w.yaml").write_text(yaml.safe_dump(workflow(cpu)))
     flags = ["--namespace", kube.namespace, "-o", "json"]
-    name = json.loads(rekindle("submit", "--manifest", str(tmp_path / "w.yaml"), *flags))["workflow"]
+    name = json.loads(rekindle("submit", "--manifest", str(tmp_path / "w.yaml"), *flags))[
+        "workflow"
+    ]
     run: dict[str, Any] = {}
 
     def waits() -> bool:

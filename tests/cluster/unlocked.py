@@ -1,4 +1,5 @@
-"""The pipeline of configs/demo.yaml without the mutex of `decide`: two runs judge and promote at the same time."""
+"""The pipeline of configs/demo.yaml without the mutex of `decide`: two runs judge and promote at
+the same time."""
 
 from typing import Any
 

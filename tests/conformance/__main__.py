@@ -1,10 +1,13 @@
 """Run workflows with the local runner and with a real Argo, and print the differences.
 
-    python -m tests.conformance --count 300 --seed 1 --namespace NS [--image python:3.11] [--at-once 8]
+    python -m tests.conformance --count 300 --seed 1 --namespace NS [--image python:3.11] \\
+      [--at-once 8]
     python -m tests.conformance --namespace NS FOLDER            # compare the manifests of a folder
-    python -m tests.conformance --namespace NS --record FOLDER   # add new manifests to recorded.jsonl
+    # add new manifests to recorded.jsonl
+    python -m tests.conformance --namespace NS --record FOLDER
 
-It needs kubectl and a KUBECONFIG, and the environment that argo.py describes. Exit code 1 if there is a difference.
+It needs kubectl and a KUBECONFIG, and the environment that argo.py describes. Exit code 1 if there
+is a difference.
 """
 
 import argparse
@@ -23,15 +26,30 @@ def main() -> int:
     options = argparse.ArgumentParser(
         prog="python -m tests.conformance", description=(__doc__ or "").partition("\n")[0]
     )
-    options.add_argument("folder", type=Path, nargs="?", help="manifests to compare instead of random ones")
+    options.add_argument(
+        "folder", type=Path, nargs="?", help="manifests to compare instead of random ones"
+    )
     options.add_argument("--count", type=int, default=20)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--namespace", required=True, help="created if missing, and then deleted at the end")
-    options.add_argument("--image", default=DEFAULT_IMAGE, help="the image to use for python:3.11 on that cluster")
-    options.add_argument("--instance", default="", help="the instanceID of the controller, if it has one")
-    options.add_argument("--at-once", type=int, default=4, help="number of workflows on the cluster at the same time")
-    options.add_argument("--record", action="store_true", help="add each with its outcome on Argo to recorded.jsonl")
-    options.add_argument("--differences", type=Path, default=Path("differences"), help="folder to write them to")
+    options.add_argument(
+        "--namespace", required=True, help="created if missing, and then deleted at the end"
+    )
+    options.add_argument(
+        "--image", default=DEFAULT_IMAGE, help="the image to use for python:3.11 on that cluster"
+    )
+    options.add_argument(
+        "--instance", default="", help="the instanceID of the controller, if it has one"
+    )
+    options.add_argument(
+        "--at-once", type=int, default=4, help="number of workflows on the cluster at the same time"
+    )
+    options.add_argument(
+        "--record", action="store_true", help="add each with its outcome on Argo to recorded.jsonl"
+    )
+    options.add_argument(
+        "--differences", type=Path, default=Path("differences"), help="folder to write them to"
+    )
+
     arguments = options.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -39,29 +57,49 @@ def main() -> int:
     ):
         if arguments.record:
             recorded_names = {recording.name for recording in recorded.read()}
-            manifests = [path for path in sorted(arguments.folder.glob("*.yaml")) if path.stem not in recorded_names]
+            manifests = [
+                path
+                for path in sorted(arguments.folder.glob("*.yaml"))
+                if path.stem not in recorded_names
+            ]
             record(manifests, argo, arguments.at_once, print)
+
             return 0
-        manifests = sorted(arguments.folder.glob("*.yaml")) if arguments.folder else []
-        manifests = manifests or random_manifests(Path(folder), arguments.count, arguments.seed, bool(argo.store))
+
+        if arguments.folder:
+            manifests = sorted(arguments.folder.glob("*.yaml"))
+        else:
+            manifests = []
+
+        manifests = manifests or random_manifests(
+            Path(folder), arguments.count, arguments.seed, bool(argo.store)
+        )
         with Here(Path(folder) / "home") as here:
             comparisons = compare(
-                manifests, here, argo, arguments.at_once, lambda comparison: report(comparison, arguments.differences)
+                manifests,
+                here,
+                argo,
+                arguments.at_once,
+                lambda comparison: report(comparison, arguments.differences),
             )
             differing = [comparison for comparison in comparisons if comparison.differences]
             different = reproduced(differing, Path(folder), here, argo, arguments.at_once)
+
         print(table(comparisons, argo.version))
         print(f"{len(different)} differ: {names(different)}")
         not_reproduced = [comparison for comparison in differing if comparison not in different]
         print(f"{len(not_reproduced)} differed by chance: {names(not_reproduced)}")
+
         return int(bool(different))
 
 
 def report(comparison: Comparison, folder: Path) -> None:
-    """Print a line of progress; write a difference as a folder with the manifest and both outcomes."""
+    """Print a line of progress; write a difference as a folder with the manifest and both
+    outcomes."""
     seconds = f"{comparison.seconds:5.1f} s on Argo, {comparison.seconds_here:5.1f} s here"
     print(
-        f"{comparison.name:24} {comparison.argo['phase']:10} {seconds}  {'; '.join(comparison.differences) or 'same'}",
+        f"{comparison.name:24} {comparison.argo['phase']:10} {seconds} "
+        f" {'; '.join(comparison.differences) or 'same'}",
         flush=True,
     )
     if comparison.differences:
@@ -73,12 +111,17 @@ def names(comparisons: Iterable[Comparison]) -> str:
 
 
 def table(comparisons: list[Comparison], version: str) -> str:
-    phases = [f"{phase} {sum(comparison.argo['phase'] == phase for comparison in comparisons)}" for phase in
-              sorted({comparison.argo["phase"] for comparison in comparisons})]  # fmt: skip
+    phases = [
+        f"{phase} {sum(comparison.argo['phase'] == phase for comparison in comparisons)}"
+        for phase in sorted({comparison.argo["phase"] for comparison in comparisons})
+    ]
     nodes = sum(len(comparison.argo.get("nodes", [])) for comparison in comparisons)
     mean = sum(comparison.seconds_here for comparison in comparisons) / max(1, len(comparisons))
     content = f"{nodes} nodes; {', '.join(phases)}"
-    return f"{len(comparisons)} workflows ({content}) on Argo {version} and here, {mean:.1f} s each here"
+    return (
+        f"{len(comparisons)} workflows ({content}) on Argo {version} and here, {mean:.1f} s each"
+        " here"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-FORBIDDEN = ("rekindle", "steps", "pipelines", "torch", "mlflow", "boto3", "numpy", "polars", "hera")
+FORBIDDEN = (
+    "rekindle",
+    "steps",
+    "pipelines",
+    "torch",
+    "mlflow",
+    "boto3",
+    "numpy",
+    "polars",
+    "hera",
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,9 +32,16 @@ class Alone:
     """The server process. Each workflow has its own home below `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-        self.process = subprocess.Popen([sys.executable, "-P", __file__], text=True, bufsize=1, cwd=ROOT,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.folder = folder
+        self.count = 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            text=True,
+            bufsize=1,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -33,10 +50,13 @@ class Alone:
         self.process.communicate(timeout=60)
 
     def run(self, manifest: str, name: str) -> dict[str, Any]:
-        """Run a manifest named `name` and return its outcome. Fails with the traceback if the runner breaks."""
+        """Run a manifest named `name` and return its outcome. Fails with the traceback if the
+        runner breaks."""
         assert self.process.stdin and self.process.stdout
         self.count += 1
-        self.process.stdin.write(json.dumps([manifest, name, str(self.folder / f"{self.count}")]) + "\n")
+        self.process.stdin.write(
+            json.dumps([manifest, name, str(self.folder / f"{self.count}")]) + "\n"
+        )
         outcome = json.loads(self.process.stdout.readline())
         assert "traceback" not in outcome, outcome["traceback"]
         return outcome
@@ -54,15 +74,18 @@ def outcome_of(manifest: str, name: str, home: Path) -> dict[str, Any]:
     """Run a manifest and return its outcome, also if argolocal rejects it."""
     if name in FORBIDDEN:
         import_module(name)
+
     import argolocal
     from argolocal.manifest.read import documents, split
     from tests.conformance.outcome import REJECTED, in_store, of_status
 
     main, others = split(documents(manifest))
+
     try:
         outcome = argolocal.run(main, objects=others, home=home)
     except argolocal.ConfigError as error:
         return {"phase": "Error", "message": f"{REJECTED}: {error}", "outputs": {}, "nodes": []}
+
     return of_status(name, dict(outcome.status), in_store(outcome.store))
 
 
@@ -75,17 +98,22 @@ def serve() -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps other output off the answers
+
     for line in iter(sys.stdin.readline, ""):
-        if not (pid := os.fork()):
+        pid = os.fork()
+        if not pid:
             manifest, name, home = json.loads(line)
             try:
                 answer = outcome_of(manifest, name, Path(home))
             except BaseException:
                 answer = {"traceback": traceback.format_exc()}
+
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
             os._exit(0)
-        if code := os.waitpid(pid, 0)[1]:
+
+        code = os.waitpid(pid, 0)[1]
+        if code:
             answers.write(json.dumps({"traceback": f"the runner ended with {code}"}) + "\n")
             answers.flush()
 

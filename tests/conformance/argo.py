@@ -1,12 +1,15 @@
-"""A real Argo, through kubectl: a namespace with the objects that executors need, workflows in it, and their outcomes.
+"""A real Argo, through kubectl: a namespace with the objects that executors need, workflows in it,
+and their outcomes.
 
 with Argo("NS", image="python:3.11") as argo:
-    argo.submit(name, text); outcomes = argo.collect_ended()      # name → outcome of newly ended workflows
+    argo.submit(name, text); outcomes = argo.collect_ended()      # name → outcome of newly ended
+    workflows
 
-A missing namespace is created, and deleted at the end. Its service accounts get the permissions of executors, and in
-the controller's namespace the permissions for `memoize`. If REKINDLE_TEST_S3 (an endpoint that pods and this machine
-reach) and AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are set, there is an artifact repository, in a new bucket.
-`instance`: the instanceID of the controller, if it has one.
+A missing namespace is created, and deleted at the end. Its service accounts get the permissions of
+executors, and in the controller's namespace the permissions for `memoize`. If REKINDLE_TEST_S3 (an
+endpoint that pods and this machine reach) and AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are set,
+there is an artifact repository, in a new bucket. `instance`: the instanceID of the controller, if
+it has one.
 """
 
 import json
@@ -30,9 +33,18 @@ STUCK_AFTER_S = 150.0  # time without a change after which a workflow counts as 
 DEFAULT_IMAGE = "python:3.11"
 PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASE_IMAGES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
-CACHES = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]}
-RESULTS = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
-TASKS = [  # permissions of the agent pod, which sends HTTP requests
+CACHES = {
+    "apiGroups": [""],
+    "resources": ["configmaps"],
+    "verbs": ["get", "create", "update", "patch", "delete"],
+}
+RESULTS = {
+    "apiGroups": ["argoproj.io"],
+    "resources": ["workflowtaskresults"],
+    "verbs": ["create", "patch"],
+}
+# permissions of the agent pod, which sends HTTP requests
+TASKS = [
     {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
     {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
 ]
@@ -51,19 +63,28 @@ INSTANCE = "workflows.argoproj.io/controller-instanceid"
 
 
 class Argo:
-    """One namespace. `image`: the image to use on that cluster for python:3.11 and similar images."""
+    """One namespace. `image`: the image to use on that cluster for python:3.11 and similar
+    images."""
 
     def __init__(self, namespace: str, image: str = DEFAULT_IMAGE, instance: str = "") -> None:
-        self.namespace, self.image, self.instance = namespace, image, instance
-        self.running: dict[str, list[dict[str, Any]]] = {}  # workflow → the other objects of its manifest
-        self.changed: dict[str, tuple[str, float]] = {}  # workflow → resourceVersion, time of its last change
+        self.namespace = namespace
+        self.image = image
+        self.instance = instance
+        # workflow → the other objects of its manifest
+        self.running: dict[str, list[dict[str, Any]]] = {}
+        # workflow → resourceVersion, time of its last change
+        self.changed: dict[str, tuple[str, float]] = {}
         self.rejected: dict[str, Outcome] = {}
         endpoint = os.environ.get("REKINDLE_TEST_S3")
         keys = [os.environ.get(name, "") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-        self.store = Store(f"conformance-{uuid.uuid4().hex[:8]}", endpoint, *keys) if endpoint else None
+        self.store = (
+            Store(f"conformance-{uuid.uuid4().hex[:8]}", endpoint, *keys) if endpoint else None
+        )
 
     def __enter__(self) -> Self:
-        self.created = not self("get", "namespace", self.namespace, "--ignore-not-found", "-o", "name")
+        self.created = not self(
+            "get", "namespace", self.namespace, "--ignore-not-found", "-o", "name"
+        )
         if self.created:
             self("create", "namespace", self.namespace)
         if self.store:
@@ -75,8 +96,11 @@ class Argo:
         return self
 
     def __exit__(self, *_: object) -> None:
-        caches = self("get", "configmaps", "--namespace", self.controller, "-l", CACHE, "-o", "name").split()
+        caches = self(
+            "get", "configmaps", "--namespace", self.controller, "-l", CACHE, "-o", "name"
+        ).split()
         own_caches = [cache for cache in caches if cache.startswith(f"configmap/{CACHE_PREFIX}")]
+
         self(
             "delete",
             "--namespace",
@@ -85,8 +109,10 @@ class Argo:
             f"rolebinding/{self.namespace}",
             *own_caches,
         )
+
         if self.created:
             self("delete", "namespace", self.namespace, "--wait=false")
+
         if self.store:
             self.store.delete([entry.key for entry in self.store.list("")])
             self.store.client.delete_bucket(Bucket=self.store.bucket)
@@ -95,8 +121,10 @@ class Argo:
         objects = [*_role("executors", [CACHES, RESULTS, *TASKS]), TOKEN]
         if not self.store:
             return objects
+
         endpoint = urlsplit(os.environ["REKINDLE_TEST_S3"])
         keys = {key: {"name": "store", "key": key} for key in ("accessKey", "secretKey")}
+
         s3 = {
             "bucket": self.store.bucket,
             "endpoint": endpoint.netloc,
@@ -104,11 +132,21 @@ class Argo:
             "accessKeySecret": keys["accessKey"],
             "secretKeySecret": keys["secretKey"],
         }
+
         default = {"workflows.argoproj.io/default-artifact-repository": "store"}
-        secret = {"accessKey": os.environ["AWS_ACCESS_KEY_ID"], "secretKey": os.environ["AWS_SECRET_ACCESS_KEY"]}
+        secret = {
+            "accessKey": os.environ["AWS_ACCESS_KEY_ID"],
+            "secretKey": os.environ["AWS_SECRET_ACCESS_KEY"],
+        }
+
         return [
             *objects,
-            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": secret},
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "store"},
+                "stringData": secret,
+            },
             {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
@@ -121,15 +159,19 @@ class Argo:
         """Create the Workflow of a manifest, and apply its other objects."""
         if self.store:
             text = text.replace(f"bucket: {BUCKET}", f"bucket: {self.store.bucket}")
+
         flow, others = split([self._replace_images(document) for document in documents(text)])
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
+
         try:
             if others:
                 self("apply", "-f", "-", text=yaml.safe_dump_all(others))
+
             self("create", "-f", "-", text=json.dumps(flow))
         except subprocess.CalledProcessError as error:  # the API server rejects the manifest
             self.rejected[name] = _rejected_outcome(f"{REJECTED}: {error.stderr}")
+
         self.running[name] = others
 
     def _replace_images(self, value: Any) -> Any:
@@ -138,27 +180,50 @@ class Argo:
             return [self._replace_images(item) for item in value]
         if not isinstance(value, dict):
             return value
+
         return {
-            key: self.image if key == "image" and PLAIN.fullmatch(str(item).strip()) else self._replace_images(item)
+            key: (
+                self.image
+                if key == "image" and PLAIN.fullmatch(str(item).strip())
+                else self._replace_images(item)
+            )
             for key, item in value.items()
         }
 
     def collect_ended(self) -> dict[str, Outcome]:
-        """Return the outcomes of workflows that ended since the last call, by name, and delete the workflows."""
+        """Return the outcomes of workflows that ended since the last call, by name, and delete the
+        workflows."""
         outcomes = dict(self.rejected)
-        for flow in json.loads(self("get", "workflows", "-o", "json"))["items"] if self.running else []:
-            name, status = flow["metadata"]["name"], flow.get("status") or {}
+
+        for flow in (
+            json.loads(self("get", "workflows", "-o", "json"))["items"] if self.running else []
+        ):
+            name = flow["metadata"]["name"]
+            status = flow.get("status") or {}
             if name not in self.running:
                 continue
+
             if _has_settled(flow) or self._is_stuck(name, flow["metadata"]["resourceVersion"]):
                 outcome = of_status(name, status, in_store(self.store) if self.store else None)
-                outcomes[name] = outcome if status.get("phase") in OVER else {"phase": STUCK, "was": outcome}
+                outcomes[name] = (
+                    outcome if status.get("phase") in OVER else {"phase": STUCK, "was": outcome}
+                )
+
         for name in outcomes:
             others = self.running.pop(name)
             if name not in self.rejected:
                 self("delete", "workflow", name, "--wait=false")
+
             if others:
-                self("delete", "-f", "-", "--wait=false", "--ignore-not-found", text=yaml.safe_dump_all(others))
+                self(
+                    "delete",
+                    "-f",
+                    "-",
+                    "--wait=false",
+                    "--ignore-not-found",
+                    text=yaml.safe_dump_all(others),
+                )
+
         self.rejected.clear()
         return outcomes
 
@@ -171,25 +236,35 @@ class Argo:
 
     def _controller(self) -> tuple[str, str]:
         """Return the namespace and version of the controller, from its Deployment."""
-        deployments = json.loads(self("get", "deployments", "--all-namespaces", "-o", "json"))["items"]
+        deployments = json.loads(self("get", "deployments", "--all-namespaces", "-o", "json"))[
+            "items"
+        ]
+
         images = {
             deployment["metadata"]["namespace"]: container["image"].rpartition(":")[2]
             for deployment in deployments
             for container in deployment["spec"]["template"]["spec"]["containers"]
             if "workflow-controller" in container["image"]
         }
-        namespace = self.namespace if self.namespace in images else next(iter(images))
+        if self.namespace in images:
+            namespace = self.namespace
+        else:
+            namespace = next(iter(images))
+
         return namespace, images[namespace]
 
     def __call__(self, *arguments: str, text: str = "") -> str:
         """Run kubectl in the namespace. Raises CalledProcessError."""
         command = ["kubectl", "--namespace", self.namespace, *arguments]
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, check=True
+        ).stdout
 
 
 def _role(name: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a Role with these rules, and a RoleBinding to all service accounts."""
-    version, metadata = {"apiVersion": f"{GROUP}/v1"}, {"metadata": {"name": name}}
+    version = {"apiVersion": f"{GROUP}/v1"}
+    metadata = {"metadata": {"name": name}}
     role = {"apiGroup": GROUP, "kind": "Role", "name": name}
     everyone = {"kind": "Group", "name": "system:serviceaccounts", "apiGroup": GROUP}
     return [
@@ -203,6 +278,10 @@ def _rejected_outcome(message: str) -> Outcome:
 
 
 def _has_settled(flow: dict[str, Any]) -> bool:
-    """Return True if a workflow is over and the outputs of its pods have arrived: Argo then labels it completed."""
+    """Return True if a workflow is over and the outputs of its pods have arrived: Argo then labels
+    it completed."""
     over = (flow.get("status") or {}).get("phase") in OVER
-    return over and (flow["metadata"].get("labels") or {}).get("workflows.argoproj.io/completed") == "true"
+    return (
+        over
+        and (flow["metadata"].get("labels") or {}).get("workflows.argoproj.io/completed") == "true"
+    )

@@ -1,4 +1,5 @@
-"""Random choices: by hypothesis, which reduces failing examples, or by a seeded generator, which needs no history."""
+"""Random choices: by hypothesis, which reduces failing examples, or by a seeded generator, which
+needs no history."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,7 +8,8 @@ T = TypeVar("T")
 
 
 class Chance:
-    """chance(30) is true in 30 % of the calls; chance.one("a", "b") is one of the values, the first is the simplest.
+    """chance(30) is true in 30 % of the calls; chance.one("a", "b") is one of the values, the first
+    is the simplest.
 
     `below(n)` returns an integer from 0 to n - 1.
     """

@@ -59,13 +59,19 @@ def random_manifests(folder: Path, count: int, seed: int, artifacts: bool) -> li
     paths = []
     for index, objects in enumerate(random_workflows(count, seed, artifacts)):
         path = folder / f"random-{seed}-{index:03d}.yaml"
-        path.write_text(yaml.dump_all(objects, Dumper=Plain, sort_keys=False).replace(NAME, path.stem))
+        path.write_text(
+            yaml.dump_all(objects, Dumper=Plain, sort_keys=False).replace(NAME, path.stem)
+        )
         paths.append(path)
     return paths
 
 
 def compare(
-    manifests: Sequence[Path], here: Here, argo: Argo, at_once: int, on_each: Callable[[Comparison], None]
+    manifests: Sequence[Path],
+    here: Here,
+    argo: Argo,
+    at_once: int,
+    on_each: Callable[[Comparison], None],
 ) -> list[Comparison]:
     """Run all manifests. Calls `on_each` with each comparison."""
     comparisons: list[Comparison] = []
@@ -75,17 +81,31 @@ def compare(
         try:
             return here.run(path, path.stem), time.monotonic() - since
         except (AssertionError, subprocess.TimeoutExpired) as error:  # a bug of the runner
-            return {"phase": "Broken", "message": str(error), "outputs": {}, "nodes": []}, time.monotonic() - since
+            return {
+                "phase": "Broken",
+                "message": str(error),
+                "outputs": {},
+                "nodes": [],
+            }, time.monotonic() - since
 
     with ThreadPoolExecutor(LOCAL_RUNS) as pool:
         mine: dict[Path, Future[tuple[Outcome, float]]] = {}
 
         def on_end(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = mine.pop(path).result()
-            comparisons.append(Comparison(path, outcome, argos, differences(outcome, argos), seconds_here, seconds))
+            comparisons.append(
+                Comparison(path, outcome, argos, differences(outcome, argos), seconds_here, seconds)
+            )
             on_each(comparisons[-1])
 
-        run_on_argo(manifests, argo, at_once, lambda path: mine.update({path: pool.submit(run_timed, path)}), on_end)
+        run_on_argo(
+            manifests,
+            argo,
+            at_once,
+            lambda path: mine.update({path: pool.submit(run_timed, path)}),
+            on_end,
+        )
+
     return comparisons
 
 
@@ -94,21 +114,26 @@ def reproduced(
 ) -> list[Comparison]:
     """Return the comparisons that differ again in two more runs, under other names, in `folder`."""
     copies: dict[Path, Comparison] = {}
+
     for comparison in comparisons:
         for letter in "bc":
             path = folder / f"{comparison.name}-{letter}.yaml"
             documents_of_copy = [
-                _rename(document, comparison.name, path.stem) for document in documents(comparison.manifest.read_text())
+                _rename(document, comparison.name, path.stem)
+                for document in documents(comparison.manifest.read_text())
             ]
             path.write_text(yaml.dump_all(documents_of_copy, Dumper=Plain, sort_keys=False))
             copies[path] = comparison
+
     reruns = compare(list(copies), here, argo, at_once, lambda comparison: None)
     equal_reruns = [rerun for rerun in reruns if not rerun.differences]
+
     by_chance = [
         copies[rerun.manifest]
         for rerun in equal_reruns
         if is_rejected(rerun.argo) == is_rejected(copies[rerun.manifest].argo)
     ]
+
     return [comparison for comparison in comparisons if comparison not in by_chance]
 
 
@@ -118,7 +143,9 @@ def _rename(value: Any, name: str, new: str) -> Any:
         return {key: _rename(item, name, new) for key, item in value.items()}
     if isinstance(value, list):
         return [_rename(item, name, new) for item in value]
-    return re.sub(rf"(?<![\w-]){re.escape(name)}(?!\w)", new, value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return re.sub(rf"(?<![\w-]){re.escape(name)}(?!\w)", new, value)
+    return value
 
 
 def record(manifests: Sequence[Path], argo: Argo, at_once: int, say: Callable[..., None]) -> None:
@@ -141,12 +168,14 @@ def run_on_argo(
     """Run all manifests on the cluster, `at_once` at the same time."""
     waiting = list(manifests)
     running: dict[str, tuple[Path, float]] = {}
+
     while waiting or running:
         while waiting and len(running) < at_once:
             path = waiting.pop(0)
             argo.submit(path.stem, path.read_text())
             on_submit(path)
             running[path.stem] = (path, time.monotonic())
+
         time.sleep(POLL_S)
         for name, outcome in argo.collect_ended().items():
             path, since = running.pop(name)

@@ -1,10 +1,12 @@
 """Run Argo's own examples with the local runner and with a real Argo, and compare the results.
 
     git clone --depth 1 --branch v4.1.2 https://github.com/argoproj/argo-workflows
-    python -m tests.conformance.examples argo-workflows/examples --namespace NS [--image python:3.11] [--at-once 6]
+    python -m tests.conformance.examples argo-workflows/examples --namespace NS \\
+      [--image python:3.11] [--at-once 6]
 
-Examples that the local runner rejects are not sent to the cluster. Many examples are random or print the time, so their
-phases are compared; for other differences, the folder --differences contains both outcomes.
+Examples that the local runner rejects are not sent to the cluster. Many examples are random or
+print the time, so their phases are compared; for other differences, the folder --differences
+contains both outcomes.
 """
 
 import argparse
@@ -39,14 +41,26 @@ esac"""  # the behaviour of Argo's image argosay
 
 
 def examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each Workflow, named after its file, with the objects of the folder that it references."""
+    """Yield each Workflow, named after its file, with the objects of the folder that it
+    references."""
     files = {path: list(_read(path)) for path in sorted(folder.rglob("*.yaml"))}
-    library = {_name(item): item for found in files.values() for item in found if item["kind"] in REFERENCED}
+
+    library = {
+        _name(item): item
+        for found in files.values()
+        for item in found
+        if item["kind"] in REFERENCED
+    }
+
     for path, found in files.items():
         flows = [item for item in found if item["kind"] in ("Workflow", "CronWorkflow")]
-        flows = flows or [item for item in found if item["kind"] == "WorkflowTemplate" and _has_entrypoint(item)]
+        flows = flows or [
+            item for item in found if item["kind"] == "WorkflowTemplate" and _has_entrypoint(item)
+        ]
         for number, flow in enumerate(flows):
-            name = re.sub("[^a-z0-9]+", "-", str(path.relative_to(folder).with_suffix("")).lower())[-45:].strip("-")
+            name = re.sub("[^a-z0-9]+", "-", str(path.relative_to(folder).with_suffix("")).lower())[
+                -45:
+            ].strip("-")
             name = f"{name}-{number}" if number else name
             needed: dict[str, dict[str, Any]] = {}
             _add_referenced(json.dumps(main := _workflow_of(flow, name)), library, needed)
@@ -60,17 +74,26 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
         return
     for item in found:
         if item.get("kind") in {*FLOWS, *REFERENCED}:
-            item["metadata"] = {k: v for k, v in (item.get("metadata") or {}).items() if k != "namespace"}
+            item["metadata"] = {
+                k: v for k, v in (item.get("metadata") or {}).items() if k != "namespace"
+            }
             _replace_argosay(item)
             yield item
 
 
 def _replace_argosay(value: Any) -> None:
     """Replace Argo's image argosay, which may not be available, by a shell."""
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _replace_argosay(item)
     if isinstance(value, dict) and re.match(r"argoproj/argosay:", str(value.get("image"))):
-        value |= {"image": DEFAULT_IMAGE, "command": value.get("command") or ["sh", "-c", SAY, "argosay"]}
+        value.update(
+            {
+                "image": DEFAULT_IMAGE,
+                "command": value.get("command") or ["sh", "-c", SAY, "argosay"],
+            }
+        )
 
 
 def _name(thing: dict[str, Any]) -> str:
@@ -84,8 +107,15 @@ def _has_entrypoint(template: dict[str, Any]) -> bool:
 def _workflow_of(flow: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the Workflow of a Workflow, CronWorkflow or WorkflowTemplate."""
     spec = flow["spec"].get("workflowSpec", flow["spec"])
-    meta = {key: value for key, value in flow["metadata"].items() if key in ("labels", "annotations")}
-    return {"apiVersion": VERSION, "kind": "Workflow", "metadata": {**meta, "name": name}, "spec": spec}
+    meta = {
+        key: value for key, value in flow["metadata"].items() if key in ("labels", "annotations")
+    }
+    return {
+        "apiVersion": VERSION,
+        "kind": "Workflow",
+        "metadata": {**meta, "name": name},
+        "spec": spec,
+    }
 
 
 def _add_referenced(text: str, library: dict[str, Any], needed: dict[str, dict[str, Any]]) -> None:
@@ -96,18 +126,27 @@ def _add_referenced(text: str, library: dict[str, Any], needed: dict[str, dict[s
 
 
 def run_here(here: Here, path: Path) -> tuple[Outcome, float] | None:
-    """Run a manifest on this machine. Return its outcome and seconds, or None after LOCAL_TIMEOUT_S."""
+    """Run a manifest on this machine. Return its outcome and seconds, or None after
+    LOCAL_TIMEOUT_S."""
     since = time.monotonic()
+
     try:
         return here.run(path, path.stem), time.monotonic() - since
     except AssertionError as error:
-        return {"phase": "Broken", "message": str(error)[-500:], "outputs": {}, "nodes": []}, time.monotonic() - since
+        return {
+            "phase": "Broken",
+            "message": str(error)[-500:],
+            "outputs": {},
+            "nodes": [],
+        }, time.monotonic() - since
     except subprocess.TimeoutExpired:
         return None
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(prog="python -m tests.conformance.examples", description=__doc__)
+    options = argparse.ArgumentParser(
+        prog="python -m tests.conformance.examples", description=__doc__
+    )
     options.add_argument("folder", type=Path)
     options.add_argument("--namespace", required=True)
     options.add_argument("--image", default=DEFAULT_IMAGE)
@@ -131,8 +170,12 @@ def main() -> int:
             for name, objects in examples(arguments.folder):
                 if not re.search(arguments.only, name):
                     continue
-                (path := Path(folder, f"{name}.yaml")).write_text(yaml.safe_dump_all(objects, sort_keys=False))
-                if not (result := run_here(here, path)):
+
+                path = Path(folder, f"{name}.yaml")
+                path.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+
+                result = run_here(here, path)
+                if not result:
                     report(name, "waits", f"still running after {here.timeout:g} s")
                 elif is_rejected(result[0]):
                     report(name, "rejected", result[0]["message"][-200:].replace("\n", " "))
@@ -142,8 +185,15 @@ def main() -> int:
         def on_end(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = mine[path]
             found_differences = differences(outcome, argos)
-            is_equal = argos["phase"] == outcome["phase"] or (argos["phase"] == "Stuck" and outcome["phase"] == "Error")
-            verdict = "differs" if not is_equal else "same phase" if found_differences else "same"
+
+            is_equal = argos["phase"] == outcome["phase"] or (
+                argos["phase"] == "Stuck" and outcome["phase"] == "Error"
+            )
+            if not is_equal:
+                verdict = "differs"
+            else:
+                verdict = "same phase" if found_differences else "same"
+
             report(path.stem, verdict, f"{argos['phase']} {argos.get('message', '')[:100]}")
             if found_differences:
                 Comparison(path, outcome, argos, found_differences, seconds_here, seconds).write(
@@ -151,6 +201,7 @@ def main() -> int:
                 )
 
         run_on_argo(list(mine), argo, arguments.at_once, lambda path: None, on_end)
+
     print(", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common()))
     return int(bool(verdicts["differs"]))
 

@@ -23,9 +23,13 @@ class Here:
     """A new home, whose services are stopped at the end."""
 
     def __init__(self, home: Path, timeout: float = TIMEOUT_S) -> None:
-        self.home, self.services, self.timeout = home, Services(home, {}), timeout
-        self.environment = {key: value for key, value in os.environ.items() if not key.startswith(("S3_", "AWS_"))}
-        self.environment |= {"REKINDLE_HOME": str(home)}
+        self.home = home
+        self.services = Services(home, {})
+        self.timeout = timeout
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("S3_", "AWS_"))
+        }
+        self.environment["REKINDLE_HOME"] = str(home)
 
     def __enter__(self) -> Self:
         return self
@@ -34,18 +38,35 @@ class Here:
         self.services.down()
 
     def run(self, manifest: Path, name: str) -> Outcome:
-        """Run a manifest and return its outcome. Fails with stderr if the runner breaks or hangs."""
+        """Run a manifest and return its outcome. Fails with stderr if the runner breaks or
+        hangs."""
         program = Path(sys.executable).with_name("rekindle")
         command = [str(program), "run", "--manifest", str(manifest), "-o", "json", "--yes"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=self.timeout)
-        assert done.returncode in (0, 1, REJECTED_EXIT_CODE) and "Traceback" not in done.stderr, done.stderr
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=self.timeout
+        )
+        assert done.returncode in (0, 1, REJECTED_EXIT_CODE) and "Traceback" not in done.stderr, (
+            done.stderr
+        )
+
         if done.returncode == REJECTED_EXIT_CODE:
-            return {"phase": "Error", "message": f"{REJECTED}: {done.stdout.strip()}", "outputs": {}, "nodes": []}
+            return {
+                "phase": "Error",
+                "message": f"{REJECTED}: {done.stdout.strip()}",
+                "outputs": {},
+                "nodes": [],
+            }
+
         return of_status(name, json.loads(done.stdout)["status"], self._contents)
 
     @property
     def _contents(self) -> Contents:
         keys = self.services.credentials()
         return in_store(
-            Store(BUCKET, self.services.url("s3"), keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])
+            Store(
+                BUCKET,
+                self.services.url("s3"),
+                keys["AWS_ACCESS_KEY_ID"],
+                keys["AWS_SECRET_ACCESS_KEY"],
+            )
         )

@@ -10,19 +10,37 @@ from tests.conformance.chance import Chance
 
 Template = dict[str, Any]
 IMAGE = "python:3.11"
-FACTS = ("007", "NaN", "True", "3", "5e-05", "-1", "''", "'a b'", "'ünï'", "'two\nlines'", '\'{"k": 1, "v": "x"}\'')
+FACTS = (
+    "007",
+    "NaN",
+    "True",
+    "3",
+    "5e-05",
+    "-1",
+    "''",
+    "'a b'",
+    "'ünï'",
+    "'two\nlines'",
+    '\'{"k": 1, "v": "x"}\'',
+)
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
 PORT = 18347  # port of the only daemon of a workflow
 LIMITS = "{{workflow.name}}-limits"  # the ConfigMap of semaphores: one, two, and a text
 UNREACHABLE = "http://127.0.0.2:1"
-LISTING = "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in || echo none"
+LISTING = (
+    "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in ||"
+    " echo none"
+)
 
 
 def leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
     """Return a template of this kind, without a name, and its outputs."""
     template, outputs = KINDS[kind](chance)
     template.setdefault("inputs", {})["parameters"] = [
-        {"name": "a", **chance.one({"default": "x"}, {"default": ""}, {"default": "7"}, {"default": "a b"})}
+        {
+            "name": "a",
+            **chance.one({"default": "x"}, {"default": ""}, {"default": "7"}, {"default": "a b"}),
+        }
     ]
     if kind not in BARE:
         _add_fields(chance, template)
@@ -38,7 +56,9 @@ def python(text: str) -> Template:
 
 
 def echo(chance: Chance) -> tuple[Template, set[str]]:
-    tag = chance.one("inputs.parameters.a", "=inputs.parameters.a", "workflow.parameters.wp", "nope.at.all")
+    tag = chance.one(
+        "inputs.parameters.a", "=inputs.parameters.a", "workflow.parameters.wp", "nope.at.all"
+    )
     return sh(f"echo 'got {{{{{tag}}}}}'"), {"result"}
 
 
@@ -65,13 +85,17 @@ def fails(chance: Chance) -> tuple[Template, set[str]]:
 
 def flaky(chance: Chance) -> tuple[Template, set[str]]:
     """Succeed from some attempt on, which may exceed the limit."""
-    first_success, limit = chance.one(1, 2), chance.one("0", "1", "2", 2)
+    first_success = chance.one(1, 2)
+    limit = chance.one("0", "1", "2", 2)
     template = sh(
-        f"[ {{{{retries}}}} -ge {first_success} ] && echo ok{{{{retries}}}} {{{{lastRetry.exitCode}}}} || exit 4"
+        f"[ {{{{retries}}}} -ge {first_success} ] && echo ok{{{{retries}}}}"
+        " {{lastRetry.exitCode}} || exit 4"
     )
     strategy: dict[str, Any] = {"limit": limit}
+
     if chance(40):
         strategy["retryPolicy"] = chance.one("Always", "OnFailure", "OnError", "OnTransientError")
+
     if chance(40):
         strategy["expression"] = chance.one(
             "asInt(lastRetry.exitCode) == 4",
@@ -81,15 +105,20 @@ def flaky(chance: Chance) -> tuple[Template, set[str]]:
             "lastRetry.message contains 'code 4'",
             "lastRetry.exitCode == 4",
         )
+
     if chance(20):
-        strategy["backoff"] = {"duration": chance.one("1", "1s"), **chance.one({}, {"factor": 2, "cap": "2s"})}
+        strategy["backoff"] = {
+            "duration": chance.one("1", "1s"),
+            **chance.one({}, {"factor": 2, "cap": "2s"}),
+        }
+
     return template | {"retryStrategy": strategy}, {"result"}
 
 
 def parameter(chance: Chance) -> tuple[Template, set[str]]:
     text = chance.one("v1", "12", "a\\nb\\n\\n", "", '{"k": 1}', '["x"]')
     output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
-    output |= chance.one({}, {"globalName": "g"})
+    output.update(chance.one({}, {"globalName": "g"}))
     after = chance.one("", "; exit 2")  # outputs of failed steps count, too
     return sh(f"printf '{text}' > /tmp/o{after}") | {"outputs": {"parameters": [output]}}, {"p"}
 
@@ -109,28 +138,49 @@ def file(chance: Chance) -> tuple[Template, set[str]]:
         "mkdir -p /tmp/x; echo 4 > /tmp/x/four; tar czf /tmp/d -C /tmp x",
         "true",
     )
+
     artifact: dict[str, Any] = {"name": "f", "path": "/tmp/d"}
-    artifact |= chance.one({}, {}, {"archive": {"none": {}}}, {"archive": {"zip": {}}}, {"archive": {"tar": {}}})
-    artifact |= chance.one({}, {"optional": True})
+
+    artifact.update(
+        chance.one(
+            {}, {}, {"archive": {"none": {}}}, {"archive": {"zip": {}}}, {"archive": {"tar": {}}}
+        )
+    )
+
+    artifact.update(chance.one({}, {"optional": True}))
+
     return sh(make) | {"outputs": {"artifacts": [artifact]}}, {"f"}
 
 
 def reader(chance: Chance) -> tuple[Template, set[str]]:
     artifact: dict[str, Any] = {"name": "f", "path": "/tmp/in"}
-    artifact |= chance.one({}, {"optional": True}, {"archive": {"none": {}}}, {"mode": 0o700})
-    listing = "cat /tmp/in | head -c 2 | od -c" if "archive" in artifact else LISTING
+    artifact.update(chance.one({}, {"optional": True}, {"archive": {"none": {}}}, {"mode": 0o700}))
+    if "archive" in artifact:
+        listing = "cat /tmp/in | head -c 2 | od -c"
+    else:
+        listing = LISTING
     return sh(listing) | {"inputs": {"artifacts": [artifact]}}, {"result"}
 
 
 def raw(chance: Chance) -> tuple[Template, set[str]]:
     data = chance.one("some text\n", "{{inputs.parameters.a}}", "")
-    artifact = {"name": "r", "path": "/tmp/in", "raw": {"data": data}, **chance.one({}, {"mode": 0o755})}
+    artifact = {
+        "name": "r",
+        "path": "/tmp/in",
+        "raw": {"data": data},
+        **chance.one({}, {"mode": 0o755}),
+    }
     return sh("cat /tmp/in; stat -c %a /tmp/in") | {"inputs": {"artifacts": [artifact]}}, {"result"}
 
 
 def environment(chance: Chance) -> tuple[Template, set[str]]:
-    env = [{"name": "A", "value": "{{inputs.parameters.a}}"}, {"name": "B", "value": "$(A)-$(NO)-$$(A)"}]
-    env += chance.one([], [{"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])
+    env = [
+        {"name": "A", "value": "{{inputs.parameters.a}}"},
+        {"name": "B", "value": "$(A)-$(NO)-$$(A)"},
+    ]
+    env += chance.one(
+        [], [{"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    )
     return sh('echo "$A|$B|$C"', env=env), {"result"}
 
 
@@ -144,7 +194,9 @@ def suspend(chance: Chance) -> tuple[Template, set[str]]:
         "name": chance.one("p", "p", "a"),
         "valueFrom": source,
     }  # the default of an input of that name applies, too
-    return template | {"outputs": {"parameters": [output]}}, {"p"} if output["name"] == "p" else set()
+    return template | {"outputs": {"parameters": [output]}}, (
+        {"p"} if output["name"] == "p" else set()
+    )
 
 
 def daemon(chance: Chance) -> tuple[Template, set[str]]:
@@ -154,15 +206,32 @@ def daemon(chance: Chance) -> tuple[Template, set[str]]:
         return sh("sleep 1000") | {"daemon": True} | retried, set()
     serve = f"mkdir -p /tmp/w; cd /tmp/w; printf 'one\\n' > one; exec python3 -m http.server {PORT}"
     probe = chance.one({"httpGet": {"path": "/one", "port": PORT}}, {"tcpSocket": {"port": PORT}})
-    return sh(serve, readinessProbe={**probe, "periodSeconds": 1}) | {"daemon": True} | retried, {"serves"}
+    return sh(serve, readinessProbe={**probe, "periodSeconds": 1}) | {"daemon": True} | retried, {
+        "serves"
+    }
 
 
 def asks(chance: Chance) -> tuple[Template, set[str]]:
     """Send an HTTP request to the address in the parameter, or to an unreachable one."""
-    http: dict[str, Any] = {"url": chance.one("{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{UNREACHABLE}/x")}
-    http |= chance.one({}, {}, {"method": "HEAD"}, {"headers": [{"name": "X-A", "value": "{{workflow.name}}"}]})
-    conditions = ("response.statusCode == 200", "response.body contains 'one'", "response.statusCode == 404", "nope +")
-    http |= chance.one({}, {}, {"successCondition": chance.one(*conditions)})
+    http: dict[str, Any] = {
+        "url": chance.one("{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{UNREACHABLE}/x")
+    }
+
+    http.update(
+        chance.one(
+            {}, {}, {"method": "HEAD"}, {"headers": [{"name": "X-A", "value": "{{workflow.name}}"}]}
+        )
+    )
+
+    conditions = (
+        "response.statusCode == 200",
+        "response.body contains 'one'",
+        "response.statusCode == 404",
+        "nope +",
+    )
+
+    http.update(chance.one({}, {}, {"successCondition": chance.one(*conditions)}))
+
     return {"http": http}, {"result"}
 
 
@@ -187,7 +256,9 @@ def companions(chance: Chance) -> tuple[Template, set[str]]:
     code = chance.one(0, 0, 5)
     prepare = {"name": "prepare", "image": IMAGE, "command": ["sh", "-c"], "volumeMounts": mounts}
     sidecar = {"name": "beside", "image": IMAGE, "command": ["sh", "-c"], "args": ["sleep 1000"]}
-    template = sh("cat /work/x", volumeMounts=mounts) | {"volumes": [{"name": "work", "emptyDir": {}}]}
+    template = sh("cat /work/x", volumeMounts=mounts) | {
+        "volumes": [{"name": "work", "emptyDir": {}}]
+    }
     template["initContainers"] = [prepare | {"args": [f"echo made > /work/x; exit {code}"]}]
     return template | chance.one({}, {"sidecars": [sidecar]}), {"result"}
 
@@ -195,17 +266,33 @@ def companions(chance: Chance) -> tuple[Template, set[str]]:
 def containers(chance: Chance) -> tuple[Template, set[str]]:
     """Run a set of containers in sequence."""
     code = chance.one(0, 0, 3)
-    first = {"name": "first", "image": IMAGE, "command": ["sh", "-c"], "args": [f"echo 1; exit {code}"]}
-    main = {"name": "main", "image": IMAGE, "command": ["sh", "-c"], "args": ["echo '{{inputs.parameters.a}}'"]}
+
+    first = {
+        "name": "first",
+        "image": IMAGE,
+        "command": ["sh", "-c"],
+        "args": [f"echo 1; exit {code}"],
+    }
+
+    main = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["sh", "-c"],
+        "args": ["echo '{{inputs.parameters.a}}'"],
+    }
+
     return {"containerSet": {"containers": [first, main | {"dependencies": ["first"]}]}}, {"result"}
 
 
 def resource(chance: Chance) -> tuple[Template, set[str]]:
-    name = f"{chance.one('x', 'y')}-of-{{{{pod.name}}}}"  # unique: the items of a loop run in parallel
+    # unique: the items of a loop run in parallel
+    name = f"{chance.one('x', 'y')}-of-{{{{pod.name}}}}"
     data = "v {{inputs.parameters.a}}"
-    manifest = f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: '{name}'}}, data: {{x: '{data}'}}}}"
+    manifest = (
+        f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: '{name}'}}, data: {{x: '{data}'}}}}"
+    )
     condition = chance.one({}, {"successCondition": "data.x"})
-    condition |= chance.one({}, {"failureCondition": "data.y"}) if condition else {}
+    condition.update(chance.one({}, {"failureCondition": "data.y"}) if condition else {})
     output = {"name": "p", "valueFrom": {"jsonPath": "{.data.x}"}}
     return {
         "resource": {"action": "apply", "manifest": manifest, **condition},
@@ -217,10 +304,31 @@ def late(chance: Chance) -> tuple[Template, set[str]]:
     return sh("sleep 300") | {"activeDeadlineSeconds": 8}, set()
 
 
-KINDS = {kind.__name__: kind for kind in (
-    echo, fact, listed, script, fails, flaky, parameter, missing, file, reader, raw, environment, suspend, companions,
-    containers, resource, late, daemon, asks, listing,
-)}  # fmt: skip
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        echo,
+        fact,
+        listed,
+        script,
+        fails,
+        flaky,
+        parameter,
+        missing,
+        file,
+        reader,
+        raw,
+        environment,
+        suspend,
+        companions,
+        containers,
+        resource,
+        late,
+        daemon,
+        asks,
+        listing,
+    )
+}
 COMMON = ("echo", "fact", "listed", "script", "fails", "flaky", "parameter", "missing")
 RARE = ("raw", "environment", "suspend", "companions", "containers", "resource")
 BARE = ("suspend", "resource", "late", "companions", "containers", "daemon", "asks", "listing")
@@ -234,13 +342,19 @@ def _add_fields(chance: Chance, template: Template) -> None:
             "maxAge": "1h",
             "cache": {"configMap": {"name": "memos-{{workflow.name}}"}},
         }
+
     if chance(12):
         key = chance.one("one", "two", "one", "two", "text", "none", "nope")
         semaphore = {"configMapKeyRef": {"name": LIMITS, "key": key}}
         template["synchronization"] = chance.one(
             {"mutexes": [{"name": "{{workflow.name}}-m"}]}, {"semaphores": [semaphore]}
         )
+
     if chance(6) and "retryStrategy" not in template:
-        template["retryStrategy"] = {"limit": chance.one("1", 1, "0"), **chance.one({}, {"retryPolicy": "Always"})}
+        template["retryStrategy"] = {
+            "limit": chance.one("1", 1, "0"),
+            **chance.one({}, {"retryPolicy": "Always"}),
+        }
+
     if chance(5):
-        template |= chance.one({"timeout": "10m"}, {"activeDeadlineSeconds": 600})
+        template.update(chance.one({"timeout": "10m"}, {"activeDeadlineSeconds": 600}))

@@ -3,8 +3,9 @@
 outcome = of_status("NAME", status, contents)      # contents(key) → {path: text} of an artifact
 different = differences(mine, argo)                # one line each; empty if they are equal
 
-An outcome is phase, message, outputs, and of every node its name (WF for the workflow's), type, phase, message,
-outputs, exit code, input parameters, artifacts and children. Only keys of the recorded outcome are compared.
+An outcome is phase, message, outputs, and of every node its name (WF for the workflow's), type,
+phase, message, outputs, exit code, input parameters, artifacts and children. Only keys of the
+recorded outcome are compared.
 """
 
 import io
@@ -30,25 +31,34 @@ CLASSES = (
     r"(?P<text>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
     r"(?P<text>invalid spec):.*",
     r"(?P<text>.*error processing data step \d+): .*",
-    r"(?P<text>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
+    (
+        r"(?P<text>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no"
+        r" field|unexpected token)\b.*"
+    ),
     r"(?P<text>.*error decoding patch): .*",
     r"(?P<text>.*failed to initialize semaphore) .* with limit.*",
     r"Waiting for [^/]+(?P<text>/.*)",
     r"(?P<text>could not find node named .*, index \d+ in Children of node) .*",
-    r"(?P<text>failed to resolve references): .*",  # the text is random if several parallel steps fail
+    # the text is random if several parallel steps fail
+    r"(?P<text>failed to resolve references): .*",
 )
 # nodes with a killed pod: their result and exit code depend on milliseconds
-KILLED = ("Pod was active on the node longer than the specified deadline", "Step exceeded its deadline")
+KILLED = (
+    "Pod was active on the node longer than the specified deadline",
+    "Step exceeded its deadline",
+)
 
 
 def of_status(name: str, status: dict[str, Any], contents: Contents | None = None) -> Outcome:
     """Convert a WorkflowStatus to an outcome."""
     for ip in {node["podIP"] for node in (status.get("nodes") or {}).values() if node.get("podIP")}:
         status = json.loads(json.dumps(status).replace(ip, "IP"))
+
     outputs = (status.get("outputs") or {}).get("parameters") or []
     nodes: dict[str, Any] = status.get("nodes") or {}
     names: dict[str, str] = {id: node["name"].replace(name, "WF", 1) for id, node in nodes.items()}
     converted = [_node(node, name, names, contents) for node in nodes.values()]
+
     return {
         "phase": status.get("phase", ""),
         "message": status.get("message") or "",
@@ -57,9 +67,12 @@ def of_status(name: str, status: dict[str, Any], contents: Contents | None = Non
     }
 
 
-def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Contents | None) -> dict[str, Any]:
+def _node(
+    node: dict[str, Any], name: str, names: dict[str, str], contents: Contents | None
+) -> dict[str, Any]:
     outputs = node.get("outputs") or {}
     children: list[str] = node.get("children") or []
+
     summary = {
         "name": node["name"].replace(name, "WF", 1),
         "displayName": node["displayName"].replace(name, "WF", 1),
@@ -69,19 +82,30 @@ def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Cont
         "params": {item["name"]: item.get("value") for item in outputs.get("parameters") or []},
         "result": outputs.get("result"),
         "exitCode": outputs.get("exitCode"),
-        "inputs": {item["name"]: item.get("value") for item in (node.get("inputs") or {}).get("parameters") or []},
+        "inputs": {
+            item["name"]: item.get("value")
+            for item in (node.get("inputs") or {}).get("parameters") or []
+        },
         "children": sorted(names.get(id, id) for id in children),
     }
+
     if node.get("podIP"):
         summary["daemon"] = True
-    artifacts = [item for item in outputs.get("artifacts") or [] if (item.get("s3") or {}).get("key")]
+
+    artifacts = [
+        item for item in outputs.get("artifacts") or [] if (item.get("s3") or {}).get("key")
+    ]
     if artifacts and contents and node["type"] == "Pod":
-        summary["artifacts"] = {item["name"]: contents(item["s3"]["key"]) for item in artifacts if item["name"] != LOGS}
+        summary["artifacts"] = {
+            item["name"]: contents(item["s3"]["key"]) for item in artifacts if item["name"] != LOGS
+        }
+
     return summary
 
 
 def in_store(store: ObjectStore) -> Contents:
-    """Return a reader of artifacts in a bucket: the files of an archive, a file, or all files below a key."""
+    """Return a reader of artifacts in a bucket: the files of an archive, a file, or all files below
+    a key."""
 
     def contents(key: str) -> dict[str, str]:
         return {
@@ -118,12 +142,16 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     if member.issym():
         return f"-> {member.linkname}"
     file = archive.extractfile(member)
-    return _text(file.read()) if file else ""
+    if file:
+        return _text(file.read())
+    return ""
 
 
 def _text(data: bytes) -> str:
     """Return the text of a file, or the files of a nested archive."""
-    return data.decode() if data[:2] not in (b"\x1f\x8b", b"PK") else str(_files(data))
+    if data[:2] not in (b"\x1f\x8b", b"PK"):
+        return data.decode()
+    return str(_files(data))
 
 
 def differences(mine: Outcome, argo: Outcome) -> list[str]:
@@ -136,26 +164,40 @@ def _differences(mine: Outcome, argo: Outcome) -> Iterator[str]:
         if is_rejected(argo) != is_rejected(mine):
             outcome, where = (mine, "here") if is_rejected(mine) else (argo, "on Argo")
             yield f"rejected {where} only: {outcome['message']}"
+
         return
+
     if argo["phase"] == STUCK:  # Argo waits for ever; the local runner ends with a reason
         if mine["phase"] != "Error" or "Argo would wait" not in mine["message"]:
             yield f"phase: {mine['phase']} here ({mine['message']}), Argo never ends"
+
         argo = argo.get("was") or argo
     else:
         for key in ("phase", "message"):
             yield from _compare_values(key, mine[key], argo.get(key, ""))
+
     yield from _compare_values("outputs", mine["outputs"], argo.get("outputs", {}))
     here, there = ({node["name"]: node for node in side["nodes"]} for side in (mine, argo))
-    killed = {name for name, node in there.items() if node["message"] in KILLED or node.get("daemon")}
-    killed |= {name for name in there if any(f"{name}({count})" in killed for count in range(10))}
+    killed = {
+        name for name, node in there.items() if node["message"] in KILLED or node.get("daemon")
+    }
+    killed.update(
+        {name for name in there if any(f"{name}({count})" in killed for count in range(10))}
+    )
+
     for name in sorted({*here, *there}):
         if name not in here or name not in there:
             node = here.get(name) or there[name]
-            yield f"{name}: {'here' if name in here else 'on Argo'} only ({node['type']} {node['phase']})"
+            yield (
+                f"{name}: {'here' if name in here else 'on Argo'} only ({node['type']}"
+                f" {node['phase']})"
+            )
             continue
+
         for key, value in there[name].items():
             if key in ("result", "exitCode") and name in killed:
                 continue
+
             yield from _compare_values(f"{name}: {key}", here[name].get(key), value)
 
 
@@ -165,12 +207,15 @@ def is_rejected(outcome: Outcome) -> bool:
 
 
 def _compare_values(name: str, mine: Any, argo: Any) -> Iterator[str]:
-    if (_class(mine) if isinstance(mine, str) else mine) != (_class(argo) if isinstance(argo, str) else argo):
+    if (_class(mine) if isinstance(mine, str) else mine) != (
+        _class(argo) if isinstance(argo, str) else argo
+    ):
         yield f"{name}: {mine!r} here, {argo!r} on Argo"
 
 
 def _class(message: str) -> str:
     for pattern in CLASSES:
-        if match := re.fullmatch(pattern, message, re.DOTALL):
+        match = re.fullmatch(pattern, message, re.DOTALL)
+        if match:
             return match["text"]
     return message

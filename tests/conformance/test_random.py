@@ -57,7 +57,15 @@ def test_any_workflow_ends_or_is_rejected_with_a_reason(
 def test_random_workflows_have_the_same_outcome_as_on_argo(tmp_path: Path) -> None:
     image = os.environ.get("REKINDLE_TEST_PYTHON", DEFAULT_IMAGE)
     seed = int(os.environ.get("REKINDLE_TEST_SEED", "0"))
-    with Argo(f"rekindle-test-{uuid.uuid4().hex[:6]}", image) as argo, Here(tmp_path / "home") as here:
+    with (
+        Argo(f"rekindle-test-{uuid.uuid4().hex[:6]}", image) as argo,
+        Here(tmp_path / "home") as here,
+    ):
         manifests = random_manifests(tmp_path, COUNT, seed, bool(argo.store))
         comparisons = compare(manifests, here, argo, 4, lambda comparison: None)
-    assert not {comparison.name: comparison.differences for comparison in comparisons if comparison.differences}
+
+    assert not {
+        comparison.name: comparison.differences
+        for comparison in comparisons
+        if comparison.differences
+    }

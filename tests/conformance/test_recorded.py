@@ -1,4 +1,5 @@
-"""Manifests that a real Argo ran: every node must have the same name, phase and message with argolocal alone."""
+"""Manifests that a real Argo ran: every node must have the same name, phase and message with
+argolocal alone."""
 
 from collections.abc import Iterator
 
@@ -12,7 +13,8 @@ from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.available}
 BUCKET = "argolocal"  # replaces Rekindle's bucket in the manifests
-SLOW = {  # manifests that take 5 seconds and more
+# manifests that take 5 seconds and more
+SLOW = {
     *("panic-beside-a-pod", "trap-exit-after-deadline", "trap-failfast", "trap-template-failfast"),
     *("random-3-029", "random-13-025", "random-21-122", "random-22-067", "random-27-067"),
 }
@@ -21,7 +23,8 @@ SLOW = {  # manifests that take 5 seconds and more
 def parameters() -> list[ParameterSet]:
     marks = {name: pytest.mark.slow for name in SLOW}
     return [
-        pytest.param(recording, id=recording.name, marks=marks.get(recording.name, ())) for recording in recorded.read()
+        pytest.param(recording, id=recording.name, marks=marks.get(recording.name, ()))
+        for recording in recorded.read()
     ]
 
 
@@ -33,10 +36,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", parameters())
-def test_a_recorded_manifest_has_the_outcome_of_argo(recording: recorded.Recording, alone: Alone) -> None:
+def test_a_recorded_manifest_has_the_outcome_of_argo(
+    recording: recorded.Recording, alone: Alone
+) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
-    mine = alone.run(recording.manifest.replace("bucket: rekindle", f"bucket: {BUCKET}"), recording.name)
+    mine = alone.run(
+        recording.manifest.replace("bucket: rekindle", f"bucket: {BUCKET}"), recording.name
+    )
     assert not differences(mine, recording.outcome)
 
 

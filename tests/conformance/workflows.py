@@ -1,10 +1,12 @@
-"""Random small workflows with all features of the local runner: a hypothesis strategy, and a seeded series.
+"""Random small workflows with all features of the local runner: a hypothesis strategy, and a seeded
+series.
 
 @given(workflows())
 def test_it(objects): ...            # the Workflow and its other objects, all named after NAME
 for objects in random_workflows(300, seed=1): ...
 
-The outcome of such a workflow depends only on its text, never on timing. A few contain mistakes of users.
+The outcome of such a workflow depends only on its text, never on timing. A few contain mistakes of
+users.
 """
 
 import random
@@ -93,7 +95,8 @@ WHENS = (
 
 @dataclass(frozen=True)
 class Called:
-    """A step or task. `outputs`: its available outputs; `key_prefix`: of its artifact; `ancestors`: their names."""
+    """A step or task. `outputs`: its available outputs; `key_prefix`: of its artifact; `ancestors`:
+    their names."""
 
     name: str
     prefix: str
@@ -106,7 +109,9 @@ class Called:
     def tag(self, path: str, expression: bool = False) -> str:
         if not expression:
             return f"{{{{{self.prefix}.{self.name}.{path}}}}}"
-        return f"{self.prefix}['{self.name}'].{path}" if "-" in self.name else f"{self.prefix}.{self.name}.{path}"
+        if "-" in self.name:
+            return f"{self.prefix}['{self.name}'].{path}"
+        return f"{self.prefix}.{self.name}.{path}"
 
 
 @dataclass
@@ -139,8 +144,12 @@ class Builder:
 
     def composite(self, depth: int) -> tuple[Template, set[str]]:
         steps = self.chance(50)
-        template: Template = {"name": f"c{self.number()}", "inputs": {"parameters": [{"name": "a", "default": "cdef"}]}}
+        template: Template = {
+            "name": f"c{self.number()}",
+            "inputs": {"parameters": [{"name": "a", "default": "cdef"}]},
+        }
         called: list[Called] = []
+
         if steps:
             template["steps"] = groups = []
             for _ in range(self.chance.between(1, 3)):
@@ -153,16 +162,27 @@ class Builder:
             style = self.chance.one("depends", "dependencies")
             for _ in range(self.chance.between(1, 4)):
                 self._task(tasks, called, style, depth)
-            template["dag"] |= self.chance.one({}, {}, {}, {"failFast": False}, {"target": called[-1].name})
+
+            template["dag"].update(
+                self.chance.one({}, {}, {}, {"failFast": False}, {"target": called[-1].name})
+            )
+
         outputs = self._outputs(template, called)
         if self.chance(6) and not (self.daemons and depth == 0):
             template["retryStrategy"] = {"limit": "1"}
+
         if self.chance(5):
-            template["synchronization"] = {"mutexes": [{"name": f"{{{{workflow.name}}}}-{template['name']}"}]}
+            template["synchronization"] = {
+                "mutexes": [{"name": f"{{{{workflow.name}}}}-{template['name']}"}]
+            }
+
         if self.chance(8) and not self.unlimited:
             # a template that fails fast does not wait for pods of nested templates
             flat = steps and not any(callee.nested for callee in called)
-            template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if flat else {})}
+            template.update(
+                {"parallelism": 1, **self.chance.one({}, {"failFast": True} if flat else {})}
+            )
+
         return template, outputs
 
     def _task(self, tasks: list[Any], called: list[Called], style: str, depth: int) -> None:
@@ -170,12 +190,24 @@ class Builder:
         ancestor_names = {callee.name for callee in ancestors} | {
             name for callee in ancestors for name in callee.ancestors
         }
-        task = self._call(tasks, called, [callee for callee in called if callee.name in ancestor_names], "tasks", depth)
+
+        task = self._call(
+            tasks,
+            called,
+            [callee for callee in called if callee.name in ancestor_names],
+            "tasks",
+            depth,
+        )
+
         called[-1] = replace(called[-1], ancestors=frozenset(ancestor_names))
+
         if ancestors and style == "dependencies":
             task["dependencies"] = [callee.name for callee in ancestors]
         elif ancestors:
-            task["depends"] = self.chance.one(" && ", " && ", " || ").join(map(self._depends_on, ancestors))
+            task["depends"] = self.chance.one(" && ", " && ", " || ").join(
+                map(self._depends_on, ancestors)
+            )
+
         if style == "depends" and not self.chance(1):  # Argo rejects it
             task.pop("continueOn", None)
 
@@ -184,11 +216,20 @@ class Builder:
         results += ["AnySucceeded", "AllFailed"] if called.loops else []
         one = f"{called.name}.{self.chance.one(*results)}"
         return self.chance.one(
-            called.name, called.name, one, f"({called.name}.Succeeded || {one})", f"!{called.name}.Failed"
+            called.name,
+            called.name,
+            one,
+            f"({called.name}.Succeeded || {one})",
+            f"!{called.name}.Failed",
         )
 
     def _call(
-        self, into: list[Any], called: list[Called], ancestors: list[Called], prefix: str, depth: int
+        self,
+        into: list[Any],
+        called: list[Called],
+        ancestors: list[Called],
+        prefix: str,
+        depth: int,
     ) -> dict[str, Any]:
         """Add a step or task with a new template."""
         self.remaining -= 1
@@ -200,56 +241,81 @@ class Builder:
         kinds += ("daemon", "daemon") if depth == 0 and not self.daemons else ()
         key_prefixes = [callee.key_prefix for callee in ancestors if callee.key_prefix]
         serving = [callee for callee in ancestors if "serves" in callee.outputs]
+
         if key_prefixes and self.chance(60):
             kinds = ("listing",)
         elif holders and self.chance(70):
             kinds = ("reader",)
         elif serving and self.chance(70):
             kinds = ("asks",)
+
         kind = ""
         if depth < 2 and self.remaining > 1 and self.chance(25):
             template, outputs = self.composite(depth + 1)
         else:
             kind, template, outputs = self.leaf(kinds)
+
         if kind == "flaky" and self.chance(10):
             outputs = set()
+
         key_prefix = ""
         if kind == "file" and "s3" in template["outputs"]["artifacts"][0]:
             key_prefix = f"{{{{workflow.name}}}}/{template['name']}"
         elif kind == "listing":
-            template["data"]["source"]["artifactPaths"]["s3"]["key"] = self.chance.one(*key_prefixes)
-        elif kind == "suspend" and prefix == "steps":  # an error ends the group, although other steps run
+            template["data"]["source"]["artifactPaths"]["s3"]["key"] = self.chance.one(
+                *key_prefixes
+            )
+        elif kind == "suspend" and prefix == "steps":
+            # an error ends the group, although other steps run
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
             self.daemons = self.unlimited = True  # a daemon counts for a limit
+
         holder: dict[str, Any] = {"name": name, **self._put_template(template)}
         loops = "serves" not in outputs and self._loop(holder, ancestors)
         self._arguments(holder, ancestors, prefix, loops)
+
         if kind == "asks":
-            urls = [f"http://{callee.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}" for callee in serving]
+            urls = [
+                f"http://{callee.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}"
+                for callee in serving
+            ]
             url = self.chance.one(*urls) if urls else UNREACHABLE
             holder["arguments"] = {"parameters": [{"name": "a", "value": url}]}
+
             if url.endswith("nope"):  # the body of a 404 depends on the server
                 template["http"]["method"] = "HEAD"
+
         if kind == "reader":
             artifact = {"name": "f", "from": self.chance.one(*holders).tag("outputs.artifacts.f")}
             holder.setdefault("arguments", {})["artifacts"] = [artifact]
+
         if self.chance(25):
             holder["when"] = self._when(ancestors, loops)
+
         if self.chance(30):
-            holder["continueOn"] = self.chance.one({"failed": True}, {"error": True}, {"failed": True, "error": True})
+            holder["continueOn"] = self.chance.one(
+                {"failed": True}, {"error": True}, {"failed": True, "error": True}
+            )
+
         if prefix == "steps" and self.chance(10):
-            holder["hooks"] = self._hooks(Called(name, prefix, outputs, loops), conditional=not loops)
+            holder["hooks"] = self._hooks(
+                Called(name, prefix, outputs, loops), conditional=not loops
+            )
         elif kind and not loops and not holder.keys() & {"when", "arguments"} and self.chance(30):
             # a DAG may end before it reads the hooks of skipped tasks, or of a loop
             holder["hooks"] = self._hooks(Called(name, prefix, outputs, loops))
+
         into.append(holder)
-        called.append(Called(name, prefix, outputs - {"f"} if loops else outputs, loops, key_prefix, not kind))
+        called.append(
+            Called(name, prefix, outputs - {"f"} if loops else outputs, loops, key_prefix, not kind)
+        )
         return holder
 
     def _put_template(self, template: Template) -> dict[str, Any]:
-        """Put a template into the templates, the step itself, or a WorkflowTemplate. Return the reference."""
+        """Put a template into the templates, the step itself, or a WorkflowTemplate. Return the
+        reference."""
         location = self.chance.one("here", "here", "here", "here", "inline", "elsewhere")
         if (
             location == "inline"
@@ -259,22 +325,39 @@ class Builder:
             and "dag" not in template
         ):
             return {"inline": {key: value for key, value in template.items() if key != "name"}}
+
         if location == "elsewhere" and "steps" not in template and "dag" not in template:
             self.elsewhere.append(template)
             return {"templateRef": {"name": f"{NAME}-lib", "template": template["name"]}}
+
         self.templates.append(template)
         return {"template": template["name"]}
 
     def _loop(self, holder: dict[str, Any], ancestors: list[Called]) -> bool:
         if not self.chance(20):
             return False
-        lists = [callee.tag("outputs.result") for callee in ancestors if "list" in callee.outputs and not callee.loops]
+
+        lists = [
+            callee.tag("outputs.result")
+            for callee in ancestors
+            if "list" in callee.outputs and not callee.loops
+        ]
+
         kind = self.chance.one("withItems", "withParam", "withSequence")
-        values = {"withItems": ITEMS, "withParam": (*lists, *lists, *PARAMS), "withSequence": SEQUENCES}
+
+        values = {
+            "withItems": ITEMS,
+            "withParam": (*lists, *lists, *PARAMS),
+            "withSequence": SEQUENCES,
+        }
+
         holder[kind] = self.chance.one(*values[kind])
+
         return True
 
-    def _arguments(self, holder: dict[str, Any], ancestors: list[Called], prefix: str, loops: bool) -> None:
+    def _arguments(
+        self, holder: dict[str, Any], ancestors: list[Called], prefix: str, loops: bool
+    ) -> None:
         values: list[Any] = [*VALUES, f"{{{{{prefix}.name}}}}"]
         if loops and self.chance(70):
             values = list(OF_ITEM)
@@ -289,36 +372,60 @@ class Builder:
         paths += ["outputs.parameters.p"] * 2 if "p" in called.outputs else []
         plain = [called.tag(path) for path in paths]
         computed = [f"{{{{={called.tag(path, True)}}}}}" for path in paths]
-        return [*plain, *computed, f"{{{{={called.tag(paths[-1], True)} ?? 'none'}}}}", f"<{plain[-1]}>"]
+        return [
+            *plain,
+            *computed,
+            f"{{{{={called.tag(paths[-1], True)} ?? 'none'}}}}",
+            f"<{plain[-1]}>",
+        ]
 
     def _when(self, ancestors: list[Called], loops: bool) -> str:
         conditions = list(WHENS)
         if loops and self.chance(60):
-            conditions = ["{{item}} != 2", "'{{item}}' == 'i1'", "{{item.n}} > 1", "{{=item == 'i1'}}"]
+            conditions = [
+                "{{item}} != 2",
+                "'{{item}}' == 'i1'",
+                "{{item.n}} > 1",
+                "{{=item == 'i1'}}",
+            ]
         elif ancestors and self.chance(60):
             one = self.chance.one(*ancestors)
-            conditions = [f"{one.tag('status')} == Succeeded", f"{{{{={one.tag('status', True)} != 'Failed'}}}}"]
+            conditions = [
+                f"{one.tag('status')} == Succeeded",
+                f"{{{{={one.tag('status', True)} != 'Failed'}}}}",
+            ]
             if "result" in one.outputs:
-                conditions += [f"{one.tag('outputs.result')} == 3", f"'{one.tag('outputs.result')}' != ''"]
+                conditions += [
+                    f"{one.tag('outputs.result')} == 3",
+                    f"'{one.tag('outputs.result')}' != ''",
+                ]
                 conditions += [f"{one.tag('exitCode')} == 0"]
+
         return self.chance.one(*conditions)
 
     def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
-        template.pop("synchronization", None)  # the error of its lock would race with parallel steps
+        # the error of its lock would race with parallel steps
+        template.pop("synchronization", None)
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}
+
         if self.chance(50):
-            hook["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*self._tags(called))}]}
+            hook["arguments"] = {
+                "parameters": [{"name": "a", "value": self.chance.one(*self._tags(called))}]
+            }
+
         if conditional and self.chance(30):
             self.unlimited = True
             phase = self.chance.one("Succeeded", "Failed")
             return {"some": hook | {"expression": f"{called.tag('status', True)} == '{phase}'"}}
+
         return {"exit": hook}
 
     def _outputs(self, template: Template, called: list[Called]) -> set[str]:
         outputs = set()
-        if (sources := [callee for callee in called if "p" in callee.outputs]) and self.chance(60):
+        sources = [callee for callee in called if "p" in callee.outputs]
+        if sources and self.chance(60):
             one = self.chance.one(*sources)
             source = self.chance.one(
                 {"parameter": one.tag("outputs.parameters.p")},
@@ -328,66 +435,98 @@ class Builder:
             )
             template.setdefault("outputs", {})["parameters"] = [{"name": "p", "valueFrom": source}]
             outputs.add("p")
-        if (sources := [callee for callee in called if "f" in callee.outputs]) and self.chance(60):
+
+        sources = [callee for callee in called if "f" in callee.outputs]
+        if sources and self.chance(60):
             artifact = {"name": "f", "from": self.chance.one(*sources).tag("outputs.artifacts.f")}
-            artifact |= self.chance.one({}, {"optional": True})
+            artifact.update(self.chance.one({}, {"optional": True}))
             template.setdefault("outputs", {})["artifacts"] = [artifact]
             outputs.add("f")
+
         return outputs
 
     def workflow(self) -> list[dict[str, Any]]:
         top, _ = self.composite(0)
         self.templates.append(top)
-        parameters = {"wp": self.chance.one("prod", "dev-1", "a b"), "num": self.chance.one("1", "5", "0.5")}
-        parameters |= {"js": '{"a": {"b": [1, 2]}}', "list": self.chance.one('["p", "q"]', "[]", "[1, {}]")}
+
+        parameters = {
+            "wp": self.chance.one("prod", "dev-1", "a b"),
+            "num": self.chance.one("1", "5", "0.5"),
+            "js": '{"a": {"b": [1, 2]}}',
+            "list": self.chance.one('["p", "q"]', "[]", "[1, {}]"),
+        }
+
         arguments = [{"name": name, "value": value} for name, value in parameters.items()]
         spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": arguments}}
         limit = {} if self.unlimited else {"parallelism": 1}
-        spec |= self.chance.one({}, {}, {}, limit, {"activeDeadlineSeconds": 900})
+        spec.update(self.chance.one({}, {}, {}, limit, {"activeDeadlineSeconds": 900}))
+
         if self.chance(4):
             spec["synchronization"] = {"mutexes": [{"name": f"{NAME}-whole"}]}
+
         if self.chance(15) and not self.daemons:
             _, template, _ = self.leaf(("echo", "fails", "script"))
             self.templates.append(template)
-            tag = self.chance.one("{{workflow.status}}", "{{=workflow.status == 'Failed'}}", "{{workflow.name}}")
-            hook = {"template": template["name"], "arguments": {"parameters": [{"name": "a", "value": tag}]}}
-            spec |= self.chance.one({"onExit": template["name"]}, {"hooks": {"exit": hook}})
+            tag = self.chance.one(
+                "{{workflow.status}}", "{{=workflow.status == 'Failed'}}", "{{workflow.name}}"
+            )
+            hook = {
+                "template": template["name"],
+                "arguments": {"parameters": [{"name": "a", "value": tag}]},
+            }
+            spec.update(self.chance.one({"onExit": template["name"]}, {"hooks": {"exit": hook}}))
+
         if self.chance(5) and not self.daemons:
             spec["templateDefaults"] = {"retryStrategy": {"limit": "1"}}
+
         spec["templates"] = self.templates
         if self.chance(6):
             self._spoil(spec, top)
+
         return self._objects(spec)
 
     def _objects(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         version = {"apiVersion": "argoproj.io/v1alpha1"}
         others = []
         if LIMITS in repr((self.templates, self.elsewhere)):
-            limits = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{NAME}-limits"}}
+            limits = {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": f"{NAME}-limits"},
+            }
             others.append(limits | {"data": {"one": "1", "two": "2", "text": "few", "none": "0"}})
+
         if self.elsewhere:
             library = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-lib"}}
             others.append(version | library | {"spec": {"templates": self.elsewhere}})
+
         unique = len({template["name"] for template in self.templates}) == len(self.templates)
         if unique and self.chance(5):  # Argo does not check this in a workflowTemplateRef
             whole = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-whole"}}
             others.append(version | whole | {"spec": spec})
             spec = {"workflowTemplateRef": {"name": f"{NAME}-whole"}}
+
         return [version | {"kind": "Workflow", "metadata": {"name": NAME}, "spec": spec}, *others]
 
     def _spoil(self, spec: dict[str, Any], top: Template) -> None:
         """Add a mistake that Argo's check rejects."""
-        holders = [caller for group in top["steps"] for caller in group] if "steps" in top else top["dag"]["tasks"]
+        if "steps" in top:
+            holders = [caller for group in top["steps"] for caller in group]
+        else:
+            holders = top["dag"]["tasks"]
+
         holder = self.chance.one(*holders)
         mistake = self.chance.between(0, 5)
         if mistake == 0:
-            holder |= {"template": "nowhere"}
+            holder["template"] = "nowhere"
             holder.pop("inline", None)
             holder.pop("templateRef", None)
         elif mistake == 1:
             spec["entrypoint"] = "nowhere"
         elif mistake == 2:
-            holder["arguments"] = {"parameters": [{"name": "a", "value": "{{inputs.parameters.nope}}"}]}
+            holder["arguments"] = {
+                "parameters": [{"name": "a", "value": "{{inputs.parameters.nope}}"}]
+            }
         elif mistake == 3:
             holders.append(holder) if "dag" in top else top["steps"].append([holder])
         elif mistake == 4:
@@ -398,11 +537,16 @@ class Builder:
 
 @st.composite
 def workflows(draw: st.DrawFn, artifacts: bool = True, slow: bool = False) -> list[dict[str, Any]]:
-    """Draw the objects of a workflow; `artifacts`: use a store; `slow`: use deadlines of some seconds."""
-    return Builder(Chance(lambda count: draw(st.integers(0, count - 1))), artifacts, slow).workflow()
+    """Draw the objects of a workflow; `artifacts`: use a store; `slow`: use deadlines of some
+    seconds."""
+    return Builder(
+        Chance(lambda count: draw(st.integers(0, count - 1))), artifacts, slow
+    ).workflow()
 
 
-def random_workflows(count: int, seed: int, artifacts: bool = True) -> Iterator[list[dict[str, Any]]]:
+def random_workflows(
+    count: int, seed: int, artifacts: bool = True
+) -> Iterator[list[dict[str, Any]]]:
     """Yield `count` workflows; each is determined by seed and index."""
     for index in range(count):
         yield Builder(Chance(random.Random(f"{seed}/{index}").randrange), artifacts).workflow()

@@ -1,4 +1,5 @@
-"""Generates docs/api.md and docs/commands.md from docstrings, and the table of settings in docs/training.md.
+"""Generates docs/api.md and docs/commands.md from docstrings, and the table of settings in
+docs/training.md.
 
 python -m tests.docs.pages        writes them
 """
@@ -21,7 +22,9 @@ from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
 from tests.commands import ROOT
 
-API, COMMANDS, TRAINING = ROOT / "docs/api.md", ROOT / "docs/commands.md", ROOT / "docs/training.md"
+API = ROOT / "docs/api.md"
+COMMANDS = ROOT / "docs/commands.md"
+TRAINING = ROOT / "docs/training.md"
 TABLE = re.compile(r"(?<=<!-- settings of train: generated -->\n).*?(?=<!-- end -->)", re.DOTALL)
 WIDTH = 100
 OTHERS = ("tracking", "release.predictor", "release.files", "release.client", "release.compare")
@@ -87,58 +90,105 @@ def training_page() -> str:
     rows = ["\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n"]
     for key, values, default, description in explain("train"):
         shown = "" if default is None else f"`{json.dumps(default)}`"
-        rows.append(f"| `{key.removeprefix('train.')}` | {values.replace('|', 'or')} | {shown} | {description} |\n")
+        rows.append(
+            f"| `{key.removeprefix('train.')}` | {values.replace('|', 'or')} | {shown} |"
+            f" {description} |\n"
+        )
     return TABLE.sub(lambda _: "".join([*rows, "\n"]), TRAINING.read_text())
 
 
 def _entry(name: str, value: Any) -> str:
-    if marks := getattr(value, "__metadata__", None):  # Artifact is an annotated type
+    marks = getattr(value, "__metadata__", None)
+    if marks:  # Artifact is an annotated type
         return f"\n### {name}\n\n{marks[0].__doc__}\n"
     assert value.__doc__, f"{name} has no docstring"
-    members = "".join([*_fields(value), *_methods(value)]) if inspect.isclass(value) else ""
+    if inspect.isclass(value):
+        members = "".join([*_fields(value), *_methods(value)])
+    else:
+        members = ""
     return f"\n### {name}\n\n`{signature(name, value)}`\n\n{_prose(value)}\n{members}"
 
 
 def signature(name: str, value: Any) -> str:
-    """Return `name(a, b=1)` of a function or a class to call, or `class name(bases)` of a class to inherit from."""
-    if inspect.isclass(value) and ("__init__" not in vars(value) or getattr(value, "_is_protocol", False)):
-        names = {getattr(rekindle, public): public for public in vars(rekindle)["NAMES"]["errors"]}  # some are aliases
-        return f"class {name}({', '.join(names.get(base, base.__name__) for base in value.__bases__)})"
-    shown, star = [], False
+    """Return `name(a, b=1)` of a function or a class to call, or `class name(bases)` of a class to
+    inherit from."""
+    if inspect.isclass(value) and (
+        "__init__" not in vars(value) or getattr(value, "_is_protocol", False)
+    ):
+        # some are aliases
+        names = {getattr(rekindle, public): public for public in vars(rekindle)["NAMES"]["errors"]}
+        return (
+            f"class {name}({', '.join(names.get(base, base.__name__) for base in value.__bases__)})"
+        )
+
+    shown = []
+    star = False
+
     for parameter in inspect.signature(value).parameters.values():
         if parameter.name == "self":
             continue
+
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            shown, star = [*shown, "*"], True
+            shown = [*shown, "*"]
+            star = True
+
         default = parameter.default
-        text = "" if default is parameter.empty else f"={default!r}" if "<" not in repr(default) else "=..."
+        if default is parameter.empty:
+            text = ""
+        else:
+            if "<" not in repr(default):
+                text = f"={default!r}"
+            else:
+                text = "=..."
+
         stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         shown.append(f"{stars}{parameter.name}{text}")
+
     return f"{name}({', '.join(shown)})"
 
 
 def _fields(value: Any) -> Iterator[str]:
     """Yield a table row for each field that the model itself declares."""
     all_fields = getattr(value, "model_fields", {})
-    if fields := {name: field for name, field in all_fields.items() if name in vars(value).get("__annotations__", {})}:
+
+    fields = {
+        name: field
+        for name, field in all_fields.items()
+        if name in vars(value).get("__annotations__", {})
+    }
+    if fields:
         yield "\n| field | default | meaning |\n| --- | --- | --- |\n"
         for name, field in fields.items():
-            default = "" if field.default is PydanticUndefined else f"`{field.default!r}`"
-            yield f"| `{name}` | {default if len(default) < 40 else '...'} | {field.description or ''} |\n"
+            if field.default is PydanticUndefined:
+                default = ""
+            else:
+                default = f"`{field.default!r}`"
+
+            yield (
+                f"| `{name}` | {default if len(default) < 40 else '...'} |"
+                f" {field.description or ''} |\n"
+            )
 
 
 def _methods(value: Any) -> Iterator[str]:
     """Yield a line for each public method with a docstring."""
-    if methods := {n: m for n, m in vars(value).items() if n[0] != "_" and inspect.isfunction(m) and m.__doc__}:
+    methods = {
+        n: m for n, m in vars(value).items() if n[0] != "_" and inspect.isfunction(m) and m.__doc__
+    }
+    if methods:
         yield "\n"
         for name, method in methods.items():
-            yield f"- `{signature(name, method)}`: {(inspect.getdoc(method) or '').splitlines()[0]}\n"
+            first_paragraph = (inspect.getdoc(method) or "").partition("\n\n")[0]
+            sentence = " ".join(first_paragraph.split())
+            yield f"- `{signature(name, method)}`: {sentence}\n"
 
 
 def _prose(value: Any) -> str:
     """Convert a docstring to Markdown, where indented lines are code."""
     text = inspect.getdoc(value) or ""
-    return re.sub(r"((?:^    .*\n?(?:\n(?=    ))?)+)", _fenced, text + "\n", flags=re.MULTILINE).rstrip()
+    return re.sub(
+        r"((?:^    .*\n?(?:\n(?=    ))?)+)", _fenced, text + "\n", flags=re.MULTILINE
+    ).rstrip()
 
 
 def _fenced(code: re.Match[str]) -> str:

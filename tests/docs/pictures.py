@@ -1,6 +1,7 @@
 """Draw the pictures of the README.
 
-python -m tests.docs.pictures        draws docs/overview.svg, and docs/terminal.svg from a run (a minute)
+python -m tests.docs.pictures        draws docs/overview.svg, and docs/terminal.svg from a run (a
+minute)
 """
 
 import fcntl
@@ -19,9 +20,16 @@ from pathlib import Path
 
 from tests.commands import ROOT, shell
 
-OVERVIEW, TERMINAL = ROOT / "docs/overview.svg", ROOT / "docs/terminal.svg"
+OVERVIEW = ROOT / "docs/overview.svg"
+TERMINAL = ROOT / "docs/terminal.svg"
 COLUMNS = 132
-INK, FAINT, GREEN, BLUE, GROUND, FILL = "#c5c8c6", "#868887", "#98a84b", "#608ab1", "#292929", "#363636"  # Rich's
+# Rich's
+INK = "#c5c8c6"
+FAINT = "#868887"
+GREEN = "#98a84b"
+BLUE = "#608ab1"
+GROUND = "#292929"
+FILL = "#363636"
 STEPS = ("prepare", "train", "evaluate", "release", "deploy", "verify")
 LANES = {
     "rekindle run: this machine": (
@@ -40,14 +48,21 @@ LANES = {
 ROWS = ("workflow", "training", "services", "serving")
 
 
-def text(x: float, y: float, content: str, color: str = INK, size: int = 16, anchor: str = "middle") -> str:
+def text(
+    x: float, y: float, content: str, color: str = INK, size: int = 16, anchor: str = "middle"
+) -> str:
     style = f'fill="{color}" font-size="{size}" text-anchor="{anchor}"'
     return f'<text x="{x:g}" y="{y:g}" {style}>{escape(content)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT) -> str:
+def box(
+    x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT
+) -> str:
     """Draw a box with centered lines; the first is bright, the others are small."""
-    drawn = [f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILL}" stroke="{edge}"/>']
+    drawn = [
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILL}"'
+        f' stroke="{edge}"/>'
+    ]
     top = y + height / 2 + 6 - 10 * (len(lines) - 1)
     for number, line in enumerate(lines):
         color, size = (INK, 16) if number == 0 else (FAINT, 14)
@@ -56,7 +71,10 @@ def box(x: float, y: float, width: float, height: float, lines: Sequence[str], e
 
 
 def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    return f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{FAINT}" marker-end="url(#head)"/>'
+    return (
+        f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{FAINT}"'
+        ' marker-end="url(#head)"/>'
+    )
 
 
 def overview() -> str:
@@ -73,25 +91,45 @@ def overview() -> str:
         drawn.append(box(x, 140, 170, 44, (step,)))
         if number:
             drawn.append(arrow(x - 20, 162, x - 4, 162))
+
     drawn += [arrow(600, 90, 600, 132), text(505, 206, "against the champion", FAINT, 14)]
     for lane, (title, boxes) in enumerate(LANES.items()):
         x = 150 + lane * 520
-        drawn += [arrow(x + 245, 190, x + 245, 232), box(x, 236, 490, 336, ()), text(x + 245, 264, title, GREEN, 18)]
+        drawn += [
+            arrow(x + 245, 190, x + 245, 232),
+            box(x, 236, 490, 336, ()),
+            text(x + 245, 264, title, GREEN, 18),
+        ]
         for number, lines in enumerate(boxes):
             drawn.append(box(x + 20, 282 + number * 70, 450, 58, lines))
+
         drawn.append(arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
-    drawn += [text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)]
-    drawn.append(box(400, 616, 400, 60, ("the same model, bit for bit", "whatever was killed in between"), GREEN))
+
+    drawn += [
+        text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)
+    ]
+    drawn.append(
+        box(
+            400,
+            616,
+            400,
+            60,
+            ("the same model, bit for bit", "whatever was killed in between"),
+            GREEN,
+        )
+    )
+
     return (
-        '<svg viewBox="0 0 1200 700" xmlns="http://www.w3.org/2000/svg" font-family="Fira Code, monospace">\n'
-        f'<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="4" orient="auto">'
-        f'<path d="M0,0 L8,4 L0,8 z" fill="{FAINT}"/></marker></defs>\n'
-        f'<rect width="1200" height="700" rx="8" fill="{GROUND}"/>\n' + "\n".join(drawn) + "\n</svg>\n"
+        '<svg viewBox="0 0 1200 700" xmlns="http://www.w3.org/2000/svg" font-family="Fira Code,'
+        ' monospace">\n<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="4"'
+        f' orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{FAINT}"/></marker></defs>\n<rect'
+        f' width="1200" height="700" rx="8" fill="{GROUND}"/>\n' + "\n".join(drawn) + "\n</svg>\n"
     )
 
 
 def terminal() -> str:
-    """Draw the end of `rekindle run configs/demo.yaml` on a terminal, and a prediction of the model."""
+    """Draw the end of `rekindle run configs/demo.yaml` on a terminal, and a prediction of the
+    model."""
     from rich.console import Console
     from rich.text import Text
 
@@ -101,12 +139,15 @@ def terminal() -> str:
         last = re.sub(r"\x1b\[\?25[hl]", "", output.rpartition("\x1b[2K")[2])
         (request,) = re.findall(r"^try it +(.*?)\r?$", last, re.MULTILINE)
         answer = typed(request).stdout
-        port = environ["REKINDLE_SERVE__PORT"]  # a free port, replaced by the default in the picture
+        # a free port, replaced by the default in the picture
+        port = environ["REKINDLE_SERVE__PORT"]
+
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print("[bold]$ make run[/]", highlight=False)
     console.print(Text.from_ansi(last.strip("\r\n").replace("\r", "").replace(port, "8080")))
     console.print(f"[bold]$ {request.replace(port, '8080')}[/]", highlight=False)
     console.print(Text(answer.strip()))
+
     return console.export_svg(title="rekindle", unique_id="terminal")
 
 
@@ -114,15 +155,26 @@ def run_on_terminal(command: list[str], folder: str, environ: dict[str, str]) ->
     """Return the output of a command on a terminal."""
     terminal, process_end = pty.openpty()
     fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
-    process = subprocess.Popen(command, cwd=folder, env={**environ, "TERM": "xterm-256color"}, stdin=process_end,
-                               stdout=process_end, stderr=process_end, start_new_session=True)  # fmt: skip
+
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**environ, "TERM": "xterm-256color"},
+        stdin=process_end,
+        stdout=process_end,
+        stderr=process_end,
+        start_new_session=True,
+    )
+
     os.close(process_end)
     output = b""
+
     try:
         while chunk := os.read(terminal, 65536):
             output += chunk
     except OSError:  # the process has closed the terminal: everything is read
         pass
+
     assert process.wait() == 0, output.decode()
     return output.decode()
 

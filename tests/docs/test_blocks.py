@@ -1,6 +1,8 @@
-"""All code blocks of the documents, by language: files load, fragments of Python run, commands exist.
+"""All code blocks of the documents, by language: files load, fragments of Python run, commands
+exist.
 
-Commands that only read are run, the commands in NEEDS are only parsed, and test_stories.py runs the others.
+Commands that only read are run, the commands in NEEDS are only parsed, and test_stories.py runs the
+others.
 """
 
 import ast
@@ -35,7 +37,9 @@ from tests.docs.pages import API, COMMANDS
 
 GROUPS = {"rekindle": commands, "argolocal": argolocal_cli.commands}
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
-NEEDS = {  # requirement that tests lack → commands that are only parsed; tests/cluster runs those for a cluster
+# requirement that tests lack → commands that are only parsed; tests/cluster runs those for a
+# cluster
+NEEDS = {
     "a cluster": {
         "kubectl",
         "helm",
@@ -50,8 +54,19 @@ NEEDS = {  # requirement that tests lack → commands that are only parsed; test
     "a builder and a registry": {"docker", "buildah", "rekindle images build"},
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
     "several machines": {"torchrun"},
-    "a release and its repository": {"rekindle reproduce"},  # tests/rekindle/view/reproduce/test_reproduction.py
-    "nothing that could fail": {"export", "eval", "cd", ".", "echo", "printf", "cat", "install", "openssl"},
+    # tests/rekindle/view/reproduce/test_reproduction.py
+    "a release and its repository": {"rekindle reproduce"},
+    "nothing that could fail": {
+        "export",
+        "eval",
+        "cd",
+        ".",
+        "echo",
+        "printf",
+        "cat",
+        "install",
+        "openssl",
+    },
     "this repository, and minutes": {"make", "python", "pre-commit", ".ci/run", "uv"},
 }
 CONFIG = {
@@ -70,6 +85,7 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Change to a directory with the files of the page; unload their modules afterwards."""
     for name in [*EARLIER.get(block.document.name, []), block.document.name]:
         write_files(block.document.with_name(name), tmp_path)
+
     shutil.copytree(ROOT / "configs", tmp_path / "configs", dirs_exist_ok=True)
     shutil.copy(ROOT / "template/data/power.csv", tmp_path)
     (tmp_path / "payments.csv").touch()
@@ -77,8 +93,11 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
+
     for name in [
-        name for name, module in sys.modules.items() if str(tmp_path) in (getattr(module, "__file__", "") or "")
+        name
+        for name, module in sys.modules.items()
+        if str(tmp_path) in (getattr(module, "__file__", "") or "")
     ]:
         del sys.modules[name]
 
@@ -86,7 +105,10 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_code_block_of_the_docs_works(block: Block, folder: Path) -> None:
     check = CHECKS.get(block.language)
-    assert check, f"{block}: no check exists for the language {block.language!r}: use one of {', '.join(CHECKS)}"
+    assert check, (
+        f"{block}: no check exists for the language {block.language!r}: use one of"
+        f" {', '.join(CHECKS)}"
+    )
     check(block, folder)
 
 
@@ -97,11 +119,14 @@ def _commands(block: Block, folder: Path) -> None:
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a line, from pipelines, lists and `$(...)`, without redirections."""
+    """Yield the simple commands of a line, from pipelines, lists and `$(...)`, without
+    redirections."""
     for inner in re.findall(r"\$\(([^()]*)\)", line):
         yield from _simple_commands(inner)
+
     words: list[str] = []
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+
     lexer.whitespace_split = True
     for word in [*lexer, ";"]:
         if not re.fullmatch(r"[|&;]+", word):
@@ -114,30 +139,43 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 def _check_command(block: Block, words: list[str]) -> None:
     while re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
+
     program, *arguments = words
     name = program
+
     if program in GROUPS:
         name, context = _parse(block, program, arguments)
         if context and name.startswith(READS):
             _run(block, program, arguments)
+
         at_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
         if name.startswith(READS) or block.language == "console" or at_cluster:
             return
     elif program == "make" and arguments:
         makefiles = [ROOT / "Makefile", ROOT / "template/Makefile"]
-        assert any(re.search(rf"^{arguments[0]}:", file.read_text(), re.MULTILINE) for file in makefiles), block
+        assert any(
+            re.search(rf"^{arguments[0]}:", file.read_text(), re.MULTILINE) for file in makefiles
+        ), block
     elif program.endswith("python") and arguments[0] == "-m":
         assert arguments[1] == "pytest" or find_spec(arguments[1]), f"{block}: {' '.join(words)}"
         name = "python"
-    assert any(name in names for names in NEEDS.values()), f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
+
+    assert any(name in names for names in NEEDS.values()), (
+        f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
+    )
 
 
 def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
     """Return the full name of the command and its context; None if it only shows its help."""
     group: Any = GROUPS[name]
     while isinstance(group, click.Group):
-        assert arguments and arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
-        name, group, arguments = f"{name} {arguments[0]}", group.commands[arguments[0]], arguments[1:]
+        assert arguments and arguments[0] in group.commands, (
+            f"{block}: {name} has no command {arguments[:1]}"
+        )
+        name = f"{name} {arguments[0]}"
+        group = group.commands[arguments[0]]
+        arguments = arguments[1:]
+
     try:
         return name, group.make_context(name, list(arguments))
     except click.exceptions.Exit:
@@ -156,37 +194,50 @@ def _run(block: Block, program: str, arguments: list[str]) -> None:
 
 
 def _yaml(block: Block, folder: Path) -> None:
-    """Check a manifest for Argo, prices, the table of images, or a config (complete or some sections)."""
+    """Check a manifest for Argo, prices, the table of images, or a config (complete or some
+    sections)."""
     documents = list(yaml.safe_load_all(block.text))
     if "kind" in documents[0]:
         findings = [finding for document in documents for finding in lint(document)]
         assert [str(finding) for finding in findings if finding.fatal] == [], block
     elif block.file == FILE:
         Prices.parse(documents[0], str(block))
-    elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(iter(documents[0])):
+    elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(
+        iter(documents[0])
+    ):
         (folder / "images.yaml").write_text(block.text)
         assert Image.read_table(folder / "images.yaml")
     else:
         file = folder / (block.file or "fragment.yaml")
         if not block.file:
             file.write_text(yaml.safe_dump(CONFIG | documents[0]))
+
         load_config(file, environment={})
 
 
 def _python(block: Block, folder: Path) -> None:
-    """Import a module; run a fragment after the previous ones of its page, in a pipeline if it has blocks."""
+    """Import a module; run a fragment after the previous ones of its page, in a pipeline if it has
+    blocks."""
     tree = ast.parse(block.text, str(block))
     _check_calls(block, tree)
+
     if block.file:
         project.load(block.file.removesuffix(".py").replace("/", "."), "step", ())
     elif not _imports(tree) & {"mlflow"}:  # needs a server: test_stories.py runs it
-        fragments = [other for other in blocks(block.document, "python") if not other.file and other.line <= block.line]
+        fragments = [
+            other
+            for other in blocks(block.document, "python")
+            if not other.file and other.line <= block.line
+        ]
+
         config = load_config(ROOT / "tests/golden/config.yaml", environment={}).config
+
         space: dict[str, Any] = {
             "config": config,
             "rekindle": importlib.import_module("rekindle"),
             "blocks": rekindle_blocks,
         }
+
         for fragment in fragments:
             code = compile(fragment.text, str(fragment), "exec")
             inside = "blocks." in fragment.text and "blocks.pipeline" not in fragment.text
@@ -196,18 +247,27 @@ def _python(block: Block, folder: Path) -> None:
 
 def _imports(tree: ast.AST) -> set[str]:
     """Return all modules that the code imports."""
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    return names | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    return names | {
+        node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
 
 
 def _check_calls(block: Block, tree: ast.AST) -> None:
-    """Check that names of Rekindle and Hera exist and accept their arguments, even in functions that do not run."""
+    """Check that names of Rekindle and Hera exist and accept their arguments, even in functions
+    that do not run."""
     names: dict[str, Any] = {
         "argolocal": importlib.import_module("argolocal"),
         "rekindle": importlib.import_module("rekindle"),
         "blocks": rekindle_blocks,
         "Config": Config,
     }
+
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
             "argolocal",
@@ -218,14 +278,22 @@ def _check_calls(block: Block, tree: ast.AST) -> None:
                 module = importlib.import_module(node.module or "")
                 assert hasattr(module, alias.name), f"{block}: {node.module} has no {alias.name}"
                 names[alias.asname or alias.name] = getattr(module, alias.name)
+
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id in ("argolocal", "rekindle", "blocks")
         ):
-            assert hasattr(names[node.value.id], node.attr), f"{block}: {ast.unparse(node)} does not exist"
-        if isinstance(node, ast.Call) and (function := _resolve(node.func, names)) and not inspect.isclass(function):
+            assert hasattr(names[node.value.id], node.attr), (
+                f"{block}: {ast.unparse(node)} does not exist"
+            )
+
+        if (
+            isinstance(node, ast.Call)
+            and (function := _resolve(node.func, names))
+            and not inspect.isclass(function)
+        ):
             named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
             inspect.signature(function).bind_partial(*node.args, **named)
 
@@ -233,12 +301,20 @@ def _check_calls(block: Block, tree: ast.AST) -> None:
 def _resolve(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return names.get(node.id)
-    return getattr(_resolve(node.value, names), node.attr, None) if isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Attribute):
+        return getattr(_resolve(node.value, names), node.attr, None)
+    return None
 
 
 def _dockerfile(block: Block, folder: Path) -> None:
-    steps = [line.split()[0] for line in block.text.replace("\\\n", "").splitlines() if line and line[0] not in "# "]
-    assert set(steps) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR"} and "FROM" in steps, block
+    steps = [
+        line.split()[0]
+        for line in block.text.replace("\\\n", "").splitlines()
+        if line and line[0] not in "# "
+    ]
+    assert (
+        set(steps) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR"} and "FROM" in steps
+    ), block
 
 
 def _mermaid(block: Block, folder: Path) -> None:
@@ -251,7 +327,10 @@ def _drawing(block: Block, folder: Path) -> None:
 
 
 def _text(block: Block, folder: Path) -> None:
-    assert block.document in (API, COMMANDS), f"{block}: only generated pages may contain unchecked text"
+    assert block.document in (
+        API,
+        COMMANDS,
+    ), f"{block}: only generated pages may contain unchecked text"
 
 
 CHECKS = {
@@ -272,7 +351,10 @@ def test_documented_flags_of_steps_exist() -> None:
         for module, rest in re.findall(
             r"rekindle step (steps\.(?:prepare|train|evaluate|release|verify))\b(.*)", block.text
         ):
-            fields = {flag(name) for name in load(module).Inputs.model_fields} | {"--output", "--help"}
+            fields = {flag(name) for name in load(module).Inputs.model_fields} | {
+                "--output",
+                "--help",
+            }
             assert set(re.findall(r"--[\w-]+", rest)) <= fields, block
 
 
@@ -283,10 +365,13 @@ def test_targets_of_links_exist(document: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    pages, reached = [ROOT / "README.md"], set[Path]()
+    pages = [ROOT / "README.md"]
+    reached = set[Path]()
     while pages:
         reached.add(page := pages.pop())
-        linked = [page.parent / target for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())]
+        linked = [
+            page.parent / target for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+        ]
         pages += {path.resolve() for path in linked if path.suffix == ".md"} - reached
     assert set((ROOT / "docs").glob("*.md")) <= reached
     shown = "".join(page.read_text() for page in reached)

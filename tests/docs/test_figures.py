@@ -8,6 +8,10 @@ WORKERS = {"benchmarks.torchrun"}  # programs that another benchmark starts
 
 def test_every_benchmark_is_on_the_page() -> None:
     page = (ROOT / "docs/figures.md").read_text()
-    programs = [path for path in (ROOT / "benchmarks").rglob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
+    programs = [
+        path
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        if 'if __name__ == "__main__"' in path.read_text()
+    ]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in programs} - WORKERS
     assert len(names) > 15 and {name for name in names if f"python -m {name}" not in page} == set()

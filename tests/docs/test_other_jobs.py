@@ -1,4 +1,5 @@
-"""The examples of docs/other-jobs.md render and lint, and contain every kind that the page names."""
+"""The examples of docs/other-jobs.md render and lint, and contain every kind that the page
+names."""
 
 import sys
 from pathlib import Path
@@ -36,10 +37,18 @@ def test_every_example_of_other_jobs_renders_and_lints(rendered: Any) -> None:
     applied: set[str] = set()
     for fragment, manifest in zip(FRAGMENTS, rendered, strict=True):
         templates = manifest["spec"]["templates"]
-        texts = [template["resource"].get("manifest", "") for template in templates if "resource" in template]
-        applied |= {kind for kind in KINDS for text in texts if f'"kind": "{kind}"' in text}
+        texts = [
+            template["resource"].get("manifest", "")
+            for template in templates
+            if "resource" in template
+        ]
+
+        applied.update({kind for kind in KINDS for text in texts if f'"kind": "{kind}"' in text})
+
         if len(templates) == 1:  # the volume claim, which is applied by hand
             continue
+
         errors = [str(finding) for finding in lint(manifest) if finding.fatal]
         assert errors == [], fragment
+
     assert applied == KINDS

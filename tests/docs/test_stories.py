@@ -10,15 +10,43 @@ import numpy as np
 import pytest
 
 from rekindle import tracking
-from tests.commands import DOCUMENTS, README, RECIPES, ROOT, blocks, commands, shell, typed_by_hand, write_files
+from tests.commands import (
+    DOCUMENTS,
+    README,
+    RECIPES,
+    ROOT,
+    blocks,
+    commands,
+    shell,
+    typed_by_hand,
+    write_files,
+)
 from tests.docs.pictures import OVERVIEW, overview
 
-TRACKING, SURVIVING = ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
-MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
+TRACKING = ROOT / "docs/tracking.md"
+SURVIVING = ROOT / "docs/surviving.md"
+MODEL = ROOT / "docs/your-own-model.md"
+PIPELINE = ROOT / "docs/your-own-pipeline.md"
 ARGOLOCAL = ROOT / "docs/argolocal.md"
-CACHE, COST, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters"))
-AFTER, SERVING = ROOT / "docs/after-release.md", ROOT / "docs/serving.md"
-TYPED = {AFTER, SERVING, ARGOLOCAL, README, TRACKING, CACHE, COST, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
+CACHE, COST, TIME, SHARED = (
+    ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters")
+)
+AFTER = ROOT / "docs/after-release.md"
+SERVING = ROOT / "docs/serving.md"
+TYPED = {
+    AFTER,
+    SERVING,
+    ARGOLOCAL,
+    README,
+    TRACKING,
+    CACHE,
+    COST,
+    TIME,
+    SHARED,
+    SURVIVING,
+    MODEL,
+    PIPELINE,
+}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 
@@ -50,12 +78,20 @@ def test_the_page_of_argolocal_works_without_a_training(tmp_path: Path) -> None:
 def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (notebook,) = blocks(TRACKING, "python")
-    (tmp_path / "notebook.py").write_text(f"{notebook.text}\nprint(model.predict(model.input_example))")
+    (tmp_path / "notebook.py").write_text(
+        f"{notebook.text}\nprint(model.predict(model.input_example))"
+    )
+
     with shell(tmp_path) as typed:
-        for command in [c for page in (README, SURVIVING, TRACKING, CACHE, COST, AFTER) for c in typed_by_hand(page)]:
+        for command in [
+            c
+            for page in (README, SURVIVING, TRACKING, CACHE, COST, AFTER)
+            for c in typed_by_hand(page)
+        ]:
             done = typed(RECIPES.get(command, command).replace("jupyter lab", "python notebook.py"))
             code = 10 if command.startswith("rekindle plan") else 0
             assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
+
             if command.startswith("rekindle run configs/demo.yaml --set"):
                 assert "same" in done.stdout
                 assert ("train-transformer succeeded" in done.stdout) == ("--no-cache" in command)
@@ -66,15 +102,28 @@ def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
 def test_backfill_works_as_documented(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     world = "simulate://7?cards=150&terminals=300&days=91"
-    small = {"REKINDLE_DATA__SOURCE": world, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
+
+    small = {
+        "REKINDLE_DATA__SOURCE": world,
+        "REKINDLE_TRAIN__EPOCHS": "1",
+        "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
+    }
     with shell(tmp_path, **small) as typed:
         run, backfill = typed_by_hand(TIME)
-        assert (done := typed(run)).returncode == 0, f"{done.stdout}{done.stderr}"
+        done = typed(run)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         tables = [typed(backfill), typed(backfill)]
         assert [table.returncode for table in tables] == [0, 0], tables
-        weeks = [re.findall(r"^(2024-03-\d\d)T.* Succeeded +(\w+) .*$", table.stdout, re.MULTILINE) for table in tables]
-        assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"] and weeks[1] == weeks[0]
-        assert "Served" not in tables[0].stdout and "version 2" not in typed("rekindle status").stdout
+        weeks = [
+            re.findall(r"^(2024-03-\d\d)T.* Succeeded +(\w+) .*$", table.stdout, re.MULTILINE)
+            for table in tables
+        ]
+        assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"] and weeks[1] == weeks[
+            0
+        ]
+        assert (
+            "Served" not in tables[0].stdout and "version 2" not in typed("rekindle status").stdout
+        )
 
 
 @pytest.mark.slow
@@ -84,15 +133,19 @@ def test_a_source_without_new_rows_is_trained_on_once(
 ) -> None:
     for page in (MODEL, TIME):
         write_files(page, tmp_path)
+
     power(tmp_path, 800)
     rows = (tmp_path / "power.csv").read_text().splitlines()
-    days = [f"2024-{3 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00" for day in range(38)]  # the last is 04-10
+    # the last is 04-10
+    days = [f"2024-{3 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00" for day in range(38)]
     timed = [f"{days[index * 38 // 800]},{row}" for index, row in enumerate(rows[1:])]
     (tmp_path / "power.csv").write_text("\n".join([f"time,{rows[0]}", *timed]))
+
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         changed = "--set train.seed=2"
         weeks = {"04-15": "", "04-22": "", "04-29": "", "05-06": changed, "05-13": changed}
         outcomes = {}
+
         for day, more in weeks.items():
             command = f"rekindle run power.yaml --set workload=metered --set name=metered {more}"
             done = typed(f"{command} -p scheduled-time=2024-{day}T03:00:00Z -o json")
@@ -100,11 +153,18 @@ def test_a_source_without_new_rows_is_trained_on_once(
             result = json.loads(done.stdout)
             phases = {step["name"]: step["phase"] for step in result["steps"]}
             outcomes[day] = phases["train"], done.returncode
+
             if phases["train"] == "Omitted":
-                assert result["verdict"] == "same" and "does not contain rows after 2024-04-10" in result["reason"]
+                assert (
+                    result["verdict"] == "same"
+                    and "does not contain rows after 2024-04-10" in result["reason"]
+                )
                 assert tracking.tags_of(result["run_id"])["reason"] == result["reason"]
             elif more:
-                assert any("train.seed changed: this run trains." in text for text in result["warnings"])
+                assert any(
+                    "train.seed changed: this run trains." in text for text in result["warnings"]
+                )
+
         trained = {day for day, (phase, _) in outcomes.items() if phase == "Succeeded"}
         assert trained == {"04-15", "05-06"} and {
             code for day, (_, code) in outcomes.items() if day not in trained
@@ -115,11 +175,16 @@ def test_a_source_without_new_rows_is_trained_on_once(
 @pytest.mark.timeout(600)  # two runs
 def test_extra_workers_do_not_change_the_weights_as_documented(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
+    small = {
+        "REKINDLE_DATA__SOURCE": WORLD,
+        "REKINDLE_TRAIN__EPOCHS": "1",
+        "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
+    }
     with shell(tmp_path, **small) as typed:
         (command,) = typed_by_hand(SHARED)
         runs = [
-            json.loads(typed(f"{run} -o json").stdout) for run in (command, "rekindle run configs/demo.yaml --no-cache")
+            json.loads(typed(f"{run} -o json").stdout)
+            for run in (command, "rekindle run configs/demo.yaml --no-cache")
         ]
         assert runs[0]["model_sha256"] == runs[1]["model_sha256"]
         explanation = typed(f"rekindle explain {runs[0]['workflow']}").stdout
@@ -141,22 +206,34 @@ def test_model_servers_need_a_token_as_documented(tmp_path: Path) -> None:
         assert "instances" in json.loads(typed(request.replace("127.0.0.1:8080", endpoint)).stdout)
         status = f"curl -s -o answer -w '%{{http_code}}' {endpoint}/v1/models/digits"
         headers = "", "-H 'Authorization: Bearer wrong'", "-H @.rekindle/services/authorization"
+
         for command in (
             f"{run} --set train.seed=2 --set gate.tolerance=1",
             "rekindle rollback digits",
             "rekindle status",
         ):
             assert "predictions" in json.loads(typed(trial).stdout)
-            assert [typed(f"{status} {header}").stdout for header in headers] == ["401", "401", "200"]
+            assert [typed(f"{status} {header}").stdout for header in headers] == [
+                "401",
+                "401",
+                "200",
+            ]
             done = typed(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
 def test_the_pipeline_in_the_readme_equals_the_module_of_the_pipeline() -> None:
     (shown,) = blocks(README, "python")
-    bodies = [ast.parse(text).body[-1] for text in (shown.text, (ROOT / "pipelines/training.py").read_text())]
-    with_blocks = [function.body[-2:] for function in bodies if isinstance(function, ast.FunctionDef)]
-    assert [ast.unparse(node) for node in with_blocks[0]] == [ast.unparse(node) for node in with_blocks[1]]
+    bodies = [
+        ast.parse(text).body[-1]
+        for text in (shown.text, (ROOT / "pipelines/training.py").read_text())
+    ]
+    with_blocks = [
+        function.body[-2:] for function in bodies if isinstance(function, ast.FunctionDef)
+    ]
+    assert [ast.unparse(node) for node in with_blocks[0]] == [
+        ast.unparse(node) for node in with_blocks[1]
+    ]
 
 
 def test_the_overview_picture_is_up_to_date() -> None:
@@ -166,9 +243,13 @@ def test_the_overview_picture_is_up_to_date() -> None:
 def power(folder: Path, rows: int) -> None:
     """Write the data of the page about models: consumption falls with the temperature."""
     rng = np.random.default_rng(0)
-    hours, degrees = rng.integers(0, 24, rows), rng.normal(10, 8, rows)
+    hours = rng.integers(0, 24, rows)
+    degrees = rng.normal(10, 8, rows)
     kwh = 40 - degrees + 5 * np.cos(hours / 24 * 2 * np.pi) + rng.normal(0, 1, rows)
-    lines = [f"{hour},{degree:.1f},{power:.2f}" for hour, degree, power in zip(hours, degrees, kwh, strict=True)]
+    lines = [
+        f"{hour},{degree:.1f},{power:.2f}"
+        for hour, degree, power in zip(hours, degrees, kwh, strict=True)
+    ]
     (folder / "power.csv").write_text("\n".join(["hour,temperature,kwh", *lines]))
 
 
@@ -196,15 +277,25 @@ def test_the_page_your_own_pipeline_works_as_documented(
     write_files(MODEL, tmp_path)
     write_files(PIPELINE, tmp_path)
     power(tmp_path, 800)
+
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         itself = "rekindle lint nightly.py --set workload=power --set data.source=power.csv"
         for command in [*typed_by_hand(PIPELINE), itself]:
             done = typed(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
             if "rekindle run" in command:
-                assert re.search(r"released: nightly@1 \(judge-(small|wide)\)\n", done.stdout), done.stdout
+                assert re.search(r"released: nightly@1 \(judge-(small|wide)\)\n", done.stdout), (
+                    done.stdout
+                )
                 assert "notify succeeded" in done.stdout and "card succeeded" in done.stdout
                 run = json.loads(typed("rekindle status -o json").stdout)["runs"][0]["run"]
                 tags = tracking.tags_of(tracking.find_run("nightly", run) or "")
-                assert {"judge-small/verdict", "judge-wide/verdict", "train-wide/rekindle.device"} <= tags.keys()
+
+                assert {
+                    "judge-small/verdict",
+                    "judge-wide/verdict",
+                    "train-wide/rekindle.device",
+                } <= tags.keys()
+
                 assert "verdict" not in tags

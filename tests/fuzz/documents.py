@@ -1,4 +1,5 @@
-"""Fuzzing of documents: a reader returns a document that can be written and read again, or raises one short error."""
+"""Fuzzing of documents: a reader returns a document that can be written and read again, or raises
+one short error."""
 
 import json
 import random
@@ -23,16 +24,43 @@ from rekindle.release.watch.drift import Reference, State
 from rekindle.training.search.records import Decision, Seconds, Validation
 from steps.monitoring.moving_window import parse_time
 from tests.fuzz.mutation import change, mutate
-from tests.rekindle.test_documents import DRIFT, ENTRY, HISTOGRAMS, KEY, MARK, PROMOTION, RELEASE, STUDY
+from tests.rekindle.test_documents import (
+    DRIFT,
+    ENTRY,
+    HISTOGRAMS,
+    KEY,
+    MARK,
+    PROMOTION,
+    RELEASE,
+    STUDY,
+)
 
 Case = Callable[[random.Random], None]
 DOCUMENTS: list[tuple[type[BaseModel], Any]] = [
-    *((Record, RELEASE["release.json"]), (Owner, RELEASE["release.json"]), (ModelFile, RELEASE["model.json"])),
-    *((RunFile, RELEASE["origin.json"]), (CurveFile, RELEASE["curve.json"]), (DatasetFile, RELEASE["dataset.json"])),
-    *((Verdict, RELEASE["verdict.json"]), (PromotionFile, PROMOTION), (EntryFile, ENTRY), (Mark, MARK), (State, DRIFT)),
+    *(
+        (Record, RELEASE["release.json"]),
+        (Owner, RELEASE["release.json"]),
+        (ModelFile, RELEASE["model.json"]),
+    ),
+    *(
+        (RunFile, RELEASE["origin.json"]),
+        (CurveFile, RELEASE["curve.json"]),
+        (DatasetFile, RELEASE["dataset.json"]),
+    ),
+    *(
+        (Verdict, RELEASE["verdict.json"]),
+        (PromotionFile, PROMOTION),
+        (EntryFile, ENTRY),
+        (Mark, MARK),
+        (State, DRIFT),
+    ),
     *((IndexFile, {KEY: ["etag", ENTRY]}), (Claims, {"shop/train": 5.0}), (Reference, HISTOGRAMS)),
-    *((Decision, STUDY["jobs/00000.json"]), (Seconds, STUDY["seconds/1.json"]), (Validation, {"loss": 0.5})),
-]  # fmt: skip
+    *(
+        (Decision, STUDY["jobs/00000.json"]),
+        (Seconds, STUDY["seconds/1.json"]),
+        (Validation, {"loss": 0.5}),
+    ),
+]
 TIMES = [b"2026-01-01T00:00:00+00:00", b"0001-01-01T00:00:00Z", b"9999-12-31T23:59:59-23:59"]
 VALUES = [b"x", b"a b", b"{{x}}", b"'", b'"', b"$(A)", b"\\", b"\n", b"=a", b"a' || 'b"]
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -46,18 +74,22 @@ def stored_documents(_folder: Path) -> Case:
         model, document = chance.choice(DOCUMENTS)
         for _ in range(chance.randrange(4)):
             document = change(document, chance)
+
         data = json.dumps(document).encode()
         if chance.random() < 0.4:
             data = mutate(data, chance, seeds)
+
         try:
             found = parse(model, data, "s3://b/document")
         except InvalidDocument as error:
             assert not CONTROLS.search(str(error)) and len(str(error)) < 10_000, repr(error)
             return
+
         written = json.dumps(found.model_dump())
         assert json.dumps(parse(model, written, "s3://b/document").model_dump()) == written
         for key in found.files if isinstance(found, Record) else ():
             assert Path("/release", key).resolve().is_relative_to("/release"), key
+
         if isinstance(found, EntryFile):
             assert found.at.count("/") == 1 and "{{" not in "".join(found.outputs.values())
 
@@ -65,8 +97,11 @@ def stored_documents(_folder: Path) -> Case:
 
 
 def parameters(_folder: Path) -> Case:
-    """Return a case that reads parameters of a workflow, times in tags, and quotes values for manifests."""
-    rows = json.dumps({"prepare": {"task": "prepare", "at": "shop-1/prepare"}, "reuse": "yes"}).encode()
+    """Return a case that reads parameters of a workflow, times in tags, and quotes values for
+    manifests."""
+    rows = json.dumps(
+        {"prepare": {"task": "prepare", "at": "shop-1/prepare"}, "reuse": "yes"}
+    ).encode()
 
     def case(chance: random.Random) -> None:
         cached = mutate(rows, chance, [rows]).decode(errors="replace")
@@ -76,12 +111,15 @@ def parameters(_folder: Path) -> Case:
                 assert Path("/store", reference).resolve().is_relative_to("/store"), reference
         except InvalidDocument as error:
             assert not CONTROLS.search(str(error))
+
         time = parse_time(mutate(chance.choice(TIMES), chance, TIMES).decode(errors="replace"))
         assert time is None or (time.tzinfo and 1900 <= time.year < 9000)
+
         text = mutate(chance.choice(VALUES), chance, VALUES).decode(errors="replace")
         if "{{" not in text:
             assert in_json({"a": text}) == {"a": text} and as_word(text) == text
             assert in_argument(text) == text.replace("$", "$$")
+
         try:
             loads(text)
         except ValueError as error:

@@ -4,7 +4,19 @@ import random
 from typing import Any
 
 PIECES = [
-    *(b"", b"\0", b"\xff" * 8, b"\n", b"\r\n\r\n", b"-1", b"0", b"99999999999999999999", b"1e999", b"NaN", b"../../x"),
+    *(
+        b"",
+        b"\0",
+        b"\xff" * 8,
+        b"\n",
+        b"\r\n\r\n",
+        b"-1",
+        b"0",
+        b"99999999999999999999",
+        b"1e999",
+        b"NaN",
+        b"../../x",
+    ),
     *(
         b"{{",
         b"}}",
@@ -20,9 +32,37 @@ PIECES = [
     ),
 ]
 VALUES: list[Any] = [
-    *(None, True, 0, -1, 10**30, 0.5, 1e308, "", "x", "{{", "{{=1/0}}", "\0", "\x1b[2J", "a" * 300, "../x", [], {}),
-    *([None], {"": ""}, {"x": 1}, ["x"], [[[[]]]], {"name": None}, "9999999999h", "1e400", "\ud83d\ude00"),
-]  # fmt: skip
+    *(
+        None,
+        True,
+        0,
+        -1,
+        10**30,
+        0.5,
+        1e308,
+        "",
+        "x",
+        "{{",
+        "{{=1/0}}",
+        "\0",
+        "\x1b[2J",
+        "a" * 300,
+        "../x",
+        [],
+        {},
+    ),
+    *(
+        [None],
+        {"": ""},
+        {"x": 1},
+        ["x"],
+        [[[[]]]],
+        {"name": None},
+        "9999999999h",
+        "1e400",
+        "\ud83d\ude00",
+    ),
+]
 
 
 def mutate(data: bytes, chance: random.Random, others: list[bytes]) -> bytes:
@@ -30,6 +70,7 @@ def mutate(data: bytes, chance: random.Random, others: list[bytes]) -> bytes:
     for _ in range(1 + int(chance.expovariate(0.6))):
         start = chance.randrange(len(data) + 1)
         end = min(len(data), start + int(chance.expovariate(0.02)))
+
         match chance.randrange(7):
             case 0:
                 data = data[:start] + bytes([chance.randrange(256)]) + data[start + 1 :]
@@ -46,6 +87,7 @@ def mutate(data: bytes, chance: random.Random, others: list[bytes]) -> bytes:
                 data = data[:start] + other[chance.randrange(len(other) + 1) :]
             case 6:
                 data = data[:start]
+
     return data
 
 
@@ -60,7 +102,9 @@ def change(value: Any, chance: random.Random) -> Any:
                 return {(key + "x" if name == key else name): item for name, item in value.items()}
             case 2:
                 return value | {chance.choice(list(value)): value[key]}
+
         return value | {key: change(value[key], chance)}
+
     if isinstance(value, list) and value and chance.random() < 0.9:
         index = chance.randrange(len(value))
         match chance.randrange(8):
@@ -68,7 +112,10 @@ def change(value: Any, chance: random.Random) -> Any:
                 return value[:index] + value[index + 1 :]
             case 1:
                 return [*value, value[index]]
+
         return [*value[:index], change(value[index], chance), *value[index + 1 :]]
+
     if isinstance(value, str) and value and chance.random() < 0.5:
         return mutate(value.encode(errors="replace"), chance, [b"{{=x}}"]).decode(errors="replace")
+
     return chance.choice(VALUES)

@@ -1,4 +1,5 @@
-"""Fuzzing of names from outside: each parser accepts a value, or raises InvalidName, and accepts no dangerous value."""
+"""Fuzzing of names from outside: each parser accepts a value, or raises InvalidName, and accepts no
+dangerous value."""
 
 import random
 import re
@@ -9,7 +10,17 @@ from rekindle import names
 from rekindle.mlflow_api import condition
 from rekindle.release.retention.ownership import Mark
 
-SEEDS = ["demo-x7k2p", "releases/fraud/0123456789ab", "fraud-1/prepare", "o'brien", 'a"b', "0" * 64, "1", "..", "a\\"]
+SEEDS = [
+    "demo-x7k2p",
+    "releases/fraud/0123456789ab",
+    "fraud-1/prepare",
+    "o'brien",
+    'a"b',
+    "0" * 64,
+    "1",
+    "..",
+    "a\\",
+]
 PIECES = [
     "../",
     "..",
@@ -31,9 +42,17 @@ PIECES = [
     "9",
 ]
 KINDS = [
-    names.RunName, names.ObjectName, names.PathName, names.ModelName, names.Version, names.TaskName, names.ArtifactKey,
-    names.TaskReference, names.ObjectId, names.Digest,
-]  # fmt: skip
+    names.RunName,
+    names.ObjectName,
+    names.PathName,
+    names.ModelName,
+    names.Version,
+    names.TaskName,
+    names.ArtifactKey,
+    names.TaskReference,
+    names.ObjectId,
+    names.Digest,
+]
 
 
 def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
@@ -44,12 +63,15 @@ def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
         for _ in range(chance.randrange(4)):
             place = chance.randrange(len(text) + 1)
             text = text[:place] + chance.choice(PIECES) + text[place:]
+
         for kind in KINDS:
-            if (name := kind.or_none(text)) is not None:
+            name = kind.or_none(text)
+            if name is not None:
                 assert kind(text) == name == text
                 assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", text), (kind, text)
                 assert ".." not in text.split("/") and not text.startswith("/"), (kind, text)
                 assert Path("/home/runs", text).resolve().is_relative_to("/home/runs"), (kind, text)
+
         assert "\x1b" not in names.show(text) and "\n" not in names.show(text)
         value = condition("name", text).partition(" ")[2].partition(" ")[2]
         assert value[0] == value[-1] and value[0] not in value[1:-1], value

@@ -27,33 +27,47 @@ class Result:
     grown: float = 0.0
 
     def __add__(self, other: "Result") -> "Result":
-        seconds, grown = self.seconds + other.seconds, max(self.grown, other.grown)
+        seconds = self.seconds + other.seconds
+        grown = max(self.grown, other.grown)
         return Result(self.name, self.cases + other.cases, seconds, grown)
 
 
 def run(
-    name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: float = 1e9, deadline: float = 1e18
+    name: str,
+    seed: int,
+    first: int = 0,
+    count: int = 1 << 62,
+    seconds: float = 1e9,
+    deadline: float = 1e18,
 ) -> Result:
-    """Run cases for `seconds`, at most until `deadline`, and at least one. A failure names the command to repeat it."""
+    """Run cases for `seconds`, at most until `deadline`, and at least one. A failure names the
+    command to repeat it."""
 
     def fail_slow_case(*_: Any) -> None:
         raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")
 
     folder = scratch()
-    memory, number, began = 0.0, first, time.monotonic()
+    memory = 0.0
+    number = first
+    began = time.monotonic()
     signal.signal(signal.SIGALRM, fail_slow_case)
     deadline = min(began + seconds, deadline)
+
     try:
         case = TARGETS[name](folder)
         while number < first + count and (number == first or time.monotonic() < deadline):
             signal.setitimer(signal.ITIMER_REAL, CASE_TIMEOUT_S)
             log = io.StringIO()
+
             try:
                 with contextlib.redirect_stderr(log):
                     case(random.Random(f"{seed}/{number}"))
             except BaseException:
                 again = f"python -m tests.fuzz --only '{name}' --seed {seed} --case {number}"
-                raise AssertionError(f"{traceback.format_exc()}{log.getvalue()}again: {again}") from None
+                raise AssertionError(
+                    f"{traceback.format_exc()}{log.getvalue()}again: {again}"
+                ) from None
+
             assert "Traceback" not in log.getvalue(), log.getvalue()
             number += 1
             if number - first == 500:
@@ -61,6 +75,7 @@ def run(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         shutil.rmtree(folder, ignore_errors=True)
+
     grown = _memory_mb() - (memory or _memory_mb())
     assert grown < MAX_GROWTH_MB, f"{name} grew by {grown:.0f} MB in {number - first} cases"
     return Result(name, number - first, time.monotonic() - began, grown)

@@ -1,4 +1,5 @@
-"""Parsers of untrusted input with their permitted results. A case that raises, hangs or does harm is a failure."""
+"""Parsers of untrusted input with their permitted results. A case that raises, hangs or does harm
+is a failure."""
 
 import gzip
 import hashlib
@@ -46,16 +47,19 @@ Case = Callable[[random.Random], None]
 
 def archives(folder: Path) -> Case:
     """Unpack tarballs and zips."""
-    outside, inside = folder / "outside", folder / "place"
+    outside = folder / "outside"
+    inside = folder / "place"
     outside.write_text("precious")
     inside.mkdir()
     kinds = [b"0", b"5", b"2", b"1", b"3", b"S", b"L", b"x", b"g"]
     names = ["a", "a/b", "l", "l/x", "../outside", "x" * 150, "/tmp/x"]
     seeds = []
+
     for number in range(40):
         chance = random.Random(number)
         packed = io.BytesIO()
         form: Any = chance.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+
         with tarfile.open(fileobj=packed, mode="w", format=form) as tar:
             for _ in range(chance.randrange(1, 5)):
                 info = tarfile.TarInfo(chance.choice(names))
@@ -63,42 +67,68 @@ def archives(folder: Path) -> Case:
                     chance.choice(kinds[:6]),
                     chance.choice([".", "..", "a", "l/..", "../outside"]),
                 )
+
                 info.size = 700 if info.isreg() else 0
                 if info.isreg() and chance.random() < 0.3:
                     info.pax_headers = sparse(chance)
+
                 with suppress(ValueError):
                     tar.addfile(info, io.BytesIO(b"x" * info.size))
+
         seeds.append(packed.getvalue()[:6000])
+
     zips = []
     for number in range(8):
         packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(
+            packed, "w", zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
+        ) as archive:
             for name in names[: 1 + number % 5]:
                 archive.writestr(name, b"x" * 50 * number)
+
         zips.append(packed.getvalue())
 
     def case(chance: random.Random) -> None:
-        archive, target = inside / "in.tmp", inside / "in"
-        if zipped := chance.random() < 0.2:
+        archive = inside / "in.tmp"
+        target = inside / "in"
+
+        zipped = chance.random() < 0.2
+        if zipped:
             data = mutate(chance.choice(zips), chance, zips)
             if chance.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
-                entry, end = data[directory : directory + 46 + 9], data.rfind(b"PK\5\6")
+                entry = data[directory : directory + 46 + 9]
+                end = data.rfind(b"PK\5\6")
                 data = data[:directory] + entry * chance.randrange(3000) + data[end:]
+
             archive.write_bytes(data)
         else:
             data = mutate(chance.choice(seeds), chance, seeds)
             if chance.random() < 0.9:
-                data = b"".join(_fix_checksum(data[start : start + 512]) for start in range(0, len(data), 512))
+                data = b"".join(
+                    _fix_checksum(data[start : start + 512]) for start in range(0, len(data), 512)
+                )
+
             if chance.random() < 0.2:
                 data = sparse_member(chance) + data
-            size = 1 + int(chance.expovariate(0.001)) if chance.random() < 0.2 else len(data) or 1
-            packed = b"".join(gzip.compress(data[start : start + size], 1) for start in range(0, len(data) or 1, size))
+
+            if chance.random() < 0.2:
+                size = 1 + int(chance.expovariate(0.001))
+            else:
+                size = len(data) or 1
+
+            packed = b"".join(
+                gzip.compress(data[start : start + size], 1)
+                for start in range(0, len(data) or 1, size)
+            )
             if chance.random() < 0.05:
                 packed = gzip.compress(b"", 1) * chance.randrange(20_000) + packed
+
             archive.write_bytes(packed if chance.random() < 0.9 else mutate(packed, chance, seeds))
             is_tarball(archive)
+
         with suppress(ArchiveError):
             (unpack_zip if zipped else unpack_tar)(archive, target)
+
         assert outside.read_text() == "precious"
         archive.unlink(missing_ok=True)
         if target.is_dir():
@@ -106,7 +136,9 @@ def archives(folder: Path) -> Case:
                 mode = path.lstat().st_mode
                 assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode), path
                 assert Path(os.path.realpath(path)).is_relative_to(target), path
+
             shutil.rmtree(target)
+
         target.unlink(missing_ok=True)
         assert os.listdir(inside) == [] and sorted(os.listdir(folder)) == ["outside", "place"]
 
@@ -117,17 +149,29 @@ def sparse(chance: random.Random) -> dict[str, str]:
     """Return headers of a sparse file, valid or not."""
     listed: list[int] = []
     for _ in range(chance.randrange(1, 30)):
-        after = sum(listed[-2:]) if chance.random() < 0.8 else chance.randrange(-5, 5000)
+        if chance.random() < 0.8:
+            after = sum(listed[-2:])
+        else:
+            after = chance.randrange(-5, 5000)
+
         listed += [after + chance.choice([0, 0, 100]), chance.choice([0, 1, 20, 512, 1 << 40])]
+
     size = chance.choice([sum(listed[-2:]), 700, 1 << 42])
     headers = {"name": "a", "map": ",".join(map(str, listed)), "size": str(size)}
-    headers |= chance.choice([{"major": "0", "minor": "1"}, {"major": "1", "minor": "0", "realsize": str(size)}])
+
+    headers.update(
+        chance.choice(
+            [{"major": "0", "minor": "1"}, {"major": "1", "minor": "0", "realsize": str(size)}]
+        )
+    )
+
     return {f"GNU.sparse.{name}": value for name, value in headers.items()}
 
 
 def sparse_member(chance: random.Random) -> bytes:
     """Return a sparse file as the first member of a tarball."""
-    info, content = tarfile.TarInfo("a"), chance.randbytes(1024)
+    info = tarfile.TarInfo("a")
+    content = chance.randbytes(1024)
     info.size, info.pax_headers = len(content), sparse(chance)
     return info.tobuf(tarfile.PAX_FORMAT) + content
 
@@ -144,25 +188,48 @@ KEYS = ("key", "secret")
 XML = b"<Delete><Object><Key>a</Key></Object></Delete>"
 PARTS = b"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>x</ETag></Part></CompleteMultipartUpload>"
 CHUNKS = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"
-STREAM = {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "x-amz-trailer": "x-amz-checksum-crc32"}
+STREAM = {
+    "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    "x-amz-trailer": "x-amz-checksum-crc32",
+}
 REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
     ("GET", "/data/a", {"Range": "bytes=0-1"}, b""),
     ("GET", "/data?list-type=2&prefix=a&max-keys=2&delimiter=/&continuation-token=YQ==", {}, b""),
     ("GET", "/data/a?response-content-type=text/plain", {"If-None-Match": '"x"'}, b""),
     ("PUT", "/data/a", {"x-amz-meta-who": "me", "Content-Type": "text/plain"}, b"abc"),
     ("PUT", "/data/b", {"x-amz-copy-source": "/data/a"}, b""),
-    ("PUT", "/data/a", {"x-amz-decoded-content-length": "3", "Content-Encoding": "aws-chunked", **STREAM}, CHUNKS),
+    (
+        "PUT",
+        "/data/a",
+        {"x-amz-decoded-content-length": "3", "Content-Encoding": "aws-chunked", **STREAM},
+        CHUNKS,
+    ),
     ("PUT", "/data/a?partNumber=1&uploadId=0", {"Content-MD5": "kAFQmDzST7DWlj99KOF/cg=="}, b"abc"),
     ("POST", "/data/a?uploads", {}, b""),
     ("POST", "/data/a?uploadId=0", {}, PARTS),
     ("POST", "/data?delete", {}, XML),
     ("DELETE", "/data/a", {}, b""),
     ("HEAD", "/data", {}, b""),
-    ("GET", "/data?uploads&prefix=a&key-marker=a&upload-id-marker=0&max-uploads=2&encoding-type=url", {}, b""),
+    (
+        "GET",
+        "/data?uploads&prefix=a&key-marker=a&upload-id-marker=0&max-uploads=2&encoding-type=url",
+        {},
+        b"",
+    ),
     ("GET", "/data/a?uploadId=0&max-parts=2&part-number-marker=0", {}, b""),
     ("PUT", "/data/a%00", {}, b"abc"),
-    ("PUT", "/data/%EF%BF%BD", {"x-amz-copy-source": "/data/a%00", "x-amz-copy-source-if-match": '"x"'}, b""),
-    ("GET", "/data/a", {"If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT", "If-Range": '"x"'}, b""),
+    (
+        "PUT",
+        "/data/%EF%BF%BD",
+        {"x-amz-copy-source": "/data/a%00", "x-amz-copy-source-if-match": '"x"'},
+        b"",
+    ),
+    (
+        "GET",
+        "/data/a",
+        {"If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT", "If-Range": '"x"'},
+        b"",
+    ),
     ("GET", "/data/a?response-content-disposition=a%0d%0ab&response-content-length=3", {}, b""),
     ("DELETE", "/data/a", {"If-Match": '"x"'}, b""),
 ]
@@ -176,32 +243,46 @@ def s3_requests(folder: Path) -> Case:
 
     def case(chance: random.Random) -> None:
         method, target, headers, body = chance.choice(REQUESTS)
-        headers, others = {"Host": "h", **headers}, [body, XML, PARTS, CHUNKS]
+        headers = {"Host": "h", **headers}
+        others = [body, XML, PARTS, CHUNKS]
+
         if chance.random() < 0.4:
             target = mutate(target.encode(), chance, others).decode("latin-1")
+
         if chance.random() < 0.4:
             name = chance.choice(list(headers))
             headers[name] = mutate(headers[name].encode(), chance, others).decode("latin-1")
+
         if chance.random() < 0.5:
             body = mutate(body, chance, others)
-        headers |= {"Content-Length": str(len(body))}
+
+        headers["Content-Length"] = str(len(body))
         if chance.random() < 0.9:
             with suppress(ValueError, UnicodeError):
-                headers |= _signature(method, target, headers)
-        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+                headers.update(_signature(method, target, headers))
+
+        lines = [
+            f"{method} {target} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers.items()),
+            "",
+            "",
+        ]
         if chance.random() < 0.2:
             line = chance.choice(["X : y", "X y", " X: y", "X: y\n", "X: y"])
             lines.insert(chance.randrange(1, len(lines) - 1), line)
+
         head = "\r\n".join(lines).encode("latin-1", "replace")
         if chance.random() < 0.1:
             head = mutate(head, chance, others)
+
         status = exchange(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", body)
         assert status != 500, (head, body)
         check_listing()
 
     def check_listing() -> None:
         """Compare the pages of a listing with the objects."""
-        listed, after = [], START
+        listed = []
+        after = START
         while True:
             page = files.page("data", "", "", after, 2)
             listed += [meta["key"] for meta in page.entries]
@@ -213,26 +294,35 @@ def s3_requests(folder: Path) -> Case:
     def exchange(head: bytes, body: bytes) -> int:
         if find_fault(head):
             return 400
+
         client, server = socket.socketpair()
         with client, server:
             client.settimeout(5)
             server.settimeout(5)
             client.sendall(body)
             client.shutdown(socket.SHUT_WR)
+
             with suppress(ConnectionError):
                 handler = Handler(server, head, KEYS, buffer, files)
-                parsed = getattr(handler, "headers", None)  # None: the parser rejected the request line
+                # None: the parser rejected the request line
+                parsed = getattr(handler, "headers", None)
                 assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
+
             server.close()
             answer = b""
             with suppress(ConnectionError):  # the body was not read
                 while chunk := client.recv(1 << 16):
                     answer += chunk
+
         head_lines = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
         names = [line.partition(b":")[0].lower() for line in head_lines]
         assert names.count(b"content-length") <= 1 and b"set-cookie" not in names, answer
+
         last = answer.rpartition(b"HTTP/1.1 ")[2]
-        return int(last[:3]) if last[:3].isdigit() else 0
+        if last[:3].isdigit():
+            return int(last[:3])
+
+        return 0
 
     return case
 
@@ -241,46 +331,85 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
     date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{date[:8]}/us-east-1/s3/aws4_request"
     signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": date}
+
     signed = {
-        name.lower(): value for name, value in signed.items() if name == "Host" or name.lower().startswith("x-amz-")
+        name.lower(): value
+        for name, value in signed.items()
+        if name == "Host" or name.lower().startswith("x-amz-")
     }
+
     url = urlsplit(target)
     pairs = parse_qsl(url.query, keep_blank_values=True)
-    query = "&".join(sorted(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs))
+    query = "&".join(
+        sorted(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
+    )
     names = sorted(signed)
     lines = [f"{name}:{' '.join(signed[name].split())}" for name in names]
     path = quote(unquote_to_bytes(url.path), safe="/-_.~")
-    text = "\n".join([method, path, query, *lines, "", ";".join(names), signed["x-amz-content-sha256"]])
+    text = "\n".join(
+        [method, path, query, *lines, "", ";".join(names), signed["x-amz-content-sha256"]]
+    )
     signer = Signature(signing_key(KEYS[1], scope), date, scope)
     signature = signer.next("", hashlib.sha256(text.encode("latin-1")).hexdigest())
     credential = f"AWS4-HMAC-SHA256 Credential={KEYS[0]}/{scope}"
     added = {name: signed[name] for name in ("x-amz-date", "x-amz-content-sha256")}
-    return added | {"Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"}
+
+    return added | {
+        "Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"
+    }
 
 
 def mlflow_heads(folder: Path) -> Case:
     """Heads of requests to the embedded MLflow: only those with the token or a cookie pass."""
     login = Login("secret-token", 5000)
-    fields = ["Host: 127.0.0.1:5000", "Host: localhost", "Authorization: Bearer secret-token", "Accept: */*"]
-    fields += ["Sec-Fetch-Site: none", f"Cookie: a=b; {login.cookie}={login.session}", "Origin: http://localhost"]
-    targets = ["/", "/?token=secret-token", "/health", "/api/2.0/mlflow/experiments/search?max_results=1"]
+
+    fields = [
+        "Host: 127.0.0.1:5000",
+        "Host: localhost",
+        "Authorization: Bearer secret-token",
+        "Accept: */*",
+    ]
+
+    fields += [
+        "Sec-Fetch-Site: none",
+        f"Cookie: a=b; {login.cookie}={login.session}",
+        "Origin: http://localhost",
+    ]
+
+    targets = [
+        "/",
+        "/?token=secret-token",
+        "/health",
+        "/api/2.0/mlflow/experiments/search?max_results=1",
+    ]
+
     others = [field.encode() for field in fields]
 
     def case(chance: random.Random) -> None:
-        lines = [f"{chance.choice(['GET', 'POST', 'HEAD'])} {chance.choice(targets)} HTTP/1.1", fields[0]]
+        lines = [
+            f"{chance.choice(['GET', 'POST', 'HEAD'])} {chance.choice(targets)} HTTP/1.1",
+            fields[0],
+        ]
         lines += chance.sample(fields, chance.randrange(len(fields)))
         head = "\r\n".join([*lines, "", ""]).encode()
+
         if chance.random() < 0.8:
             head = mutate(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
         if find_fault(head):
             return
-        answer, has_secret = login.answer(head), b"secret-token" in head or login.session.encode() in head
+
+        answer = login.answer(head)
+        has_secret = b"secret-token" in head or login.session.encode() in head
+
         if answer is None:
             assert has_secret, head
         else:
-            assert answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or has_secret, (head, answer)
+            assert (
+                answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or has_secret
+            ), (head, answer)
             assert answer.count(b"\r\n\r\n") == 1, (head, answer)
-            # a message shows an invalid byte before the rest of a session as its code, such as the first characters
+            # a message shows an invalid byte before the rest of a session as its code, such as the
+            # first characters
             knows_session = has_secret or login.session[4:].encode() in head
             assert knows_session or login.session.encode() not in answer, (head, answer)
 
@@ -294,7 +423,10 @@ def manifests(folder: Path) -> Case:
         whole | {"spec": whole["spec"] | {"templates": [template], "entrypoint": template["name"]}}
         for template in whole["spec"]["templates"]
     ]
-    small = "kind: Workflow\nmetadata: {name: w}\nspec:\n  entrypoint: a\n  templates:\n  - {name: a, suspend: {}}\n"
+    small = (
+        "kind: Workflow\nmetadata: {name: w}\nspec:\n  entrypoint: a\n  templates:\n  - {name: a,"
+        " suspend: {}}\n"
+    )
     texts = [small.encode(), json.dumps(single[-1]).encode()]
 
     def case(chance: random.Random) -> None:
@@ -328,7 +460,14 @@ class Request(BaseModel):
 
 def http_bodies(folder: Path) -> Case:
     """Parse bodies of requests for predictions."""
-    example = {"id": "a", "amount": 1.5, "time": "2026-01-01T00:00:00Z", "kind": "b", "more": [{"x": 1}]}
+    example = {
+        "id": "a",
+        "amount": 1.5,
+        "time": "2026-01-01T00:00:00Z",
+        "kind": "b",
+        "more": [{"x": 1}],
+    }
+
     seeds = [json.dumps({"instances": [example] * count}).encode() for count in (1, 3)]
 
     def case(chance: random.Random) -> None:
@@ -365,4 +504,8 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
 
 def scratch() -> Path:
     """Create a directory, in memory if possible."""
-    return Path(tempfile.mkdtemp(prefix="rekindle-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    return Path(
+        tempfile.mkdtemp(
+            prefix="rekindle-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+        )
+    )

@@ -11,18 +11,26 @@ from tests.fuzz.__main__ import schedule
 from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
-CASES = {"archives": 300, "s3 requests": 500, "manifests": 150, "http bodies": 1500, "mlflow heads": 1500}
-CASES |= {
-    "coordinator lines": 300,
-    "checkpoints": 300,
-    "snapshots": 150,
-    "yaml texts": 150,
-    "expressions": 20,
-    "web answers": 150,
-    "names": 2000,
-    "documents": 300,
-    "parameters": 300,
+CASES = {
+    "archives": 300,
+    "s3 requests": 500,
+    "manifests": 150,
+    "http bodies": 1500,
+    "mlflow heads": 1500,
 }
+CASES.update(
+    {
+        "coordinator lines": 300,
+        "checkpoints": 300,
+        "snapshots": 150,
+        "yaml texts": 150,
+        "expressions": 20,
+        "web answers": 150,
+        "names": 2000,
+        "documents": 300,
+        "parameters": 300,
+    }
+)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -35,7 +43,9 @@ def test_fuzzing_takes_the_requested_time_for_any_number_of_targets() -> None:
         names = [f"target {number}" for number in range(targets)]
         pieces = schedule(names, 3600, processes)
         assert sum(seconds for *_, seconds in pieces) == pytest.approx(3600 * processes)
-        assert {name: sum(each == name for each, *_ in pieces) for name in names} == dict.fromkeys(names, processes)
+        assert {name: sum(each == name for each, *_ in pieces) for name in names} == dict.fromkeys(
+            names, processes
+        )
         assert len({(name, first) for name, first, _ in pieces}) == len(pieces)
 
 
@@ -43,10 +53,19 @@ def test_a_run_is_recorded_with_its_cases_per_parser(tmp_path: Path) -> None:
     record = tmp_path / "fuzz.md"
     command = [sys.executable, "-m", "tests.fuzz", "--seconds=2", "--seed=7", f"--record={record}"]
     names = ["yaml texts", "http bodies"]
-    done = subprocess.run([*command, *(f"--only={name}" for name in names)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *(f"--only={name}" for name in names)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    lines = [line.split("|")[1:3] for line in record.read_text().splitlines() if line.startswith("| ")]
+    lines = [
+        line.split("|")[1:3] for line in record.read_text().splitlines() if line.startswith("| ")
+    ]
     values = {name.strip(): value.strip() for name, value in lines}
     assert values["seed"] == "7" and values["requested time"] == "2 s" and values["failures"] == "0"
     cases = [int(values[name].replace(",", "")) for name in names]
-    assert all(cases) and sum(cases) == int(values["cases"].replace(",", "")) and len(values["commit"]) >= 12
+
+    assert (
+        all(cases)
+        and sum(cases) == int(values["cases"].replace(",", ""))
+        and len(values["commit"]) >= 12
+    )

@@ -1,4 +1,5 @@
-"""YAML, JSON and expressions that are cheap to write but expensive to parse: they must give one short error."""
+"""YAML, JSON and expressions that are cheap to write but expensive to parse: they must give one
+short error."""
 
 import json
 import random
@@ -19,7 +20,20 @@ from tests.fuzz.mutation import mutate
 Case = Callable[[random.Random], None]
 OPENED = ["[", "{a: ", '{"a":', "- ", "? ", "[{b: ", "- - ? ", "&a [", "!!map {x: "]
 DIGITS = ["9", "f", "1", "7", ":1", "_", "9.", "e1"]
-STARTS = ["", "-", "0x", "0b", "0o", "0", "1", ".", "1e", "!!int 1", "!!float 1", "!!timestamp 2020-01-01T00:00:00."]
+STARTS = [
+    "",
+    "-",
+    "0x",
+    "0b",
+    "0o",
+    "0",
+    "1",
+    ".",
+    "1e",
+    "!!int 1",
+    "!!float 1",
+    "!!timestamp 2020-01-01T00:00:00.",
+]
 LINES = [
     "---\n",
     "--- a\n",
@@ -54,9 +68,9 @@ EXPRESSIONS = [
 
 def aliases(chance: random.Random) -> str:
     """Return anchors that each refer to the previous one several times, in a random form."""
-    count, form = (
-        chance.randrange(2, 12),
-        chance.choice(["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"]),
+    count = chance.randrange(2, 12)
+    form = chance.choice(
+        ["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"]
     )
     lines = [f"a0: &a0 {chance.choice(['{x: 1}', '[1]', 'x' * chance.randrange(100_000)])}"]
     for number in range(1, chance.randrange(2, 14)):
@@ -68,6 +82,7 @@ def aliases(chance: random.Random) -> str:
 def bomb(chance: random.Random) -> str:
     """Return a text with many levels, digits, documents, aliases, characters or keys."""
     size = int(10 ** chance.uniform(0, 5.3))
+
     match chance.randrange(7):
         case 0:
             return chance.choice(["", "a: ", "a: &a\n  "]) + chance.choice(OPENED) * size
@@ -79,9 +94,14 @@ def bomb(chance: random.Random) -> str:
         case 3:
             return aliases(chance)
         case 4:
-            return json.dumps({"name": "x"})[:-1] + ', "a": ' + chance.choice([*"[9-", '{"a":', '"\\', "[1,"]) * size
+            return (
+                json.dumps({"name": "x"})[:-1]
+                + ', "a": '
+                + chance.choice([*"[9-", '{"a":', '"\\', "[1,"]) * size
+            )
         case 5:
             return f"? {'k' * size}\n: 1\n"
+
     return "a: " + "[" * (depth := min(size, 150)) + "]" * depth + f"\nb: {'x' * size}\n"
 
 
@@ -96,7 +116,10 @@ def yaml_texts(folder: Path) -> Case:
     def case(chance: random.Random) -> None:
         text = bomb(chance)
         if chance.random() < 0.3:
-            text = mutate(chance.choice([text[:5000].encode(), *texts]), chance, texts).decode(errors="replace")
+            text = mutate(chance.choice([text[:5000].encode(), *texts]), chance, texts).decode(
+                errors="replace"
+            )
+
         with suppress(ConfigError):
             try:
                 json.dumps(parse(text, "a file"))
@@ -113,22 +136,42 @@ def expressions(folder: Path) -> Case:
     """Evaluate tags, expressions and conditions of a manifest."""
 
     def case(chance: random.Random) -> None:
-        pieces = [chance.choice(EXPRESSIONS) * int(10 ** chance.uniform(0, 4.5)) for _ in range(chance.randrange(1, 4))]
-        source = "".join(pieces) + chance.choice(["", "1", "}}", "1)", " == 1", ")" * len(pieces[0])])
+        pieces = [
+            chance.choice(EXPRESSIONS) * int(10 ** chance.uniform(0, 4.5))
+            for _ in range(chance.randrange(1, 4))
+        ]
+        source = "".join(pieces) + chance.choice(
+            ["", "1", "}}", "1)", " == 1", ")" * len(pieces[0])]
+        )
+
         container = {
             "image": "x",
             "args": [source, f"{{{{={source}}}}}", f"--{source}"],
             "env": [{"name": "A", "value": source}],
         }
+
         patch: Any = {"podSpecPatch": source} if chance.random() < 0.3 else {}
         step = {"name": "a", "template": "b", "when": source, "withParam": source}
-        templates = [{"name": "b", "container": container, **patch}, {"name": "a", "steps": [[step]]}]
-        lint({"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "a-"},
-              "spec": {"entrypoint": "a", "templates": templates}})  # fmt: skip
+        templates = [
+            {"name": "b", "container": container, **patch},
+            {"name": "a", "steps": [[step]]},
+        ]
+
+        lint(
+            {
+                "apiVersion": "argoproj.io/v1alpha1",
+                "kind": "Workflow",
+                "metadata": {"generateName": "a-"},
+                "spec": {"entrypoint": "a", "templates": templates},
+            }
+        )
+
         with suppress(WhenError):
             should_execute(source)
+
         with suppress(ExprError):
             expr.find_calls(source)
+
         with suppress(ExprError):
             expr.evaluate(source, {"a": {"b": 1}})
 

@@ -1,4 +1,5 @@
-"""Input that processes of a training read from others: lines to a coordinator, checkpoints, snapshots."""
+"""Input that processes of a training read from others: lines to a coordinator, checkpoints,
+snapshots."""
 
 import asyncio
 import hashlib
@@ -31,7 +32,13 @@ from tests.fuzz.mutation import change, mutate
 
 Case = Callable[[random.Random], None]
 SECRET = b"0123456789abcdef" * 2
-WORKER = {"protocol": PROTOCOL, "name": "a", "address": "127.0.0.1", "fingerprint": {"torch": "2"}, "step": -1}
+WORKER = {
+    "protocol": PROTOCOL,
+    "name": "a",
+    "address": "127.0.0.1",
+    "fingerprint": {"torch": "2"},
+    "step": -1,
+}
 SESSION: list[dict[str, Any]] = [
     {"join": WORKER | {"id": "1", "generation": 0, "group": 0, "peers": []}},
     {"join": WORKER | {"id": "2", "generation": 7, "group": 7, "peers": ["1", "2"]}},
@@ -51,7 +58,8 @@ class Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent, self.open = bytearray(), True
+        self.sent = bytearray()
+        self.open = True
 
     def write(self, data: Any) -> None:
         self.sent += data
@@ -68,9 +76,18 @@ class Transport(asyncio.Transport):
 def coordinator_lines(folder: Path) -> Case:
     """Lines from workers and from clients without the secret to a coordinator."""
     spec = TrainingSpec.model_validate(
-        {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c", "workers": 2}
+        {
+            "workload": "w",
+            "dataset": "d",
+            "digest": "d" * 64,
+            "out": "o",
+            "checkpoints": "c",
+            "workers": 2,
+        }
     )
-    loop, lines = asyncio.new_event_loop(), [encode(message) for message in SESSION]
+
+    loop = asyncio.new_event_loop()
+    lines = [encode(message) for message in SESSION]
 
     def case(chance: random.Random) -> None:
         loop.run_until_complete(scene(chance))
@@ -88,25 +105,37 @@ def coordinator_lines(folder: Path) -> Case:
             assert 0 < coordinator.exit_code.result() < 256
 
     def talk(coordinator: Coordinator, chance: random.Random) -> None:
-        transport, connection, has_secret = Transport(), Connection(coordinator), chance.random() < 0.8
+        transport = Transport()
+        connection = Connection(coordinator)
+        has_secret = chance.random() < 0.8
         connection.connection_made(transport)
         nonce = json.loads(transport.sent)["nonce"]
         secret = SECRET if has_secret else b"?" * 32
         hello = encode({"nonce": "n", "proof": handshake.proof(secret, "worker", nonce, "n")})
-        sent = [hello if chance.random() < 0.9 else mutate(hello, chance, lines), lines[chance.randrange(2)]]
+        sent = [
+            hello if chance.random() < 0.9 else mutate(hello, chance, lines),
+            lines[chance.randrange(2)],
+        ]
+
         for _ in range(chance.randrange(8)):
             if chance.random() < 0.5:
                 sent.append(mutate(chance.choice(lines), chance, lines))
             else:
                 sent.append(json.dumps(change(chance.choice(SESSION), chance)).encode() + b"\n")
-        membership, data, start = repr(coordinator.membership), b"".join(sent), 0
+
+        membership = repr(coordinator.membership)
+        data = b"".join(sent)
+
+        start = 0
         while start < len(data) and transport.open:
             size = 1 + int(chance.expovariate(0.002))
             connection.data_received(data[start : start + size])
             start += size
+
         is_unchanged = connection.nonce and repr(coordinator.membership) == membership
         assert has_secret or is_unchanged, "a client without the secret changed the membership"
         assert len(connection.pending_data) <= MAX_LINE and len(transport.sent) < 100_000
+
         if chance.random() < 0.5:
             connection.connection_lost(None)
 
@@ -117,15 +146,20 @@ class Memory(Store):
     """An object store in memory."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
-        self.bucket, self.objects = "b", objects
+        self.bucket = "b"
+        self.objects = objects
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         if key not in self.objects:
             raise NotFound(f"{key} does not exist.")
         return self.objects[key], hashlib.md5(self.objects[key], usedforsecurity=False).hexdigest()
 
-    def put(self, key: str, data: Any, *, if_absent: bool = False, if_match: str | None = None) -> str:
-        if (if_absent and key in self.objects) or (if_match and self.get_with_etag(key)[1] != if_match):
+    def put(
+        self, key: str, data: Any, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        if (if_absent and key in self.objects) or (
+            if_match and self.get_with_etag(key)[1] != if_match
+        ):
             raise Conflict(f"{key} was written by somebody else.")
         self.objects[key] = bytes(data)
         return self.get_with_etag(key)[1]
@@ -142,32 +176,57 @@ class Memory(Store):
 
 def checkpoints(folder: Path) -> Case:
     """Read damaged durable checkpoints, and write the next one."""
-    size, chunk, whole = 2500, 1000, dict[str, bytes]()
+    size = 2500
+    chunk = 1000
+    whole = dict[str, bytes]()
     manifests = list[tuple[str, dict[str, Any]]]()
+
     for step in (3, 8):
         state = random.Random(step).randbytes(size)
         pieces = [state[start : start + chunk] for start in range(0, size, chunk)]
         names = [hashlib.sha256(piece).hexdigest() for piece in pieces]
-        whole |= {f"c/chunks/{name}": piece for name, piece in zip(names, pieces, strict=True)}
-        record: Any = {"identity": "us", "layout": "l", "step": step, "bytes": size, "chunk": chunk, "chunks": names}
-        record |= {"loader": "e30=", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
+        whole.update({f"c/chunks/{name}": piece for name, piece in zip(names, pieces, strict=True)})
+
+        record: Any = {
+            "identity": "us",
+            "layout": "l",
+            "step": step,
+            "bytes": size,
+            "chunk": chunk,
+            "chunks": names,
+            "loader": "e30=",
+            "facts": {"trained_seconds": 1.5, "losses": 0},
+            "fingerprint": {"torch": "2"},
+        }
+
         name, data = manifest.write(record)
         whole[f"c/manifests/{name}"] = data
         manifests.append((f"c/manifests/{name}", record))
+
     whole["c/latest"] = json.dumps({"manifest": manifests[-1][0]}).encode()
-    others, newer = list(whole.values()), memoryview(random.Random(9).randbytes(size))
+    others = list(whole.values())
+    newer = memoryview(random.Random(9).randbytes(size))
 
     def case(chance: random.Random) -> None:
         objects = dict(whole)
         for _ in range(chance.randrange(1, 4)):
             attack(objects, chance)
+
         store = Memory(objects)
-        remote = RemoteCheckpoints(store, "c", "us", "l", {"torch": "2"}, Retention(store, "c", 2, 1.0))
+        remote = RemoteCheckpoints(
+            store, "c", "us", "l", {"torch": "2"}, Retention(store, "c", 2, 1.0)
+        )
         target = memoryview(bytearray(size))
+
         with suppress(ConfigError):
-            if restored := remote.restore(target, -1):
-                pieces = [target[start : start + restored["chunk"]] for start in range(0, size, restored["chunk"])]
+            restored = remote.restore(target, -1)
+            if restored:
+                pieces = [
+                    target[start : start + restored["chunk"]]
+                    for start in range(0, size, restored["chunk"])
+                ]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
+
             assert remote.write(Upload(9, newer), RankSize(0, 1)) and remote.newest_step() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
@@ -184,11 +243,14 @@ def checkpoints(folder: Path) -> Case:
                     data = json.dumps(change(change(record, chance), chance)).encode()
                 else:
                     data = mutate(json.dumps(record).encode(), chance, others)
+
                 number = f"{chance.choice([record['step'], 9, 10**15]):010d}"
                 short = hashlib.sha256(data).hexdigest()[:12]
                 key = f"c/manifests/{number}-{short}.json"
+
                 if chance.random() < 0.1:
                     key = mutate(key.encode(), chance, others).decode(errors="replace")
+
                 objects[key] = data
                 if chance.random() < 0.5:
                     objects["c/latest"] = json.dumps({"manifest": key}).encode()
@@ -198,7 +260,9 @@ def checkpoints(folder: Path) -> Case:
 
 def snapshots(folder: Path) -> Case:
     """Read damaged files in shared memory, and write to them."""
-    size, path, digest = 500, folder / "snapshot", hashlib.sha256(b"").hexdigest()
+    size = 500
+    path = folder / "snapshot"
+    digest = hashlib.sha256(b"").hexdigest()
 
     def open_file() -> SnapshotFile:
         return SnapshotFile(path, digest, digest, digest, size)
@@ -208,6 +272,7 @@ def snapshots(folder: Path) -> Case:
     for slot in range(2):
         original.slots[slot][:size] = random.Random(slot).randbytes(size)
         original.commit(slot, slot, b"{}")
+
     original.close()
     whole = path.read_bytes()
     path.unlink()
@@ -216,26 +281,45 @@ def snapshots(folder: Path) -> Case:
         page = bytearray(whole[:PAGE])
         for _ in range(chance.randrange(1, 4)):
             start = chance.choice(
-                [chance.randrange(HEADER.size), FIRST_RECORD_OFFSET + chance.randrange(3 * RECORD_DISTANCE)]
+                [
+                    chance.randrange(HEADER.size),
+                    FIRST_RECORD_OFFSET + chance.randrange(3 * RECORD_DISTANCE),
+                ]
             )
             page[start : start + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
+
         page = page[:PAGE]
         if chance.random() < 0.9:  # with valid checksums
             FLAG.pack_into(page, HEADER.size, snapshot_file._flag(bytes(page[: HEADER.size])))
-            for start in range(FIRST_RECORD_OFFSET, FIRST_RECORD_OFFSET + 3 * RECORD_DISTANCE, RECORD_DISTANCE):
-                FLAG.pack_into(page, start + RECORD.size, snapshot_file._flag(bytes(page[start : start + RECORD.size])))
-        path.write_bytes((page + whole[PAGE:])[: len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))])
+            for start in range(
+                FIRST_RECORD_OFFSET, FIRST_RECORD_OFFSET + 3 * RECORD_DISTANCE, RECORD_DISTANCE
+            ):
+                FLAG.pack_into(
+                    page,
+                    start + RECORD.size,
+                    snapshot_file._flag(bytes(page[start : start + RECORD.size])),
+                )
+
+        path.write_bytes(
+            (page + whole[PAGE:])[
+                : len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))
+            ]
+        )
         with suppress(ConfigError):
-            file, target = open_file(), memoryview(bytearray(size))
+            file = open_file()
+            target = memoryview(bytearray(size))
+
             try:
                 for snapshot, _ in file.read():
                     file.load(snapshot, target)
                     assert bytes(target) in whole
+
                 file.reserve()
                 file.clear(2)
                 assert file.commit(2, 10, b"{}").step == 10
             finally:
                 file.close()
+
         snapshot_file.newest_step(path)
         path.unlink()
 

@@ -1,4 +1,5 @@
-"""Any answer of a web server must give one short message, and redirects must not send secrets to other hosts."""
+"""Any answer of a web server must give one short message, and redirects must not send secrets to
+other hosts."""
 
 import os
 import random
@@ -63,19 +64,33 @@ class Web:
                 while b"\r\n\r\n" not in head and (data := connection.recv(1 << 16)):
                     head += data
                 self.heads.append(head)
-                connection.sendall(self.answers.pop(0) if self.answers else b"HTTP/1.1 200 OK\r\n\r\nend")
+                connection.sendall(
+                    self.answers.pop(0) if self.answers else b"HTTP/1.1 200 OK\r\n\r\nend"
+                )
 
 
 def answer(chance: random.Random) -> bytes:
     location = chance.choice(LOCATIONS).format(chance.choice(HOSTS))
     headers = [f"Location: {location}"] if chance.random() < 0.9 else []
+
     headers += chance.sample(
-        ["Content-Length: 3", "Content-Length: -1", "Transfer-Encoding: chunked", "Location: /l", " x"],
+        [
+            "Content-Length: 3",
+            "Content-Length: -1",
+            "Transfer-Encoding: chunked",
+            "Location: /l",
+            " x",
+        ],
         chance.randrange(3),
     )
+
     lines = [f"HTTP/1.{chance.randrange(2)} {chance.choice(STATUSES)} Said", *headers, "", "abc"]
     data = "\r\n".join(lines).encode("latin-1")
-    return mutate(data, chance, [data, b"3\r\nabc\r\n0\r\n\r\n"]) if chance.random() < 0.3 else data
+
+    if chance.random() < 0.3:
+        return mutate(data, chance, [data, b"3\r\nabc\r\n0\r\n\r\n"])
+
+    return data
 
 
 def web_answers(folder: Path) -> Case:
@@ -91,11 +106,13 @@ def web_answers(folder: Path) -> Case:
     def scene(chance: random.Random) -> None:
         web.heads.clear()
         web.answers = [answer(chance) for _ in range(chance.randrange(1, 14))]
-        url = (
-            f"http://{chance.choice(HOSTS[:3])}/x"
-            if chance.random() < 0.9
-            else mutate(b"http://me:s3cr3t@a.example/x?y", chance, [SECRET]).decode(errors="replace")
-        )
+        if chance.random() < 0.9:
+            url = f"http://{chance.choice(HOSTS[:3])}/x"
+        else:
+            url = mutate(b"http://me:s3cr3t@a.example/x?y", chance, [SECRET]).decode(
+                errors="replace"
+            )
+
         headers = [
             {"name": name, "value": SECRET.decode()}
             for name in chance.sample(["Authorization", "cookie", "Proxy-authorization"], 2)
@@ -107,19 +124,32 @@ def web_answers(folder: Path) -> Case:
             "headers": headers,
             "timeoutSeconds": 5,
         }
+
         if chance.random() < 0.5:
             phase, message, _ = http.send(web_request, lambda name: {})
             assert phase in ("Succeeded", "Failed") and len(message) < 50_000
         else:
             with suppress(ArtifactError):
                 artifacts.load(
-                    {"name": "a", "http": web_request, "archive": {"none": {}}}, folder / "in", lambda _: None
+                    {"name": "a", "http": web_request, "archive": {"none": {}}},
+                    folder / "in",
+                    lambda _: None,
                 )
-        first = urlsplit(url).hostname if url.endswith("/x") and "@" not in url else None
+
+        if url.endswith("/x") and "@" not in url:
+            first = urlsplit(url).hostname
+        else:
+            first = None
+
         for head in web.heads if first else ():
-            target = head.split(b" ")[1].decode("latin-1") if head.count(b" ") > 1 else ""
+            if head.count(b" ") > 1:
+                target = head.split(b" ")[1].decode("latin-1")
+            else:
+                target = ""
+
             host = urlsplit(target if "//" in target else f"//{target}").hostname or ""
             assert SECRET not in head or host == first or host.endswith(f".{first}"), (first, head)
+
         assert len(web.heads) <= 11
 
     return case

@@ -1,9 +1,10 @@
-"""Mutation testing: make one small mistake at a time in the critical modules, and count the undetected ones.
+"""Mutation testing: make one small mistake at a time in the critical modules, and count the
+undetected ones.
 
 python -m tests.mutation [--seed 34] [--count 40] [--only gate] [--jobs 2]
 
-Mutants are written to copies of the tree, never to the checkout. Exit code 1 if a mutant survives without a reason in
-equivalent.py.
+Mutants are written to copies of the tree, never to the checkout. Exit code 1 if a mutant survives
+without a reason in equivalent.py.
 """
 
 import argparse
@@ -23,9 +24,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="number of mutants per target")
     parser.add_argument("--only", choices=list(TARGETS), action="append")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--verbose", action="store_true", help="name the test that killed each mutant")
+    parser.add_argument(
+        "--verbose", action="store_true", help="name the test that killed each mutant"
+    )
     options = parser.parse_args()
-    rows, unexplained = [], 0
+    rows = []
+    unexplained = 0
+
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         laboratory = Laboratory(Path(folder).resolve(), options.jobs)
         try:
@@ -35,32 +40,52 @@ def main() -> int:
                 unexplained += row[-2]
         finally:
             laboratory.close()
+
     print("\n| target | mutants | killed | timed out | equivalent | survived | CPU s |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in [*rows, ("all", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True)))]:
-        print(f"| {' | '.join(str(round(value) if isinstance(value, float) else value) for value in row)} |")
+    for row in [
+        *rows,
+        ("all", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True))),
+    ]:
+        print(
+            f"| {' | '.join(str(round(value) if isinstance(value, float) else value) for value in row)} |"
+        )
+
     return unexplained > 0
 
 
-def mutate(laboratory: Laboratory, name: str, options: argparse.Namespace) -> tuple[int, int, int, int, int, float]:
+def mutate(
+    laboratory: Laboratory, name: str, options: argparse.Namespace
+) -> tuple[int, int, int, int, int, float]:
     """Test the mutants of one target; return its row of the table."""
-    target, start = TARGETS[name], cpu_seconds()
+    target = TARGETS[name]
+    start = cpu_seconds()
     sources = {path: (laboratory.trees[0] / path).read_text() for path in target.modules}
     drawn = sample(sources, options.seed, options.count)
     late = equivalent = survived = 0
+
     for mutant, outcome, test in laboratory.results(drawn, target.tests):
         late += outcome == TIMED_OUT
         if options.verbose or outcome != "killed":
             print(f"{name}: {mutant.path}:{mutant.line}: {outcome} {test}", flush=True)
         if options.verbose and outcome != SURVIVED:
             print(f"    {mutant.before}  →  {mutant.after}", flush=True)
+
         if outcome == SURVIVED:
             explanation = reason(mutant)
             equivalent += bool(explanation)
             survived += not explanation
-            print(f"equivalent: {explanation}" if explanation else mutant.diff(sources[mutant.path]), flush=True)
+            print(
+                f"equivalent: {explanation}" if explanation else mutant.diff(sources[mutant.path]),
+                flush=True,
+            )
+
     killed = len(drawn) - late - equivalent - survived
-    print(f"{name}: {killed + late} of {len(drawn)} killed, {equivalent} equivalent, {survived} survived", flush=True)
+    print(
+        f"{name}: {killed + late} of {len(drawn)} killed, {equivalent} equivalent, {survived}"
+        " survived",
+        flush=True,
+    )
     return len(drawn), killed, late, equivalent, survived, cpu_seconds() - start
 
 

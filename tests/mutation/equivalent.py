@@ -2,7 +2,8 @@
 
 from tests.mutation.mutants import Mutant
 
-REASONS: dict[tuple[str, str, str], str] = {  # (file name, line, changed line) → reason
+# (file name, line, changed line) → reason
+REASONS: dict[tuple[str, str, str], str] = {
     (
         "bootstrap.py",
         "return list(np.arange(size).reshape(-1, 1))",
@@ -30,8 +31,14 @@ REASONS: dict[tuple[str, str, str], str] = {  # (file name, line, changed line) 
     ): "a snapshot of step 0 has set the step to 0 already",
     (
         "reduction.py",
-        "if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1], blocks_by_rank[1][:1]]):",
-        "if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:2], blocks_by_rank[1][:1]]):",
+        (
+            "if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1],"
+            " blocks_by_rank[1][:1]]):"
+        ),
+        (
+            "if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:2],"
+            " blocks_by_rank[1][:1]]):"
+        ),
     ): "the second of two processes holds one whole subtree only if the first does, too",
     (
         "reduction.py",

@@ -12,15 +12,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 OPERATORS: dict[type, tuple[str, ...]] = {
-    ast.Lt: ("<", "<=", ">="), ast.LtE: ("<=", "<", ">"), ast.Gt: (">", ">=", "<="), ast.GtE: (">=", ">", "<"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
-    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
-}  # fmt: skip
-WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")  # calls that only log
-SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")  # swapped arguments are equivalent, or an error
+    ast.Lt: ("<", "<=", ">="),
+    ast.LtE: ("<=", "<", ">"),
+    ast.Gt: (">", ">=", "<="),
+    ast.GtE: (">=", ">", "<"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+}
+# calls that only log
+WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")
+# swapped arguments are equivalent, or an error
+SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")
 Edit = tuple[int, int, str]  # bytes [start, end) of the source, and their replacement
 
 
@@ -36,13 +55,17 @@ class Mutant:
 
     def diff(self, source: str) -> str:
         """Return the change as a unified diff."""
-        lines = difflib.unified_diff(source.splitlines(), self.text.splitlines(), self.path, self.path, "", "", 1, "")
+        lines = difflib.unified_diff(
+            source.splitlines(), self.text.splitlines(), self.path, self.path, "", "", 1, ""
+        )
         return "\n".join(lines)
 
 
 def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
-    """Draw `count` mutants of the modules {path: source}. Edits elsewhere in a module do not change the sample."""
-    ranked, seen = [], Counter[str]()
+    """Draw `count` mutants of the modules {path: source}. Edits elsewhere in a module do not change
+    the sample."""
+    ranked = []
+    seen = Counter[str]()
     for path, source in sources.items():
         for mutant in mutants(path, source):
             name = f"{seed}\n{path}\n{mutant.before}\n{mutant.after}"
@@ -54,20 +77,31 @@ def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
 
 def mutants(path: str, source: str) -> Iterator[Mutant]:
     """Yield all distinct mutants of a module."""
-    data, tree = source.encode(), ast.parse(source)
+    data = source.encode()
+    tree = ast.parse(source)
     texts = {source}
+
     for start, end, replacement in sorted({*_Edits(data).of(tree)}):
         text = (data[:start] + replacement.encode() + data[end:]).decode()
         if text in texts:
             continue
+
         texts.add(text)
         try:
             if ast.dump(ast.parse(text)) == ast.dump(tree):
                 continue
         except SyntaxError:
             continue
-        changed = [line for line in difflib.ndiff(source.splitlines(), text.splitlines()) if line[0] in "+-"]
-        before, after = (" ".join(line[2:].strip() for line in changed if line[0] == sign) for sign in "-+")
+
+        changed = [
+            line
+            for line in difflib.ndiff(source.splitlines(), text.splitlines())
+            if line[0] in "+-"
+        ]
+
+        before, after = (
+            " ".join(line[2:].strip() for line in changed if line[0] == sign) for sign in "-+"
+        )
         yield Mutant(path, data[:start].count(b"\n") + 1, before, after, text)
 
 
@@ -83,18 +117,25 @@ class _Edits:
         if isinstance(node, ast.FunctionDef):
             if node.name in ("__repr__", "__str__"):
                 return
+
             initializer = node.name == "__init__"
+
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
         if isinstance(node, ast.stmt) and not initializer:
             yield from self._statement(node)
         if isinstance(node, ast.expr | ast.AugAssign):
             yield from self._expression(node)
+
         if isinstance(node, ast.If | ast.While | ast.IfExp):
-            yield from self._condition(node.test, branch=isinstance(node, ast.If) and not node.orelse)
+            yield from self._condition(
+                node.test, branch=isinstance(node, ast.If) and not node.orelse
+            )
+
         if isinstance(node, ast.comprehension):
             for test in node.ifs:
                 yield from self._condition(test)
+
         for child in self._children(node):
             yield from self.of(child, initializer)
 
@@ -122,7 +163,9 @@ class _Edits:
         match node:
             case ast.Return(value=value) if value and ast.unparse(value) != "None":
                 yield start, end, "return None"
-            case ast.Expr(value=ast.Call(func=function)) if not WORDING.match(ast.unparse(function)):
+            case ast.Expr(value=ast.Call(func=function)) if not WORDING.match(
+                ast.unparse(function)
+            ):
                 yield start, end, "pass"
             case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Break() | ast.Delete():
                 yield start, end, "pass"
@@ -145,7 +188,9 @@ class _Edits:
                 yield from self._operator(node.op, node.target, node.value)
             case ast.UnaryOp(op=ast.Not()):
                 yield start, start + len("not "), ""
-            case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
+            case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(
+                operand, ast.Constant
+            ):
                 yield start, start + 1, ""
             case ast.Constant(value=bool(value)):
                 yield start, end, str(not value)
@@ -168,7 +213,8 @@ class _Edits:
 
     def _operator(self, operator: ast.AST, first: ast.AST, second: ast.AST) -> Iterator[Edit]:
         now, *others = OPERATORS.get(type(operator), ("",))
-        start, end = self._span(first)[1], self._span(second)[0]
+        start = self._span(first)[1]
+        end = self._span(second)[0]
         position = self.data.find(now.encode(), start, end)
         if position >= 0:
             yield from ((position, position + len(now), other) for other in others)
@@ -180,4 +226,6 @@ class _Edits:
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )

@@ -1,4 +1,5 @@
-"""Run the tests of mutants on copies of the tree, in forks of a process that has imported the slow modules."""
+"""Run the tests of mutants on copies of the tree, in forks of a process that has imported the slow
+modules."""
 
 import contextlib
 import gc
@@ -21,13 +22,23 @@ from typing import Any
 from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
-IMPORTED = ("pytest", "hypothesis.stateful", "torch", "safetensors.torch", "pydantic", "boto3", "yaml", "psutil")
-EXTRA_CPU_S, EXTRA_WALL_S = (
-    4.0,
-    30.0,
-)  # limits in addition to 3 times the CPU and 10 times the wall time without mutation
+IMPORTED = (
+    "pytest",
+    "hypothesis.stateful",
+    "torch",
+    "safetensors.torch",
+    "pydantic",
+    "boto3",
+    "yaml",
+    "psutil",
+)
+# limits in addition to 3 times the CPU and 10 times the wall time without mutation
+EXTRA_CPU_S = 4.0
+EXTRA_WALL_S = 30.0
 MAX_MEMORY = 4 << 30  # maximum memory of a mutant's tests in bytes
-SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
+SURVIVED = "survived"
+KILLED = "killed"
+TIMED_OUT = "timed out"
 processes = multiprocessing.get_context("fork")
 
 
@@ -56,53 +67,91 @@ class Laboratory:
         self.runs = folder / "runs"
         self.runs.mkdir()
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        names = subprocess.run(
+            listed, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split("\0")
+
         for tree in self.trees:
             for name in filter(None, names):
                 if (ROOT / name).is_file():
                     (tree / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / name, tree / name)
-        os.environ |= {"PYTEST_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+        os.environ["PYTEST_STATE"] = str(folder / "state")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ["MKL_NUM_THREADS"] = "1"
         (folder / "state").mkdir()
+
         for module in IMPORTED:
             importlib.import_module(module)
+
         gc.collect()
         gc.freeze()
 
     def measure(self, tests: tuple[str, ...]) -> tuple[float, float]:
         """Return CPU and wall seconds of the tests without mutation. Raises UnmutatedTestsFail."""
         cpu = wall = 0.0
-        for tree in [*self.trees, self.trees[0]]:  # the first runs compile the modules and start the services
-            began, cpu_start = time.monotonic(), cpu_seconds()
+
+        # the first runs compile the modules and start the services
+        for tree in [*self.trees, self.trees[0]]:
+            began = time.monotonic()
+            cpu_start = cpu_seconds()
             process, log = self._start(tree, tests, 0, measured=True)
             process.join()
+
             if process.exitcode:
-                raise UnmutatedTestsFail(f"the tests fail without a mutation:\n{log.read_text()[-3000:]}")
-            cpu, wall = cpu_seconds() - cpu_start, time.monotonic() - began
+                raise UnmutatedTestsFail(
+                    f"the tests fail without a mutation:\n{log.read_text()[-3000:]}"
+                )
+
+            cpu = cpu_seconds() - cpu_start
+            wall = time.monotonic() - began
+
         return cpu, wall
 
-    def results(self, mutants: list[Mutant], tests: tuple[str, ...]) -> Iterator[tuple[Mutant, str, str]]:
+    def results(
+        self, mutants: list[Mutant], tests: tuple[str, ...]
+    ) -> Iterator[tuple[Mutant, str, str]]:
         """Yield each mutant with its outcome and the test that killed it."""
         cpu, wall = self.measure(tests)
-        free, running, waiting = list(self.trees), self.running, mutants[::-1]
+        free = list(self.trees)
+        running = self.running
+
+        waiting = mutants[::-1]
         while waiting or running:
             while waiting and free:
                 running.append(
-                    self._test(waiting.pop(), free.pop(), tests, round(3 * cpu + EXTRA_CPU_S), 10 * wall + EXTRA_WALL_S)
+                    self._test(
+                        waiting.pop(),
+                        free.pop(),
+                        tests,
+                        round(3 * cpu + EXTRA_CPU_S),
+                        10 * wall + EXTRA_WALL_S,
+                    )
                 )
-            wait([run.process.sentinel for run in running], min(run.deadline for run in running) - time.monotonic())
+
+            wait(
+                [run.process.sentinel for run in running],
+                min(run.deadline for run in running) - time.monotonic(),
+            )
             for run in [*running]:
                 late = time.monotonic() > run.deadline
                 if run.process.is_alive() and not late:
                     continue
+
                 _kill_group(run.process.pid)
                 run.process.join()
                 running.remove(run)
                 free.append(run.tree)
                 (run.tree / run.mutant.path).write_bytes(run.original)
-                yield run.mutant, *_outcome(run.process.exitcode, late, run.log.read_text(errors="replace"))
+                yield (
+                    run.mutant,
+                    *_outcome(run.process.exitcode, late, run.log.read_text(errors="replace")),
+                )
 
-    def _test(self, mutant: Mutant, tree: Path, tests: tuple[str, ...], cpu: int, wall: float) -> Run:
+    def _test(
+        self, mutant: Mutant, tree: Path, tests: tuple[str, ...], cpu: int, wall: float
+    ) -> Run:
         file = tree / mutant.path
         original = file.read_bytes()
         file.write_text(mutant.text)
@@ -111,10 +160,14 @@ class Laboratory:
         process, log = self._start(tree, tests, cpu)
         return Run(mutant, tree, original, log, process, time.monotonic() + wall)
 
-    def _start(self, tree: Path, tests: tuple[str, ...], cpu: int, measured: bool = False) -> tuple[Any, Path]:
+    def _start(
+        self, tree: Path, tests: tuple[str, ...], cpu: int, measured: bool = False
+    ) -> tuple[Any, Path]:
         self.number += 1
         log = self.runs / f"{self.number}.log"
-        process = processes.Process(target=_run_tests, args=(tree, self.runs, self.number, tests, cpu, log, measured))
+        process = processes.Process(
+            target=_run_tests, args=(tree, self.runs, self.number, tests, cpu, log, measured)
+        )
         process.start()
         return process, log
 
@@ -124,7 +177,8 @@ class Laboratory:
 
         for run in self.running:
             _kill_group(run.process.pid)
-        if (home := self.runs / "home").exists():
+        home = self.runs / "home"
+        if home.exists():
             Services(home, {}).down()
 
 
@@ -140,7 +194,9 @@ def _outcome(code: int, late: bool, output: str) -> tuple[str, str]:
     if code in (4, 5):
         raise RuntimeError(f"pytest ran no tests:\n{output[-3000:]}")
     failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return (SURVIVED, "") if code == 0 else (KILLED, failed[0].split(" ")[1] if failed else f"exit code {code}")
+    if code == 0:
+        return (SURVIVED, "")
+    return (KILLED, failed[0].split(" ")[1] if failed else f"exit code {code}")
 
 
 def _kill_group(pid: int) -> None:
@@ -156,22 +212,45 @@ def _run_tests(
     import pytest
 
     os.setpgid(0, 0)
+
     for stream in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+
     if cpu:
         used = round(cpu_seconds()) + cpu
         resource.setrlimit(resource.RLIMIT_CPU, (used, used + 5))
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
+
     os.chdir(tree)
-    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_XDIST_WORKER": f"m{number}"}  # own bucket, shared services
+    # own bucket, shared services
+    os.environ["PYTHONPATH"] = str(tree)
+    os.environ["PYTEST_XDIST_WORKER"] = f"m{number}"
+
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "argolocal", "rekindle")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("tests", "argolocal", "rekindle")
+    ]:
         del sys.modules[name]
+
     importlib.invalidate_caches()
     # reproducible examples without shrinking: the first failure is enough
     generated = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutation", phases=generated, database=None, derandomize=True, deadline=None)
-    options = ["-x", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tree}"]
+    hypothesis.settings.register_profile(
+        "mutation", phases=generated, database=None, derandomize=True, deadline=None
+    )
+
+    options = [
+        "-x",
+        "-q",
+        "-rfE",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        f"--rootdir={tree}",
+    ]
+
     options.append("--hypothesis-profile=mutation")
     options += [f"--basetemp={runs / f'm{number}'}", *tests]
     code = pytest.main(options, plugins=[_Order(runs / f"{abs(hash(tests))}.json", measured)])

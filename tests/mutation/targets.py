@@ -11,10 +11,14 @@ class Target:
     tests: tuple[str, ...]
 
 
-TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
+TRAINING = "rekindle/training"
+TESTS = "tests/rekindle/training"
 TARGETS = {
     "gate": Target(
-        ("rekindle/gate.py", *(f"rekindle/release/{name}.py" for name in ("evaluation", "examples", "bootstrap"))),
+        (
+            "rekindle/gate.py",
+            *(f"rekindle/release/{name}.py" for name in ("evaluation", "examples", "bootstrap")),
+        ),
         (
             "tests/rekindle/test_gate.py",
             *(f"tests/rekindle/release/test_{name}.py" for name in ("evaluation", "bootstrap")),
@@ -25,7 +29,10 @@ TARGETS = {
         tuple(f"{TESTS}/group/test_{name}.py" for name in ("tree", "reduction", "group")),
     ),
     "checkpoint": Target(
-        tuple(f"{TRAINING}/checkpoint/{name}.py" for name in ("manager", "manifest", "retention", "interval")),
+        tuple(
+            f"{TRAINING}/checkpoint/{name}.py"
+            for name in ("manager", "manifest", "retention", "interval")
+        ),
         (
             *(
                 f"{TESTS}/checkpoint/test_{name}.py"
@@ -39,7 +46,9 @@ TARGETS = {
         (f"{TRAINING}/membership/machine.py",),
         (f"{TESTS}/membership/test_machine.py", f"{TESTS}/membership/test_server.py"),
     ),
-    "promotion": Target(("rekindle/release/promotion.py",), ("tests/rekindle/release/test_promotion.py",)),
+    "promotion": Target(
+        ("rekindle/release/promotion.py",), ("tests/rekindle/release/test_promotion.py",)
+    ),
     "cache": Target(
         ("rekindle/cache/key.py", "rekindle/cache/code.py", "rekindle/cache/entries.py"),
         (

@@ -27,7 +27,9 @@ class Case:
 '''
 CHANGES = {
     "LIMIT = 3": {"LIMIT = 2", "LIMIT = 4"},
-    "def decide(value: int, other: bool = False) -> int:": {"def decide(value: int, other: bool = True) -> int:"},
+    "def decide(value: int, other: bool = False) -> int:": {
+        "def decide(value: int, other: bool = True) -> int:"
+    },
     "if value < LIMIT and not other:": {
         "if value <= LIMIT and not other:",
         "if value >= LIMIT and not other:",
@@ -53,6 +55,10 @@ def test_each_mutant_changes_one_decision() -> None:
 
 def test_edits_of_other_lines_of_a_module_do_not_change_the_sampled_mutants() -> None:
     drawn = sample({"module.py": SOURCE}, 7, 5)
-    assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
+    assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample(
+        {"module.py": SOURCE}, 8, 5
+    )
     grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)
-    assert [(mutant.line, mutant.after) for mutant in grown] == [(mutant.line, mutant.after) for mutant in drawn]
+    assert [(mutant.line, mutant.after) for mutant in grown] == [
+        (mutant.line, mutant.after) for mutant in drawn
+    ]

@@ -12,19 +12,34 @@ ROOT = Path(__file__).parents[2]
 KINDS: list[Kind] = ["workflow", "template", "cron"]
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name
+)
 def test_a_config_of_the_repository_renders_to_manifests_without_findings(file: Path):
     config = load_config(file, environment={}).config
     for kind in KINDS:
-        assert [found for found in validate.lint(render_manifest(config, kind)) if found.rule != "image"] == []
+        assert [
+            found for found in validate.lint(render_manifest(config, kind)) if found.rule != "image"
+        ] == []
 
 
-@pytest.mark.parametrize("name", ["demo", "sweep", "nightly", "mpi", "trees", "finetuning", "refresh", "approval"])
+@pytest.mark.parametrize(
+    "name", ["demo", "sweep", "nightly", "mpi", "trees", "finetuning", "refresh", "approval"]
+)
 def test_a_release_keeps_the_digest_of_the_raw_data(name: str):
     manifest = render_manifest(load_config(ROOT / f"configs/{name}.yaml", environment={}).config)
-    tasks = (task for template in manifest["spec"]["templates"] for task in template.get("dag", {}).get("tasks", []))
-    releases = [task["arguments"]["parameters"] for task in tasks if task.get("template") == "release"]
-    digests = [{p["name"]: p["value"] for p in parameters}["source_digest"] for parameters in releases]
+    tasks = (
+        task
+        for template in manifest["spec"]["templates"]
+        for task in template.get("dag", {}).get("tasks", [])
+    )
+
+    releases = [
+        task["arguments"]["parameters"] for task in tasks if task.get("template") == "release"
+    ]
+    digests = [
+        {p["name"]: p["value"] for p in parameters}["source_digest"] for parameters in releases
+    ]
     assert digests and all("source_digest" in digest for digest in digests)
 
 

@@ -32,7 +32,17 @@ def test_a_drifted_model_is_retrained_from_its_workflow_template() -> None:
 @pytest.mark.parametrize("is_requested", [True, False])
 def test_permission_to_start_pipelines_is_rendered_only_on_request(is_requested: bool) -> None:
     options = ("mlflow", "retraining") if is_requested else ("mlflow",)
-    rules = [rule for o in render(Platform("models", components=options)) for rule in o.get("rules", [])]
-    permission = {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "patch"]}
+    rules = [
+        rule for o in render(Platform("models", components=options)) for rule in o.get("rules", [])
+    ]
+
+    permission = {
+        "apiGroups": ["argoproj.io"],
+        "resources": ["workflows"],
+        "verbs": ["create", "patch"],
+    }
+
     assert (permission in rules) == is_requested
-    assert is_requested or "workflows" not in {resource for rule in rules for resource in rule["resources"]}
+    assert is_requested or "workflows" not in {
+        resource for rule in rules for resource in rule["resources"]
+    }

@@ -32,7 +32,9 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
 @pytest.fixture
 def run(typed: Any) -> Run:
     def run(name: str, settings: str = "", code: int = 0) -> dict[str, Any]:
-        sets = " ".join(f"--set {setting}" for setting in [f"name={unique(name)}", *settings.split()])
+        sets = " ".join(
+            f"--set {setting}" for setting in [f"name={unique(name)}", *settings.split()]
+        )
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
@@ -41,7 +43,8 @@ def run(typed: Any) -> Run:
 
 
 def unique(name: str) -> str:
-    """Return a unique name of a model: all test processes share MLflow, but each has its own bucket."""
+    """Return a unique name of a model: all test processes share MLflow, but each has its own
+    bucket."""
     return f"{name}-{SUFFIX}"
 
 
@@ -64,32 +67,59 @@ def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) 
         for name in ("small", "wide")
     }
     assert [models[name]["sha256"] for name in shipped] == [served["sha256"]]
-    assert models["ship-small"]["model"]["channels"] == 8 and models["ship-wide"]["model"]["channels"] == 16
+    assert (
+        models["ship-small"]["model"]["channels"] == 8
+        and models["ship-wide"]["model"]["channels"] == 16
+    )
     datasets = {task: f"{result['workflow']}/{task}/dataset" for task in ("prepare", "shifted")}
-    rows = {task: json.loads(s3.get(f"{key}/dataset.json"))["rows"] for task, key in datasets.items()}
+    rows = {
+        task: json.loads(s3.get(f"{key}/dataset.json"))["rows"] for task, key in datasets.items()
+    }
     assert rows["shifted"] > 3 * rows["prepare"]
-    digests = {task: hashlib.sha256(s3.get(f"{key}/{FILES}")).hexdigest() for task, key in datasets.items()}
+    digests = {
+        task: hashlib.sha256(s3.get(f"{key}/{FILES}")).hexdigest() for task, key in datasets.items()
+    }
     assert digests["shifted"] == models["ship-small"]["digest"] != digests["prepare"]
 
 
-def test_files_are_scored_with_the_same_results_as_the_server(typed: Any, run: Run, s3: Store) -> None:
-    model = f"{run('digits', f'{QUICK} serve.max_batch=1')['endpoint']}/v1/models/{unique('digits')}"
+def test_files_are_scored_with_the_same_results_as_the_server(
+    typed: Any, run: Run, s3: Store
+) -> None:
+    model = (
+        f"{run('digits', f'{QUICK} serve.max_batch=1')['endpoint']}/v1/models/{unique('digits')}"
+    )
     example = fetch(f"{model}/example")
     body = json.dumps(example).encode()
+
     request = urllib.request.Request(f"{model}:predict", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         (prediction,) = json.load(answer)["predictions"]
+
     line = json.dumps(example["instances"][0]).encode() + b"\n"
     for day, rows in (("01", 1), ("03/early", 2), ("03/late", 150)):
         s3.put(f"october/{day}", rows * line)
+
     result = run("scoring", f"scoring.files=october scoring.model={unique('digits')}")
-    scored = {entry.key.rpartition("/")[2]: entry.key for entry in s3.list(f"{result['workflow']}/score/")}
+    scored = {
+        entry.key.rpartition("/")[2]: entry.key for entry in s3.list(f"{result['workflow']}/score/")
+    }
     lines = {name: s3.get(key).decode().splitlines() for name, key in scored.items()}
-    assert {name: len(predictions) for name, predictions in lines.items()} == {"01": 1, "early": 2, "late": 150}
-    assert all(json.loads(text) == prediction for predictions in lines.values() for text in predictions)
+
+    assert {name: len(predictions) for name, predictions in lines.items()} == {
+        "01": 1,
+        "early": 2,
+        "late": 150,
+    }
+
+    assert all(
+        json.loads(text) == prediction for predictions in lines.values() for text in predictions
+    )
     s3.put("october/04", line + b'{"pixels": 1}\n')
     failed = run("scoring", f"scoring.files=october scoring.model={unique('digits')}", code=1)
-    assert "04, lines 1 to 2: instances[1].pixels" in typed(f"rekindle logs {failed['workflow']} score").stdout
+    assert (
+        "04, lines 1 to 2: instances[1].pixels"
+        in typed(f"rekindle logs {failed['workflow']} score").stdout
+    )
 
 
 def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, s3: Store) -> None:
@@ -112,12 +142,26 @@ def test_a_model_is_released_after_approval(typed: Any, tmp_path: Path) -> None:
     sets = f"--set name={unique('approved')} --set train.steps=60 --set gate.minimum.accuracy=0.3"
     typed(f"(rekindle run configs/approval.yaml {sets} -o json > result.json 2> log.txt &)")
     log = tmp_path / "log.txt"
-    until("the run to ask for approval", lambda: "rekindle resume" in log.read_text(), 120, evidence=log.read_text)
+
+    until(
+        "the run to ask for approval",
+        lambda: "rekindle resume" in log.read_text(),
+        120,
+        evidence=log.read_text,
+    )
+
     run = next(word for word in log.read_text().split() if word.startswith("approved-"))
     steps = json.loads(typed(f"rekindle status {run} -o json").stdout)["steps"]
     assert "decide.ship.release" not in {step["name"] for step in steps}
     assert typed(f"rekindle resume {run}").returncode == 0
     file = tmp_path / "result.json"
-    until("the run to end", lambda: file.read_text().strip().endswith("}"), 120, evidence=log.read_text)
+
+    until(
+        "the run to end",
+        lambda: file.read_text().strip().endswith("}"),
+        120,
+        evidence=log.read_text,
+    )
+
     result = json.loads(file.read_text())
     assert result["verdict"] == "release" and "decide.ship.promote.verify" in finished(result)

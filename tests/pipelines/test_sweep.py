@@ -23,7 +23,10 @@ from tests.rekindle.cli.user_project import make
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # whole runs
-SETS_27 = "--set sweep.trials=27 --set sweep.rungs=3 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
+SETS_27 = (
+    "--set sweep.trials=27 --set sweep.rungs=3 --set train.checkpoint_steps=10 --set"
+    " gate.minimum.accuracy=1"
+)
 NOT_RELEASED = 3
 CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
 
@@ -36,7 +39,9 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
 
 
 @pytest.fixture
-def project_shell(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Shell]:
+def project_shell(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> Iterator[Shell]:
     """A shell in a user's project, which uses the sweep pipeline of the reference project."""
     make(tmp_path / "shop")
     with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
@@ -64,8 +69,10 @@ def test_the_best_trial_is_released_without_another_training(
     assert Counter(trial["state"] for trial in trials) == {"trained": 1, "paused": 4}
     best = trials[0]
     released = json.loads(s3.get(f"{result['workflow']}/best/model/model.json"))
+
     with urllib.request.urlopen(f"{result['endpoint']}/v1/models/{name}") as answer:
         served = json.load(answer)
+
     assert released["sha256"] == best["sha256"] == served["sha256"]
     assert released["train"]["learning_rate"] == best["train.learning_rate"]
     assert not any(step["name"].startswith("train-") for step in result["steps"])
@@ -79,38 +86,61 @@ def test_the_best_trial_is_released_without_another_training(
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
     title, *lines, empty, costs_line = shown.stdout.splitlines()
     assert len(lines) == 5 and lines[0].startswith(str(best["trial"]))
-    assert title.split()[-2:] == ["cost", "state"] and not empty and "of their pods, cost 0.0" in costs_line
+
+    assert (
+        title.split()[-2:] == ["cost", "state"]
+        and not empty
+        and "of their pods, cost 0.0" in costs_line
+    )
+
     assert project_shell("rekindle sweep --of nothing").returncode == 2
 
 
 def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_results(
     typed: Shell, tmp_path: Path, s3: Store
 ) -> None:
-    undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {SETS_27} --set name=calm -o json").stdout)
+    undisturbed = json.loads(
+        typed(f"rekindle sweep configs/sweep.yaml {SETS_27} --set name=calm -o json").stdout
+    )
     command = f"exec rekindle sweep configs/sweep.yaml {SETS_27} --set name=killed -o json"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        run = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err)
+        run = subprocess.Popen(
+            ["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err
+        )
         killed = kill_everything(run, tmp_path, s3)
+
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
-    assert killed["deciding"] == 2 and killed.keys() >= {str(trial["trial"]) for trial in undisturbed["trials"]}, killed
+    assert killed["deciding"] == 2 and killed.keys() >= {
+        str(trial["trial"]) for trial in undisturbed["trials"]
+    }, killed
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
-    assert len(undisturbed["trials"]) == 27 and undisturbed["hours"] > 0 and not undisturbed["untried"]
+    assert (
+        len(undisturbed["trials"]) == 27 and undisturbed["hours"] > 0 and not undisturbed["untried"]
+    )
 
 
 def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
-    """Kill each trial once, after its first checkpoint, and twice after a decision; return the number of each kill."""
+    """Kill each trial once, after its first checkpoint, and twice after a decision; return the
+    number of each kill."""
     killed: Counter[str] = Counter()
     decisions = 0
 
     def has_ended() -> bool:
         nonlocal decisions
-        keys = [entry.key for run in folder.glob(".rekindle/runs/killed-*") for entry in s3.list(f"{run.name}/search/")]
+        keys = [
+            entry.key
+            for run in folder.glob(".rekindle/runs/killed-*")
+            for entry in s3.list(f"{run.name}/search/")
+        ]
+
         fresh = set(CHECKPOINT.findall("\n".join(keys))) - killed.keys()
         decided = sum("/jobs/" in key for key in keys)
+
         if fresh:
             killed.update(fresh if kill(run) else ())
         elif decided > max(decisions, 5) and killed["deciding"] < 2 and kill(run):
             killed["deciding"] += 1
+
         decisions = decided
         return run.poll() is not None
 
@@ -121,7 +151,9 @@ def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Co
 def kill(run: subprocess.Popen[bytes]) -> int:
     """Send SIGKILL to the processes of the trials' pods; return their number."""
     victims: list[Any] = []
-    for process in psutil.Process(run.pid).children(recursive=True) if psutil.pid_exists(run.pid) else []:
+    for process in (
+        psutil.Process(run.pid).children(recursive=True) if psutil.pid_exists(run.pid) else []
+    ):
         try:
             if "steps.search.trial" in process.cmdline() and process.name().startswith("python"):
                 process.send_signal(signal.SIGKILL)
@@ -135,7 +167,10 @@ def test_a_sweep_ends_at_its_budget(typed: Shell) -> None:
     sets = f"{SETS_27} --set sweep.parallel=1 --set name=short"
     whole = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} -o json").stdout)
     budget = 0.5 * whole["hours"]
-    ended = typed(f"rekindle sweep configs/sweep.yaml {sets} --set sweep.budget.hours={budget:.6f} --no-cache -o json")
+    ended = typed(
+        f"rekindle sweep configs/sweep.yaml {sets} --set sweep.budget.hours={budget:.6f} --no-cache"
+        " -o json"
+    )
     result = json.loads(ended.stdout)
     steps = [trial["steps"] for trial in result["trials"]]
     assert sum(steps) <= 0.5 * sum(trial["steps"] for trial in whole["trials"]) + 2 * max(steps)

@@ -1,4 +1,5 @@
-"""The rendered training pipeline: inputs of its tasks, behaviour after failures, and the requirements of Kubernetes."""
+"""The rendered training pipeline: inputs of its tasks, behaviour after failures, and the
+requirements of Kubernetes."""
 
 import json
 from pathlib import Path
@@ -62,11 +63,19 @@ def test_a_model_is_shipped_only_with_the_verdict_release(
     verdict: str, ships: bool, templates: dict[str, dict[str, Any]]
 ) -> None:
     gate = tasks(templates["decide"])["ship"]["when"]
-    assert substitute(gate, {"tasks.evaluate.outputs.parameters.verdict": verdict}) == str(ships).lower()
+    assert (
+        substitute(gate, {"tasks.evaluate.outputs.parameters.verdict": verdict})
+        == str(ships).lower()
+    )
 
 
-def test_tasks_depend_on_each_other_in_the_right_order(templates: dict[str, dict[str, Any]]) -> None:
-    order = {name: [(t["name"], t.get("depends")) for t in templates[name]["dag"]["tasks"]] for name in DAGS}
+def test_tasks_depend_on_each_other_in_the_right_order(
+    templates: dict[str, dict[str, Any]],
+) -> None:
+    order = {
+        name: [(t["name"], t.get("depends")) for t in templates[name]["dag"]["tasks"]]
+        for name in DAGS
+    }
     last = [("train", "prepare && train-secret"), ("decide", "train")]
     assert order["main"] == [("prepare", None), ("train-secret", None), *last]
     assert order["decide"] == [("evaluate", None), ("ship", "evaluate")]
@@ -77,28 +86,48 @@ def test_tasks_depend_on_each_other_in_the_right_order(templates: dict[str, dict
     assert order["promote"] == [("verify", None), *repetition]
 
 
-def test_only_one_run_at_a_time_evaluates_and_ships_a_model(templates: dict[str, dict[str, Any]]) -> None:
+def test_only_one_run_at_a_time_evaluates_and_ships_a_model(
+    templates: dict[str, dict[str, Any]],
+) -> None:
     assert templates["decide"]["synchronization"] == {"mutexes": [{"name": "cards"}]}
-    callers = [tasks(templates[dag])[task] for dag, task in (("decide", "ship"), ("ship", "promote"))]
+    callers = [
+        tasks(templates[dag])[task] for dag, task in (("decide", "ship"), ("ship", "promote"))
+    ]
     callers += [tasks(templates["promote"])[task] for task in ("verify", "next")]
-    champions = [{p["name"]: p["value"] for p in task["arguments"]["parameters"]}["champion"] for task in callers]
+    champions = [
+        {p["name"]: p["value"] for p in task["arguments"]["parameters"]}["champion"]
+        for task in callers
+    ]
     passed_on = "{{inputs.parameters.champion}}"
-    first, last = (f"{{{{tasks.{task}.outputs.parameters.champion}}}}" for task in ("evaluate", "evaluate-again"))
+    first, last = (
+        f"{{{{tasks.{task}.outputs.parameters.champion}}}}"
+        for task in ("evaluate", "evaluate-again")
+    )
     assert champions == [first, passed_on, passed_on, last]
 
 
-def test_servers_are_removed_after_a_failed_deployment_or_verification(templates: dict[str, dict[str, Any]]) -> None:
+def test_servers_are_removed_after_a_failed_deployment_or_verification(
+    templates: dict[str, dict[str, Any]],
+) -> None:
     withdraw = tasks(templates["ship"])["withdraw"]
     assert set(withdraw["depends"].split(" || ")) == {
         f"{task}.{phase}" for task in ("deploy", "promote") for phase in ("Failed", "Errored")
     }
     # without the target, `withdraw` would be a leaf, and its success would make the DAG a success
-    assert templates["ship"]["dag"]["target"].split() == ["promote", "switch", "expire", "take-back", "withdraw"]
+    assert templates["ship"]["dag"]["target"].split() == [
+        "promote",
+        "switch",
+        "expire",
+        "take-back",
+        "withdraw",
+    ]
 
 
 def with_canary(gateway: str) -> dict[str, dict[str, Any]]:
     sets = ["serve.canary.steps=[5, 50, 100]", f"serve.canary.gateway={gateway}"]
-    manifest = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
+    manifest = render_manifest(
+        load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config
+    )
     assert lint(manifest) == []
     return {template["name"]: template for template in manifest["spec"]["templates"]}
 
@@ -106,37 +135,62 @@ def with_canary(gateway: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
 def test_the_traffic_share_of_a_canary_is_removed_after_any_outcome(gateway: str) -> None:
     templates = with_canary(gateway)
-    ship, promote, finish = tasks(templates["ship"]), tasks(templates["promote"]), tasks(templates["finish"])
+    ship = tasks(templates["ship"])
+    promote = tasks(templates["promote"])
+    finish = tasks(templates["finish"])
+
     for outcome, successors in (
         ("taken back: x", ["unshare"]),
         ("champion changed", ["unshare", "verify-again"]),
         ("passed", ["verify-again"]),
     ):
         answers = {"tasks.canary.outputs.parameters.canary": outcome}
-        runs = {name: substitute(promote[name]["when"], answers) for name in ("unshare", "verify-again")}
+        runs = {
+            name: substitute(promote[name]["when"], answers) for name in ("unshare", "verify-again")
+        }
         assert [name for name, when in runs.items() if when == "true"] == successors
         assert {promote[name]["depends"] for name in successors} == {"canary"}
-    assert next(task for name, task in ship.items() if name.startswith("unshare"))["depends"] == "switch"
+
+    assert (
+        next(task for name, task in ship.items() if name.startswith("unshare"))["depends"]
+        == "switch"
+    )
     end = next(task for name, task in finish.items() if name.startswith("unshare"))
     assert end["when"] == "{{workflow.status}} != Succeeded"
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
 def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> None:
-    tags = {f"inputs.parameters.{name}": f"the-{name}" for name in ("model_uri", "server", "version", "former")}
-    tags |= {f"inputs.parameters.{name}": "5" for name in ("replicas", "percent")}
-    share = json.loads(substitute(with_canary(gateway)["share"]["resource"]["manifest"], WORKFLOW | tags))
+    tags = {
+        f"inputs.parameters.{name}": f"the-{name}"
+        for name in ("model_uri", "server", "version", "former")
+    }
+    tags.update({f"inputs.parameters.{name}": "5" for name in ("replicas", "percent")})
+    share = json.loads(
+        substitute(with_canary(gateway)["share"]["resource"]["manifest"], WORKFLOW | tags)
+    )
+
     if gateway:
-        weights = [(backend["name"], backend["weight"]) for backend in share["spec"]["rules"][0]["backendRefs"]]
+        weights = [
+            (backend["name"], backend["weight"])
+            for backend in share["spec"]["rules"][0]["backendRefs"]
+        ]
         assert weights == [("cards", 95), ("the-server", 5)]
         assert share["spec"]["rules"][0]["backendRefs"][1]["port"] == 8080
         assert share["spec"]["parentRefs"] == [{"namespace": "infra", "name": "edge"}]
     else:
-        labels, selector = share["spec"]["template"]["metadata"]["labels"], share["spec"]["selector"]["matchLabels"]
-        assert labels["app.kubernetes.io/instance"] == "the-former" and selector.items() <= labels.items()
+        labels = share["spec"]["template"]["metadata"]["labels"]
+        selector = share["spec"]["selector"]["matchLabels"]
+        assert (
+            labels["app.kubernetes.io/instance"] == "the-former"
+            and selector.items() <= labels.items()
+        )
         assert share["metadata"]["name"] == "the-server-canary" and share["spec"]["replicas"] == 5
-        # the pods of both Deployments have the labels of the-former: the servers' metrics tell them apart
-        assert "--deployment=the-server" in share["spec"]["template"]["spec"]["containers"][0]["args"]
+        # the pods of both Deployments have the labels of the-former: the servers' metrics tell them
+        # apart
+        assert (
+            "--deployment=the-server" in share["spec"]["template"]["spec"]["containers"][0]["args"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +206,9 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
     answers: list[tuple[str, str]],
 ) -> None:
     templates = with_canary("infra/edge")
-    inputs = [{"name": p["name"], "value": "0"} for p in templates["rollout"]["inputs"]["parameters"]]
+    inputs = [
+        {"name": p["name"], "value": "0"} for p in templates["rollout"]["inputs"]["parameters"]
+    ]
     used = [templates[name] for name in ("rollout", "champion-pods", "canary", "scale", "share")]
     s = scheduler(*used, entrypoint="rollout", arguments={"parameters": inputs})
     watches = ["next." * depth + "watch" for depth in range(len(answers))]
@@ -162,10 +218,19 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
         for watch, (outcome, percent) in zip(watches, answers, strict=True)
     }
     steps = [watch.removesuffix("watch") for watch in watches]
-    outputs |= {f"{step}champion(0)": parameters(replicas="") for step in steps}
-    pods = [[f"{step}{pod}" for pod in ("champion(0)", "watch(0)", "watch(1)", "share(0)")] for step in steps]
+    outputs.update({f"{step}champion(0)": parameters(replicas="") for step in steps})
+    pods = [
+        [f"{step}{pod}" for pod in ("champion(0)", "watch(0)", "watch(1)", "share(0)")]
+        for step in steps
+    ]
     assert play(s, lost, outputs) == [name for names in pods for name in names][:-1]
-    shares = [node["inputs"]["parameters"][1] for node in s.nodes.values() if node["displayName"] == "share(0)"]
+
+    shares = [
+        node["inputs"]["parameters"][1]
+        for node in s.nodes.values()
+        if node["displayName"] == "share(0)"
+    ]
+
     assert shares == [{"name": "percent", "value": percent} for _, percent in answers[:-1]]
     workflow = s.table.get("w") or {}
     assert workflow["outputs"]["parameters"] == [{"name": "canary", "value": answers[-1][0]}]
@@ -174,8 +239,14 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: it must be percentages that rise to 100"),
-        (["serve.canary.shadow=true"], "shadow needs a Gateway, which copies the requests: set serve.canary.gateway"),
+        (
+            ["serve.canary.steps=[25, 5, 100]"],
+            r"steps is \[25, 5, 100\]: it must be percentages that rise to 100",
+        ),
+        (
+            ["serve.canary.shadow=true"],
+            "shadow needs a Gateway, which copies the requests: set serve.canary.gateway",
+        ),
     ],
 )
 def test_invalid_settings_of_a_canary_are_rejected(sets: list[str], message: str) -> None:
@@ -183,7 +254,9 @@ def test_invalid_settings_of_a_canary_are_rejected(sets: list[str], message: str
         load_config(GOLDEN / "config.yaml", sets=sets, environment={})
 
 
-@pytest.mark.parametrize("status, cleans", [("Succeeded", False), ("Failed", True), ("Error", True)])
+@pytest.mark.parametrize(
+    "status, cleans", [("Succeeded", False), ("Failed", True), ("Error", True)]
+)
 def test_a_failed_workflow_deletes_its_training_job(
     status: str, cleans: bool, spec: dict[str, Any], templates: dict[str, dict[str, Any]]
 ) -> None:
@@ -200,13 +273,24 @@ def test_a_failed_workflow_deletes_its_training_job(
 
 
 @pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
-def test_every_input_and_output_of_a_step_is_in_its_template(name: str, templates: dict[str, dict[str, Any]]) -> None:
-    module, template = load(f"steps.{name}"), templates[name]
+def test_every_input_and_output_of_a_step_is_in_its_template(
+    name: str, templates: dict[str, dict[str, Any]]
+) -> None:
+    module = load(f"steps.{name}")
+    template = templates[name]
     args = template["container"]["args"]
+
     for field, info in module.Inputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         assert field in {each["name"] for each in template["inputs"][kind]}
-        assert sum(arg.startswith(f"{flag(field)}={{{{") and f"inputs.{kind}.{field}" in arg for arg in args) == 1
+        assert (
+            sum(
+                arg.startswith(f"{flag(field)}={{{{") and f"inputs.{kind}.{field}" in arg
+                for arg in args
+            )
+            == 1
+        )
+
     for field, info in module.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         assert f"{field}={{{{outputs.{kind}.{field}.path}}}}" in args
@@ -215,19 +299,30 @@ def test_every_input_and_output_of_a_step_is_in_its_template(name: str, template
 def test_every_artifact_is_read_from_the_key_where_it_was_stored(
     templates: dict[str, dict[str, Any]], objects: dict[str, Any]
 ) -> None:
-    """Steps and the training job exchange artifacts by key, because a resource template cannot have artifacts."""
-    stored, read = set(), set()
+    """Steps and the training job exchange artifacts by key, because a resource template cannot have
+    artifacts."""
+    stored = set()
+    read = set()
+
     for task in [task for name in DAGS for task in tasks(templates[name]).values()]:
         arguments = task.get("arguments", {})
-        tags = {f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])}
+        tags = {
+            f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])
+        }
         for artifact in templates[task["template"]].get("outputs", {}).get("artifacts", []):
             assert artifact["archive"] == {"none": {}}
             stored.add(substitute(substitute(artifact["s3"]["key"], tags), WORKFLOW))
+
         for artifact in arguments.get("artifacts", []):
             assert artifact["archive"] == {"none": {}}
             read.add(substitute(artifact["s3"]["key"], WORKFLOW))
-    worker = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    assert {"--dataset=cards-x7k2p/prepare/dataset", "--out=cards-x7k2p/train/model"} <= set(worker["args"])
+
+    worker = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
+        "containers"
+    ][0]
+    assert {"--dataset=cards-x7k2p/prepare/dataset", "--out=cards-x7k2p/train/model"} <= set(
+        worker["args"]
+    )
     assert read == stored | {"cards-x7k2p/train/model"}
 
 
@@ -246,7 +341,9 @@ def test_results_are_outputs_of_the_workflow(templates: dict[str, dict[str, Any]
     }  # the verdict may change in a repeated evaluation
 
 
-@pytest.mark.parametrize("code, again", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)])
+@pytest.mark.parametrize(
+    "code, again", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)]
+)
 def test_errors_that_a_retry_cannot_cure_are_not_retried(
     code: str, again: bool, templates: dict[str, dict[str, Any]]
 ) -> None:
@@ -260,31 +357,45 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
 ) -> None:
     train = templates["train"]
     assert train["resource"]["action"] == "apply" and train["resource"]["setOwnerReference"] is True
-    assert "activeDeadlineSeconds" not in train and "timeout" not in train  # these limits would count per attempt
+    # these limits would count per attempt
+    assert "activeDeadlineSeconds" not in train and "timeout" not in train
     expression = train["retryStrategy"]["expression"]
     failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
 
     def is_retried(message: str, retries: int) -> bool:
-        return evaluate_bool(expression, nest_scope({"lastRetry.message": message, "retries": str(retries)}))
+        return evaluate_bool(
+            expression, nest_scope({"lastRetry.message": message, "retries": str(retries)})
+        )
 
     assert not is_retried(f"main: Error (exit code 64): {failed}", 0)
-    assert is_retried("pod deleted", 500) and is_retried("OOMKilled (exit code 137)", 500), "its job continues"
+    assert is_retried("pod deleted", 500) and is_retried("OOMKilled (exit code 137)", 500), (
+        "its job continues"
+    )
     rejected = "main: Error (exit code 64): no more retries Error from server"
-    assert is_retried(f"{rejected} (InternalError): failed calling webhook: connection refused", 500)
-    assert is_retried(f"{rejected} (Forbidden): may not", 4) and not is_retried(f"{rejected} (Forbidden): may not", 5)
-    assert train["retryStrategy"]["limit"] > 1000 and train["retryStrategy"]["backoff"] == {"duration": "10s"}
+    assert is_retried(
+        f"{rejected} (InternalError): failed calling webhook: connection refused", 500
+    )
+    assert is_retried(f"{rejected} (Forbidden): may not", 4) and not is_retried(
+        f"{rejected} (Forbidden): may not", 5
+    )
+    assert train["retryStrategy"]["limit"] > 1000 and train["retryStrategy"]["backoff"] == {
+        "duration": "10s"
+    }
 
 
 def test_pods_that_watch_jobs_have_resource_requests_and_avoid_preemptible_nodes() -> None:
     nodes = {"preset": "karpenter-spot", "priority_class": "high"}
-    loaded = load_config(GOLDEN / "config.yaml", [f"cluster.pods.train={json.dumps(nodes)}"], {}).config
+    loaded = load_config(
+        GOLDEN / "config.yaml", [f"cluster.pods.train={json.dumps(nodes)}"], {}
+    ).config
+
     templates = render_manifest(loaded)["spec"]["templates"]
     for template in (template for template in templates if "resource" in template):
         (main,) = json.loads(template["podSpecPatch"])["containers"]
         assert main["name"] == "main" and main["resources"]["requests"]["memory"] == "256Mi"
-        (term,) = template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-            "nodeSelectorTerms"
-        ]
+        (term,) = template["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]["nodeSelectorTerms"]
         assert term["matchExpressions"] == [
             {"key": "karpenter.sh/capacity-type", "operator": "NotIn", "values": ["spot"]}
         ]
@@ -300,7 +411,9 @@ def test_the_longest_names_are_valid_in_kubernetes() -> None:
 
 
 def test_an_undefined_tag_in_a_config_is_reported() -> None:
-    loaded = load_config(GOLDEN / "config.yaml", ["data.source=s3://a/{{inputs.parameters.b}}"], {}).config
+    loaded = load_config(
+        GOLDEN / "config.yaml", ["data.source=s3://a/{{inputs.parameters.b}}"], {}
+    ).config
     assert [finding.rule for finding in lint(render_manifest(loaded))] == ["tag"]
 
 
@@ -323,13 +436,20 @@ def test_pods_have_only_fields_that_kubernetes_knows(name: str, objects: dict[st
     container = dict(pod["containers"][0])
     probes = {key: container.pop(key) for key in list(container) if key.endswith("Probe")}
     round_trip(m.Container, container)
+
     for probe in probes.values():
-        plain = {**probe, "httpGet": {**probe["httpGet"], "port": 8080}}  # the model does not support named ports
-        assert set(m.Probe.model_validate(plain).model_dump(exclude_none=True, by_alias=True)) == set(plain)
+        # the model does not support named ports
+        plain = {**probe, "httpGet": {**probe["httpGet"], "port": 8080}}
+        assert set(
+            m.Probe.model_validate(plain).model_dump(exclude_none=True, by_alias=True)
+        ) == set(plain)
+
     for volume in pod["volumes"]:
         round_trip(m.Volume, volume)
+
     for toleration in pod.get("tolerations", []):
         round_trip(m.Toleration, toleration)
+
     round_trip(m.PodSecurityContext, pod["securityContext"])
 
 
@@ -340,10 +460,18 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_ca
     steps = [template["container"] for template in spec["templates"] if "container" in template]
     for container in [pod["containers"][0] for pod in pods(objects).values()] + steps:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        more = ["/dev/shm", "/tmp/cache"] if "rekindle.training.launch.launcher" in container["args"] else []
+        if "rekindle.training.launch.launcher" in container["args"]:
+            more = ["/dev/shm", "/tmp/cache"]
+        else:
+            more = []
+
         assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp", *more]
         assert container["envFrom"][0] == {"configMapRef": {"name": "rekindle"}}
-        name = "rekindle-serving" if "steps.serve" in container["args"] else "rekindle-s3"
+        if "steps.serve" in container["args"]:
+            name = "rekindle-serving"
+        else:
+            name = "rekindle-s3"
+
         assert container["envFrom"][1]["secretRef"] == {"name": name, "optional": True}
 
 

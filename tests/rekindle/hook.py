@@ -31,11 +31,14 @@ class Handler(BaseHTTPRequestHandler):
         hook: Any = self.server
         hook.requests += 1
         status = hook.statuses.pop(0) if hook.statuses else 200
+
         if hook.silent.is_set() or self.path != SECRET:
             self.close_connection = True
             return
+
         if status == 200:
             hook.received.append(body)
+
         self.send_response(status)
         self.send_header("location", "http://127.0.0.1:9/elsewhere")
         self.send_header("content-length", "8")

@@ -1,5 +1,5 @@
-"""Wrong versions of a JSON document: each field with values of other types, without the field, and texts that are no
-JSON object."""
+"""Wrong versions of a JSON document: each field with values of other types, without the field, and
+texts that are no JSON object."""
 
 import json
 from collections.abc import Iterator
@@ -23,14 +23,19 @@ def mutations(document: Any) -> Iterator[bytes]:
 
 
 def _changed(value: Any) -> Iterator[Any]:
-    """Yield copies of a JSON value with one part replaced or removed; of a list, only its first element changes."""
+    """Yield copies of a JSON value with one part replaced or removed; of a list, only its first
+    element changes."""
     yield from VALUES
+
     if isinstance(value, dict):
         for name, child in value.items():
             yield {other: item for other, item in value.items() if other != name}
-            yield {(f"\x1b{name}" if other == name else other): item for other, item in value.items()}
+            yield {
+                (f"\x1b{name}" if other == name else other): item for other, item in value.items()
+            }
             for changed_child in _changed(child):
                 yield {**value, name: changed_child}
+
     if isinstance(value, list) and value:
         for changed_child in _changed(value[0]):
             yield [changed_child, *value[1:]]

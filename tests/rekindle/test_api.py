@@ -19,9 +19,14 @@ PAGES = [(API, "api_page"), (COMMANDS, "commands_page"), (TRAINING, "training_pa
 
 @pytest.mark.parametrize(("page", "maker"), PAGES)
 def test_the_generated_pages_match_docstrings_and_help(page: Path, maker: str) -> None:
-    script = f"from tests.docs.pages import {maker}; print({maker}(), end='')"  # in its own process, like a reader's
-    text = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    differing = "\n".join(difflib.unified_diff(page.read_text().splitlines(), text.splitlines(), lineterm="", n=0))
+    # in its own process, like a reader's
+    script = f"from tests.docs.pages import {maker}; print({maker}(), end='')"
+    text = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    differing = "\n".join(
+        difflib.unified_diff(page.read_text().splitlines(), text.splitlines(), lineterm="", n=0)
+    )
     assert not differing, f"update it with `python -m tests.docs.pages`:\n{differing}"
 
 
@@ -32,7 +37,9 @@ def test_the_stubs_list_the_same_names_and_modules(package: ModuleType) -> None:
     names = vars(package)["NAMES"].items()
     modules = {name: f"{package.__name__}.{module}" for module, public in names for name in public}
     assert {alias.name: node.module for node in imports for alias in node.names} == modules
-    exported = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
+    exported = next(
+        ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign)
+    )
     assert sorted(exported) == sorted(package.__all__)
 
 
@@ -44,12 +51,17 @@ def test_the_stubs_list_the_same_names_and_modules(package: ModuleType) -> None:
             "from rekindle import Artifact, StepInputs, StepOutputs",
             {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"},
         ),
-        ("from rekindle import Evaluation, Prepared", {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"}),
+        (
+            "from rekindle import Evaluation, Prepared",
+            {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"},
+        ),
     ],
 )
 def test_an_import_loads_only_its_own_modules(statement: str, free_of: set[str]) -> None:
     script = f"{statement}; import sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not free_of & set(loaded)
 
 

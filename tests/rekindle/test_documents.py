@@ -1,4 +1,5 @@
-"""A malformed document of the object store or a folder is one line that names it, for every reader and every field."""
+"""A malformed document of the object store or a folder is one line that names it, for every reader
+and every field."""
 
 import hashlib
 import json
@@ -34,7 +35,8 @@ from rekindle.view.reproduce.comparison import compare
 from rekindle.workload import dataset_facts
 from tests.rekindle.mutations import mutations
 
-SHA256, KEY = "ab" * 32, "cd" * 32
+SHA256 = "ab" * 32
+KEY = "cd" * 32
 CONFIG = {
     "data": {"source": "rows.csv"},
     "cluster": {"image": "i", "pods": {"train": {"image": "j"}}},
@@ -81,27 +83,58 @@ RELEASE: dict[str, Any] = {
     "verdict.json": {"rows": 5, "max_batch": 2},
 }
 LOADED = {
-    name: hashlib.sha256(json.dumps(RELEASE[name]).encode()).hexdigest() for name in ("model.json", "dataset.json")
+    name: hashlib.sha256(json.dumps(RELEASE[name]).encode()).hexdigest()
+    for name in ("model.json", "dataset.json")
 }
 RELEASE["release.json"]["files"] = LOADED
 HASH = files.content_hash(LOADED)
-ROLLBACK = {"version": "1", "deployment": "shop-1", "champion": "2", "replicas": 1, "decided": False}
-PROMOTION = {"version": "2", "deployment": "shop-2", "former": "shop-1", "run_id": "r1", "rollback": ROLLBACK}
+ROLLBACK = {
+    "version": "1",
+    "deployment": "shop-1",
+    "champion": "2",
+    "replicas": 1,
+    "decided": False,
+}
+PROMOTION = {
+    "version": "2",
+    "deployment": "shop-2",
+    "former": "shop-1",
+    "run_id": "r1",
+    "rollback": ROLLBACK,
+}
 ENTRY: dict[str, Any] = {
     "key": KEY,
     "at": "shop-1/prepare",
     "outputs": {"rows": "7"},
     "artifacts": {"dataset": {"sha256": SHA256, "files": 1, "bytes": 5}},
-    "facts": {"step": "steps.prepare", "code": SHA256, "inputs": {"rows": "7", "train": "{}"}, "data_read": {"a": "b"}},
+    "facts": {
+        "step": "steps.prepare",
+        "code": SHA256,
+        "inputs": {"rows": "7", "train": "{}"},
+        "data_read": {"a": "b"},
+    },
     "seconds": 1.5,
     "made": 1e9,
 }
 HISTOGRAMS = {"rows": 5, "scores": {"a": [1, *ZERO_COUNTS[1:]]}, "features": {"b": ZERO_COUNTS}}
 DRIFT = {"version": "1", "workflow": "w", "before": {"p": HISTOGRAMS}, "seen": {}, "retrained": 5.0}
-MARK = {"store": "s", "pipeline": "shop", "number": 1, "whole": False, "tasks": ["train"], "ended": 5.0}
+MARK = {
+    "store": "s",
+    "pipeline": "shop",
+    "number": 1,
+    "whole": False,
+    "tasks": ["train"],
+    "ended": 5.0,
+}
 SWEEP = Sweep.model_validate({"trials": 2, "rungs": 1, "space": {"model": {"hidden": [4, 8]}}})
 STUDY: dict[str, Any] = {
-    "jobs/00000.json": {"trial": 0, "rung": 0, "pod": 1, "settings": {"model.hidden": 4}, "attrs": {"a": 1}},
+    "jobs/00000.json": {
+        "trial": 0,
+        "rung": 0,
+        "pod": 1,
+        "settings": {"model.hidden": 4},
+        "attrs": {"a": 1},
+    },
     "jobs/00001.json": {"stop": {"limit": 1.0, "hours": 2.0, "expected": 3.0}},
     "seconds/1.json": {"0/0": 1.5},
     "trials/0/rung-0/model.json": RELEASE["model.json"],
@@ -111,7 +144,8 @@ STUDY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Objects:
-    """The object store with one valid document of each kind. `prefix`: of a release of `name`, and of other objects."""
+    """The object store with one valid document of each kind. `prefix`: of a release of `name`, and
+    of other objects."""
 
     store: Store
     name: str
@@ -120,7 +154,9 @@ class Objects:
 
 
 @pytest.fixture
-def objects(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
+def objects(
+    s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Objects:
     monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 0.0)
     name = f"shop-{uuid.uuid4().hex[:6]}"
     prefix = f"releases/{name}/{HASH}/"
@@ -165,12 +201,16 @@ def read_promotion(objects: Objects) -> None:
 
 
 def read_reference(objects: Objects) -> None:
-    reference = drift.read_object(drift.Reference, objects.store, f"{objects.prefix}reference.json").model_dump()
+    reference = drift.read_object(
+        drift.Reference, objects.store, f"{objects.prefix}reference.json"
+    ).model_dump()
     drift.compute_shifts(reference, {"rows": 5, "scores": {}, "features": {}}, [])
 
 
 def read_drift(objects: Objects) -> None:
-    drift.days_until_retraining(objects.store, DriftConfig.model_validate({"model": objects.name}), "v")
+    drift.days_until_retraining(
+        objects.store, DriftConfig.model_validate({"model": objects.name}), "v"
+    )
 
 
 def read_mark(objects: Objects) -> None:
@@ -192,8 +232,14 @@ def release_file(name: str) -> tuple[str, Any]:
 
 
 READERS: list[tuple[str, Any, Callable[[Objects], None]]] = [
-    *((*release_file(name), read_origin) for name in ("release.json", "model.json", "origin.json", "curve.json")),
-    *((*release_file(name), read_release) for name in ("release.json", "model.json", "dataset.json", "verdict.json")),
+    *(
+        (*release_file(name), read_origin)
+        for name in ("release.json", "model.json", "origin.json", "curve.json")
+    ),
+    *(
+        (*release_file(name), read_release)
+        for name in ("release.json", "model.json", "dataset.json", "verdict.json")
+    ),
     (f"cache/{KEY}", ENTRY, read_cache),
     ("cache-book.json", {KEY: ["etag", ENTRY]}, read_cache),
     ("cache-claims/NAME", {"NAME/train": 5.0}, read_claims),
@@ -215,26 +261,33 @@ def test_every_field_of_a_document_is_validated_where_it_is_read(
 ) -> None:
     for other, content in STUDY.items() if key.startswith("NAME/search") else ():
         objects.store.put(f"{objects.name}/search/{other}", json.dumps(content).encode())
+
     key = key.replace("NAME", objects.name)
     objects.store.put(key, json.dumps(document).encode())
     read(objects)
     rejected = 0
+
     for data in mutations(document):
         objects.store.put(key, data)
         try:
             read(objects)
         except RekindleError as error:
             assert error.exit_code in (1, 65, 78), (data, error)
-            assert "\n" not in str(error) and not set(str(error)) & set(INVISIBLE.replace("-", "")), (data, error)
+            assert "\n" not in str(error) and not set(str(error)) & set(
+                INVISIBLE.replace("-", "")
+            ), (data, error)
             rejected += 1
         except Exception as error:
             raise AssertionError(f"{type(error).__name__} {error} for {data[:2000]!r}") from error
+
     objects.store.delete([key])
     assert rejected or key.startswith("cache") or key.endswith(".rekindle.json")
 
 
 @pytest.mark.parametrize("document", ["release.json", "model.json", "origin.json", "curve.json"])
-def test_a_command_prints_one_line_for_a_malformed_document(objects: Objects, document: str) -> None:
+def test_a_command_prints_one_line_for_a_malformed_document(
+    objects: Objects, document: str
+) -> None:
     objects.store.put(objects.prefix + document, b'{"\x1b[31m": 5}')
     command = [sys.executable, "-m", "rekindle", "reproduce", f"{objects.name}@1", "--check"]
     environment = {**os.environ, "REKINDLE_HOME": str(objects.folder / "home")}
@@ -246,7 +299,9 @@ def test_a_command_prints_one_line_for_a_malformed_document(objects: Objects, do
 
 
 @pytest.mark.parametrize("text", ["5", "[]", "{", "null", '{"a": 1, "a": 2}', "[" * 100_000])
-def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_run(text: str) -> None:
+def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_run(
+    text: str,
+) -> None:
     parameters = [{"name": "config", "value": text}, {"name": "cached", "value": text}]
     workflow = {"metadata": {"name": "shop-1"}, "spec": {"arguments": {"parameters": parameters}}}
     with pytest.raises(InvalidDocument, match="the parameter `config` of shop-1 is malformed: "):
@@ -273,7 +328,9 @@ def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_ru
 def test_the_message_names_the_document_the_field_and_the_rule(data: bytes, reason: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         parse(ModelFile, data, "s3://b/model.json")
-    assert str(caught.value).startswith("s3://b/model.json is malformed: ") and reason in str(caught.value)
+    assert str(caught.value).startswith("s3://b/model.json is malformed: ") and reason in str(
+        caught.value
+    )
 
 
 def test_a_folder_instead_of_a_file_is_an_invalid_document(tmp_path: Path) -> None:

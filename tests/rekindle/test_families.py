@@ -27,10 +27,22 @@ fit_without_samples: Any = lambda model: None  # noqa: E731
         ({"families": None}, "defines neither model nor families: it must define one of them"),
         ({"families": {}}, r"families is \{\}: it must be a dict with names"),
         ({"families": [model]}, r"families is \[.*\]: it must be a dict with names"),
-        ({"families": {"Big Net": model}}, r"families is .*: it must be a dict with names of lower-case letters"),
-        ({"families": {"net": 3}}, r'families\["net"\] is 3: it must be a function \(section, facts\)'),
-        ({"families": {"net": lambda section: model}}, r'families\["net"\]\(section\) cannot be called as'),
-        ({"families": {"net": Fitted(model, fit_without_samples)}}, r'families\["net"\].fit\(model\) cannot be called'),
+        (
+            {"families": {"Big Net": model}},
+            r"families is .*: it must be a dict with names of lower-case letters",
+        ),
+        (
+            {"families": {"net": 3}},
+            r'families\["net"\] is 3: it must be a function \(section, facts\)',
+        ),
+        (
+            {"families": {"net": lambda section: model}},
+            r'families\["net"\]\(section\) cannot be called as',
+        ),
+        (
+            {"families": {"net": Fitted(model, fit_without_samples)}},
+            r'families\["net"\].fit\(model\) cannot be called',
+        ),
         ({"chosen_by": "accuracy"}, r"chosen_by is 'accuracy': it must be a rekindle.Metric"),
     ],
 )
@@ -52,24 +64,40 @@ def test_a_wrong_definition_of_families_is_refused(
     [
         (
             ("train.validation=0",),
-            r"the families line, network, and validation chooses between them: set train.validation, such as 0.1",
+            (
+                r"the families line, network, and validation chooses between them: set"
+                r" train.validation, such as 0.1"
+            ),
         ),
-        (("families=[lime]",), r'has no family "lime"\. Did you mean "line"\? Its families: line, network\.'),
+        (
+            ("families=[lime]",),
+            r'has no family "lime"\. Did you mean "line"\? Its families: line, network\.',
+        ),
         (("train.validation=0.1", "families=['']"), r'has no family ""'),
         (("train.validation=0.1", "families=[line, line]"), r'families contains "line" twice'),
     ],
 )
-def test_a_config_must_name_existing_families_and_validate_several(settings: tuple[str, ...], sentence: str) -> None:
+def test_a_config_must_name_existing_families_and_validate_several(
+    settings: tuple[str, ...], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        load_config("configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings])
+        load_config(
+            "configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings]
+        )
 
 
 def rendered(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Return the tasks of a pipeline that trains the families, by name."""
-    config = load_config("configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings]).config
+    config = load_config(
+        "configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings]
+    ).config
     with blocks.pipeline(config) as workflow:
         blocks.evaluate(blocks.train(blocks.prepare(), **options))
-    [main] = (template for template in workflow.to_dict()["spec"]["templates"] if template["name"] == "main")
+    [main] = (
+        template
+        for template in workflow.to_dict()["spec"]["templates"]
+        if template["name"] == "main"
+    )
     return {task["name"]: task for task in main["dag"]["tasks"]}
 
 
@@ -82,7 +110,9 @@ def test_all_families_are_trained_and_one_is_chosen() -> None:
 
 
 def test_a_single_family_is_trained_as_one_model() -> None:
-    assert "choose" not in rendered("families=[network]") and "train" in rendered("families=[network]")
+    assert "choose" not in rendered("families=[network]") and "train" in rendered(
+        "families=[network]"
+    )
     assert rendered("train.validation=0.1", family="line")["fit"]["template"] == "fit"
 
 
@@ -104,8 +134,14 @@ def test_families_are_chosen_by_the_loss_by_default(monkeypatch: pytest.MonkeyPa
         ("blocks.choose(data, {})", "the models are named nothing: pass at least two, by name"),
         ("blocks.choose(data, [line, line])", "the models are .*: pass at least two, by name"),
         ("blocks.choose(data, {'line': line})", "the models are named line: pass at least two"),
-        ("blocks.choose(data, {'Line': line, 'other': line})", "the models are named Line, other: pass at least two"),
-        ("blocks.choose(data, {'a': line, 'b': blocks.train(data, family='line', train=other)})", "b may have seen"),
+        (
+            "blocks.choose(data, {'Line': line, 'other': line})",
+            "the models are named Line, other: pass at least two",
+        ),
+        (
+            "blocks.choose(data, {'a': line, 'b': blocks.train(data, family='line', train=other)})",
+            "b may have seen",
+        ),
         ("blocks.choose(data, {'a': line, 'b': data})", 'does not provide "model"'),
     ],
 )
@@ -115,7 +151,12 @@ def test_a_choice_needs_two_models_with_the_same_held_out_samples(call: str, sen
     with pytest.raises(ConfigError, match=sentence), blocks.pipeline(config):
         data = blocks.prepare()
         line = blocks.train(data, family="line", task="line")
-        names = {"blocks": blocks, "data": data, "line": line, "other": config.train.model_copy(update={"seed": 9})}
+        names = {
+            "blocks": blocks,
+            "data": data,
+            "line": line,
+            "other": config.train.model_copy(update={"seed": 9}),
+        }
         eval(call, names)
 
 

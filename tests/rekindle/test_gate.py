@@ -18,11 +18,15 @@ METRICS = (Metric("ap"), Metric("auc"))
 ERRORS = (Metric("rmse", better="lower", unit="kWh", digits=2),)
 
 
-def decide(gate: Gate, evaluation: Evaluation, candidate: str, champion: Any, metrics: Any = METRICS) -> Any:
+def decide(
+    gate: Gate, evaluation: Evaluation, candidate: str, champion: Any, metrics: Any = METRICS
+) -> Any:
     return Decision(gate, metrics, evaluation, candidate, champion).decide()
 
 
-def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object) -> Evaluation:
+def evaluation(
+    gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object
+) -> Evaluation:
     metrics = {"candidate": {"ap": ap, "auc": 0.9}}
     if gap:
         metrics["champion"] = {"ap": ap - gap[0], "auc": 0.9}
@@ -33,7 +37,11 @@ def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, *
 @pytest.mark.parametrize(
     ("gap", "decision", "words"),
     [
-        ((0.02, 0.01, 0.03), "release", "better, and not by chance: ap 0.7000 against 0.6800 of the champion"),
+        (
+            (0.02, 0.01, 0.03),
+            "release",
+            "better, and not by chance: ap 0.7000 against 0.6800 of the champion",
+        ),
         ((0.02, -0.01, 0.05), "release", "not worse by more than gate.tolerance (0.01)"),
         ((-0.005, -0.02, 0.01), "release", "-0.0050, 95% interval -0.0200 to +0.0100"),
         ((-0.005, -0.008, -0.002), "keep", "worse, and not by chance"),
@@ -41,7 +49,9 @@ def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, *
         ((0.0, 0.0, 0.0), "release", "+0.0000"),
     ],
 )
-def test_only_an_equally_good_model_replaces_the_champion(gap: tuple[float, float, float], decision: str, words: str):
+def test_only_an_equally_good_model_replaces_the_champion(
+    gap: tuple[float, float, float], decision: str, words: str
+):
     found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
     assert found == decision
     assert words in reason
@@ -54,11 +64,16 @@ def test_the_first_model_is_released_if_it_is_good_enough():
 
 
 def test_a_candidate_below_the_minimum_is_not_released_even_if_the_champion_is_worse():
-    assert decide(Gate(minimum={"ap": 0.71}), evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION)[0] == "keep"
+    assert (
+        decide(Gate(minimum={"ap": 0.71}), evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION)[0]
+        == "keep"
+    )
 
 
 def test_a_nan_metric_fails_a_minimum():
-    assert decide(Gate(minimum={"ap": 0.1}), evaluation(ap=float("nan")), "a" * 64, None)[0] == "keep"
+    assert (
+        decide(Gate(minimum={"ap": 0.1}), evaluation(ap=float("nan")), "a" * 64, None)[0] == "keep"
+    )
 
 
 def test_an_interval_that_is_unknown_is_null_in_the_verdict() -> None:
@@ -69,11 +84,22 @@ def test_an_interval_that_is_unknown_is_null_in_the_verdict() -> None:
     assert "ap is not a number in most draws of the bootstrap, so it has no interval" in reason
     difference = json.loads(to_json(decision.record(verdict, reason)))["difference"]
     assert difference == {"metric": "ap", "mean": 0.02, "low": None, "high": None}
-    assert metrics_to_log(found, "").keys() == {"ap", "auc", "champion_ap", "champion_auc", "ap_difference_mean"}
+
+    assert metrics_to_log(found, "").keys() == {
+        "ap",
+        "auc",
+        "champion_ap",
+        "champion_auc",
+        "ap_difference_mean",
+    }
 
 
 def test_a_family_without_a_finite_validation_is_named_in_the_reason() -> None:
-    chosen = {"family": "trees", "by": "loss", "validation": {"trees": {"loss": 0.5}, "network": {"loss": None}}}
+    chosen = {
+        "family": "trees",
+        "by": "loss",
+        "validation": {"trees": {"loss": 0.5}, "network": {"loss": None}},
+    }
     found = evaluation(chosen=chosen)
     _, reason = decide(Gate(minimum={"ap": 0.1}), found, "a" * 64, None)
     assert "Validation chose the family trees by loss 0.5 (network not a number)." in reason
@@ -93,7 +119,10 @@ def test_the_reason_says_that_the_champion_cannot_be_scored():
     assert "(version 3) cannot score this data: its features are others." in reason
     decision, reason = decide(Gate(minimum={"ap": 0.6}), found, "a" * 64, CHAMPION)
     assert decision == "release"
-    assert "only the bounds of the gate decide, and the candidate meets them (ap 0.7000 >= 0.6)" in reason
+    assert (
+        "only the bounds of the gate decide, and the candidate meets them (ap 0.7000 >= 0.6)"
+        in reason
+    )
 
 
 def test_the_reason_contains_the_warnings():
@@ -102,7 +131,9 @@ def test_the_reason_contains_the_warnings():
 
 
 def test_an_unknown_metric_is_rejected_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r'gate\.minimum\.aup: .* Did you mean "ap"\? Metrics: ap, auc'):
+    with pytest.raises(
+        ConfigError, match=r'gate\.minimum\.aup: .* Did you mean "ap"\? Metrics: ap, auc'
+    ):
         decide(Gate(minimum={"aup": 0.5}), evaluation(), "a" * 64, None)
 
 
@@ -112,7 +143,8 @@ def test_without_bounds_the_first_model_is_not_released():
 
 
 @pytest.mark.parametrize(
-    ("rmse", "bound", "decision"), [(2.4, 2.5, "release"), (2.6, 2.5, "keep"), (float("nan"), 2.5, "keep")]
+    ("rmse", "bound", "decision"),
+    [(2.4, 2.5, "release"), (2.6, 2.5, "keep"), (float("nan"), 2.5, "keep")],
 )
 def test_a_maximum_bounds_an_error_metric(rmse: float, bound: float, decision: str):
     judged = Evaluation({"candidate": {"rmse": rmse}})
@@ -122,7 +154,11 @@ def test_a_maximum_bounds_an_error_metric(rmse: float, bound: float, decision: s
 @pytest.mark.parametrize(
     ("gap", "decision", "words"),
     [
-        ((-0.2, -0.3, -0.1), "release", "better, and not by chance: rmse 2.00 kWh against 2.20 of the champion"),
+        (
+            (-0.2, -0.3, -0.1),
+            "release",
+            "better, and not by chance: rmse 2.00 kWh against 2.20 of the champion",
+        ),
         ((0.2, 0.1, 0.3), "keep", "worse, and not by chance"),
         ((0.2, -0.1, 0.5), "keep", "worse by more than gate.tolerance"),
         ((float("nan"),) * 3, "keep", "cannot be compared"),
@@ -144,13 +180,21 @@ def test_an_unknown_direction_is_rejected():
 @pytest.mark.parametrize(
     ("bounds", "words"),
     [
-        ({"minimum": {"rmse": 3}, "maximum": {"rmse": 2.5}}, "gate.minimum.rmse is 3 and gate.maximum.rmse is 2.5"),
-        ({"minimum": {"rmse": 3}}, "gate.minimum.rmse without gate.maximum.rmse: lower is better for rmse"),
+        (
+            {"minimum": {"rmse": 3}, "maximum": {"rmse": 2.5}},
+            "gate.minimum.rmse is 3 and gate.maximum.rmse is 2.5",
+        ),
+        (
+            {"minimum": {"rmse": 3}},
+            "gate.minimum.rmse without gate.maximum.rmse: lower is better for rmse",
+        ),
         ({"maximum": {"rmse": 3}}, ""),
         ({"minimum": {"rmse": 1}, "maximum": {"rmse": 1}}, ""),
     ],
 )
-def test_bounds_that_no_good_model_can_meet_are_rejected(bounds: dict[str, Any], words: str) -> None:
+def test_bounds_that_no_good_model_can_meet_are_rejected(
+    bounds: dict[str, Any], words: str
+) -> None:
     if not words:
         return check_bounds(Gate(**bounds), ERRORS)
     with pytest.raises(ConfigError, match=words):
@@ -159,7 +203,9 @@ def test_bounds_that_no_good_model_can_meet_are_rejected(bounds: dict[str, Any],
 
 def test_a_minimum_without_maximum_is_valid_if_higher_is_better() -> None:
     check_bounds(Gate(minimum={"ap": 0.5}), METRICS)
-    with pytest.raises(ConfigError, match=r"gate.maximum.ap without gate.minimum.ap: higher is better"):
+    with pytest.raises(
+        ConfigError, match=r"gate.maximum.ap without gate.minimum.ap: higher is better"
+    ):
         check_bounds(Gate(maximum={"ap": 0.5}), METRICS)
 
 
@@ -182,27 +228,50 @@ def test_the_gate_decides_at_its_limits_as_documented(gap: Any, decision: str, w
 @pytest.mark.parametrize(("rows", "warned"), [(49, True), (50, False)])
 def test_the_reason_warns_of_fewer_than_half_of_the_champions_rows(rows: int, warned: bool) -> None:
     decision = Decision(
-        Gate(), METRICS, evaluation((0.02, 0.01, 0.03), rows=rows), "a" * 64, CHAMPION, champion_rows=100
+        Gate(),
+        METRICS,
+        evaluation((0.02, 0.01, 0.03), rows=rows),
+        "a" * 64,
+        CHAMPION,
+        champion_rows=100,
     )
     note = f"Warning: {rows} rows were judged; the champion was released on 100."
     assert decision.decide()[1].endswith(note) == warned
 
 
 def test_the_champions_weights_with_changed_code_are_released() -> None:
-    decision = Decision(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
-    text = "The weights equal the champion's (version 3), but steps/model.py changed. The candidate meets the gate."
-    assert decision.decide() == ("release", text)
     decision = Decision(
-        Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve"
+        Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py"
     )
-    assert decision.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6, auc 0.9000 >= 0.9).")
-    decision = Decision(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
+    text = (
+        "The weights equal the champion's (version 3), but steps/model.py changed. The candidate"
+        " meets the gate."
+    )
+    assert decision.decide() == ("release", text)
+
+    decision = Decision(
+        Gate(minimum={"ap": 0.6, "auc": 0.9}),
+        METRICS,
+        evaluation(),
+        CHAMPION[1],
+        CHAMPION,
+        changed="serve",
+    )
+
+    assert decision.decide()[1].endswith(
+        "The candidate meets the gate (ap 0.7000 >= 0.6, auc 0.9000 >= 0.9)."
+    )
+    decision = Decision(
+        Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve"
+    )
     assert decision.decide()[0] == "keep"
 
 
 def test_the_reason_contains_the_baseline() -> None:
     judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"ap": 0.5, "auc": 0.1}})
-    assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith("The baseline has ap 0.5000.")
+    assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
+        "The baseline has ap 0.5000."
+    )
     judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"auc": 0.1}})
     assert "baseline" not in decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1]
 
@@ -211,9 +280,24 @@ def test_the_reason_contains_the_baseline() -> None:
     ("interval", "margin", "verdict", "words"),
     [
         ((0.05, 0.02, 0.08), 0.03, "release", "better than the baseline by 0.0500 ap >= 0.03"),
-        ((0.05, -0.01, 0.11), 0.03, "keep", "its advantage over the baseline may be chance: +0.0500, 95% interval"),
-        ((0.02, 0.01, 0.03), 0.03, "keep", "its advantage over the baseline is less than gate.beats_baseline (0.03):"),
-        ((-0.05, -0.08, -0.02), 0.0, "release", "the candidate minus the baseline is -0.0500, 95% interval -0.0800"),
+        (
+            (0.05, -0.01, 0.11),
+            0.03,
+            "keep",
+            "its advantage over the baseline may be chance: +0.0500, 95% interval",
+        ),
+        (
+            (0.02, 0.01, 0.03),
+            0.03,
+            "keep",
+            "its advantage over the baseline is less than gate.beats_baseline (0.03):",
+        ),
+        (
+            (-0.05, -0.08, -0.02),
+            0.0,
+            "release",
+            "the candidate minus the baseline is -0.0500, 95% interval -0.0800",
+        ),
         ((float("nan"),) * 3, 0.03, "keep", "its advantage over the baseline is less than"),
         (None, 0.03, "keep", "gate.beats_baseline is set, but the test rows have no baseline"),
     ],
@@ -222,15 +306,20 @@ def test_a_required_advantage_over_the_baseline_must_be_large_enough_and_signifi
     interval: tuple[float, float, float] | None, margin: float, verdict: str, words: str
 ) -> None:
     metrics = {"candidate": {"ap": 0.7}} | ({"baseline": {"ap": 0.65}} if interval else {})
-    judged = Evaluation(metrics, baseline_difference=Difference("ap", *interval) if interval else None)
+    judged = Evaluation(
+        metrics, baseline_difference=Difference("ap", *interval) if interval else None
+    )
     gate = Gate(minimum={"ap": 0.1}, beats_baseline=margin)
     found, reason = decide(gate, judged, "a" * 64, None)
     assert (found, words in reason) == (verdict, True), reason
 
 
-def test_the_advantage_counts_in_the_direction_of_the_metric_and_is_a_bound_for_a_first_model() -> None:
+def test_the_advantage_counts_in_the_direction_of_the_metric_and_is_a_bound_for_a_first_model() -> (
+    None
+):
     judged = Evaluation(
-        {"candidate": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}, baseline_difference=Difference("rmse", -1, -1.5, -0.5)
+        {"candidate": {"rmse": 2.0}, "baseline": {"rmse": 3.0}},
+        baseline_difference=Difference("rmse", -1, -1.5, -0.5),
     )
     gate = Gate(beats_baseline=0.5)
     assert decide(gate, judged, "a" * 64, None, ERRORS)[0] == "release"
@@ -238,7 +327,11 @@ def test_the_advantage_counts_in_the_direction_of_the_metric_and_is_a_bound_for_
 
 
 def test_the_reason_names_the_chosen_family_and_the_other_families() -> None:
-    chosen = {"family": "trees", "by": "loss", "validation": {"trees": {"loss": 0.25}, "network": {"loss": 0.5}}}
+    chosen = {
+        "family": "trees",
+        "by": "loss",
+        "validation": {"trees": {"loss": 0.25}, "network": {"loss": 0.5}},
+    }
     judged = Evaluation({"candidate": {"ap": 0.7}}, chosen=chosen)
     assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
         "Validation chose the family trees by loss 0.25 (network 0.5)."
@@ -247,8 +340,11 @@ def test_the_reason_names_the_chosen_family_and_the_other_families() -> None:
 
 def test_the_record_contains_the_evidence_of_the_verdict() -> None:
     judged = evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
-    record = Decision(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
+    record = Decision(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record(
+        "release", "why"
+    )
     kind = {"better": "higher", "unit": "", "digits": 4}
+
     assert record == {
         "verdict": "release",
         "reason": "why",
@@ -271,6 +367,7 @@ def test_the_record_contains_the_evidence_of_the_verdict() -> None:
             "resamples": 300,
         },
     }
+
     alone = Decision(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
     record = alone.record("keep", "why")
     assert (record["champion"], record["difference"], record["rows"]) == (None, None, 0)
@@ -284,7 +381,9 @@ def test_a_value_equal_to_its_bound_meets_it() -> None:
 
 
 def test_a_metric_that_was_not_computed_keeps_the_champion() -> None:
-    decision, reason = decide(Gate(minimum={"ap": 0.1, "auc": 0.1}), Evaluation({"candidate": {"ap": 0.5}}), "a", None)
+    decision, reason = decide(
+        Gate(minimum={"ap": 0.1, "auc": 0.1}), Evaluation({"candidate": {"ap": 0.5}}), "a", None
+    )
     assert (decision, "auc nan is not a number, must be >= 0.1" in reason) == ("keep", True)
 
 
@@ -296,7 +395,9 @@ def test_a_metric_that_was_not_computed_keeps_the_champion() -> None:
         ("resamples", (50, 49), (10_000, 10_001)),
     ],
 )
-def test_invalid_gate_settings_are_rejected(name: str, least: tuple[Any, ...], most: tuple[Any, ...]) -> None:
+def test_invalid_gate_settings_are_rejected(
+    name: str, least: tuple[Any, ...], most: tuple[Any, ...]
+) -> None:
     for accepted, *refused in (least, most):
         assert getattr(Gate(**{name: accepted}), name) == accepted
         for value in refused:

@@ -66,29 +66,46 @@ CONFIG = '{name: hello, workload: steps.greeting, data: {source: "made://up"}, m
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel in a new environment with the test environment's dependencies; return its bin folder."""
+    """Install the wheel in a new environment with the test environment's dependencies; return its
+    bin folder."""
     folder = tmp_path_factory.mktemp("wheel")
     uv = [str(BIN / "uv"), "--quiet"]
     subprocess.run([*uv, "build", "--wheel", "--out-dir", folder, ROOT], check=True)
     subprocess.run([*uv, "venv", "--python", sys.executable, folder / "venv"], check=True)
     (wheel,) = folder.glob("*.whl")
     environment = folder / "venv"
-    subprocess.run([*uv, "pip", "install", "--no-deps", "--python", environment / "bin/python", wheel], check=True)
+    subprocess.run(
+        [*uv, "pip", "install", "--no-deps", "--python", environment / "bin/python", wheel],
+        check=True,
+    )
     (packages,) = environment.glob("lib/python*/site-packages")
     # .pth files are not read recursively, so the editable installation is not on the path
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     location = call(environment / "bin/python", "-c print(__import__('rekindle').__file__)", folder)
     assert Path(location).is_relative_to(environment)
+
     return environment / "bin"
 
 
 def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
-    """Run `program` in `folder`, without this session's settings, and return its stdout; it must succeed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("REKINDLE_", "PYTHON"))}
+    """Run `program` in `folder`, without this session's settings, and return its stdout; it must
+    succeed."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("REKINDLE_", "PYTHON"))
+    }
+
     done = subprocess.run(
-        [program, *arguments.split()], cwd=folder, env=environment | settings, capture_output=True, text=True
+        [program, *arguments.split()],
+        cwd=folder,
+        env=environment | settings,
+        capture_output=True,
+        text=True,
     )
+
     assert done.returncode == 0, done.stdout + done.stderr
+
     return done.stdout
 
 
@@ -102,7 +119,10 @@ def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
         ("render configs/handbook.yaml --kind cron", "kind: CronWorkflow"),
         ("platform render --with minio --with mlflow", "python"),
         ("step steps.prepare --help", "rekindle step steps.prepare"),
-        pytest.param(*("demo chaos --workers 1 --steps 20 --seconds-between 100", "EQUAL"), marks=pytest.mark.slow),
+        pytest.param(
+            *("demo chaos --workers 1 --steps 20 --seconds-between 100", "EQUAL"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_installed_wheel_works_in_an_empty_folder(
@@ -119,10 +139,13 @@ def write_project(folder: Path, packages: bool) -> Path:
         "steps/greeting.py": WORKLOAD,
         "configs/hello.yaml": CONFIG,
     }
-    files |= {"pipelines/__init__.py": "", "steps/__init__.py": ""} if packages else {}
+
+    files.update({"pipelines/__init__.py": "", "steps/__init__.py": ""} if packages else {})
+
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+
     (folder / "notebooks").mkdir()
     return folder
 
@@ -132,7 +155,8 @@ def write_project(folder: Path, packages: bool) -> Path:
 def test_a_folder_with_steps_and_pipelines_is_the_project(
     installed: Path, tmp_path: Path, packages: bool, s3: Store, mlflow_server: str
 ) -> None:
-    folder, rekindle = write_project(tmp_path, packages), installed / "rekindle"
+    folder = write_project(tmp_path, packages)
+    rekindle = installed / "rekindle"
     subfolder = folder / "notebooks"
     manifest = yaml.safe_load(call(rekindle, "render configs/hello.yaml", subfolder))
     assert {template["name"] for template in manifest["spec"]["templates"]} == {"greet", "main"}
@@ -155,7 +179,8 @@ def test_an_image_needs_only_the_steps(installed: Path, tmp_path: Path) -> None:
 def test_the_project_is_the_nearest_folder_with_pipelines_or_settings(tmp_path: Path) -> None:
     assert project.find(tmp_path) == project.REFERENCE
     (tmp_path / "pipelines").mkdir()
-    assert project.find(tmp_path) == project.REFERENCE  # `pipelines` without a module does not count
+    # `pipelines` without a module does not count
+    assert project.find(tmp_path) == project.REFERENCE
     (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
     inner = tmp_path / "team" / "project"
     (inner / "pipelines").mkdir(parents=True)
@@ -167,7 +192,8 @@ def test_the_project_is_the_nearest_folder_with_pipelines_or_settings(tmp_path: 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("planted", ["pipelines/training.py", "pyproject.toml"])
 def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: str):
-    (mine := tmp_path / "mine").mkdir()
+    mine = tmp_path / "mine"
+    mine.mkdir()
     (tmp_path / planted).parent.mkdir(exist_ok=True)
     (tmp_path / planted).write_text("[tool.rekindle]\n")
     assert project.find(mine) == tmp_path
@@ -180,7 +206,9 @@ def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: st
 
 
 @pytest.mark.parametrize("kind", ["a device", "a pipe", "a large file", "a deeply nested file"])
-def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(tmp_path: Path, kind: str) -> None:
+def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(
+    tmp_path: Path, kind: str
+) -> None:
     file = tmp_path / "pyproject.toml"
     if kind == "a device":
         file.symlink_to("/dev/zero")
@@ -191,8 +219,14 @@ def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(tmp_path: 
         os.truncate(file, 1 << 40)
     else:
         file.write_text(f"[tool.rekindle]\nkey = {'[' * 10_000}")
-    program = f"from pathlib import Path; from rekindle import project; print(project.find(Path({str(tmp_path)!r})))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+
+    program = (
+        "from pathlib import Path; from rekindle import project;"
+        f" print(project.find(Path({str(tmp_path)!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
     assert done.stdout.strip() == str(project.REFERENCE), done.stderr
 
 
@@ -206,22 +240,36 @@ def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
     (folder / "notebooks/configs").mkdir()
     (folder / "notebooks/configs/hello.yaml").touch()
     assert project.config(Path("configs/hello.yaml")) == Path("configs/hello.yaml")
-    assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")  # not the reference project's
+    # not the reference project's
+    assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")
 
 
 def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Path) -> None:
-    here, other = write_project(tmp_path / "here", packages=False), write_project(tmp_path / "other", packages=False)
-    (other / "steps/greeting.py").write_text(WORKLOAD.replace('"world"', '"world"\n    mood: str = "cheerful"'))
+    here = write_project(tmp_path / "here", packages=False)
+    other = write_project(tmp_path / "other", packages=False)
+    (other / "steps/greeting.py").write_text(
+        WORKLOAD.replace('"world"', '"world"\n    mood: str = "cheerful"')
+    )
+
     for folder in (here, other):
         (folder / "rows.csv").touch()
         (folder / "configs/hello.yaml").write_text(CONFIG.replace("made://up", "rows.csv"))
-    for start, file in ((here, "../other/configs/hello.yaml"), (tmp_path, "other/configs/hello.yaml")):
+
+    for start, file in (
+        (here, "../other/configs/hello.yaml"),
+        (tmp_path, "other/configs/hello.yaml"),
+    ):
         text = call(BIN / "rekindle", f"config {file}", start)
         assert "cheerful" in text and f"{other}/rows.csv" in text
         assert "greet" in call(BIN / "rekindle", f"render {file}", start)
+
     (here / "more.csv").touch()
-    text = call(BIN / "rekindle", "render ../other/configs/hello.yaml --set data.source=more.csv", here)
-    assert f"{here}/more.csv" in text, "a path of the command line is relative to the working directory"
+    text = call(
+        BIN / "rekindle", "render ../other/configs/hello.yaml --set data.source=more.csv", here
+    )
+    assert f"{here}/more.csv" in text, (
+        "a path of the command line is relative to the working directory"
+    )
     text = call(BIN / "rekindle", "config configs/hello.yaml", here)
     assert "cheerful" not in text and f"{here}/rows.csv" in text
 
@@ -234,7 +282,9 @@ def test_a_config_in_a_folder_of_another_user_does_not_choose_the_project(tmp_pa
     assert project.other_project(config) is None
 
 
-def test_the_error_for_a_wrong_module_refers_to_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_wrong_module_refers_to_the_documentation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(project.PATH, str(ROOT))
     with pytest.raises(ConfigError, match=r"Did you mean \"steps.prepare\"") as error:
         project.load("steps.prepar", "step", ["run"])
@@ -247,19 +297,33 @@ def test_the_error_for_a_wrong_module_refers_to_the_documentation(monkeypatch: p
 
 @pytest.mark.slow
 def test_a_new_project_serves_a_model_and_its_tests_pass(installed: Path, tmp_path: Path) -> None:
-    rekindle, python = installed / "rekindle", installed / "python"
+    rekindle = installed / "rekindle"
+    python = installed / "python"
     call(rekindle, "init my-power", tmp_path)
     folder = tmp_path / "my-power"
     port = str(free_port())
+
     try:
-        text = call(Path("make"), f"run PYTHON={python}", folder, REKINDLE_SERVE__PORT=port, OMP_NUM_THREADS="1")
+        text = call(
+            Path("make"),
+            f"run PYTHON={python}",
+            folder,
+            REKINDLE_SERVE__PORT=port,
+            OMP_NUM_THREADS="1",
+        )
+
         assert f"http://127.0.0.1:{port}" in text and "card succeeded" in text
+
         body = json.dumps({"instances": [{"hour": 18, "temperature": -5}]}).encode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models/my-power:predict", body) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/v1/models/my-power:predict", body
+        ) as answer:
             (power,) = json.load(answer)["predictions"]
+
         assert 35 < power < 60
     finally:
         call(rekindle, "down", folder)
+
     assert "2 passed" in call(Path("make"), f"test PYTHON={python} PYTEST_ADDOPTS=-v", folder)
     call(rekindle, "lint configs/my-power.yaml --set data.source=s3://raw/power.csv", folder)
 

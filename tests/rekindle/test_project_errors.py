@@ -28,7 +28,9 @@ def rows(source):
 """
 
 
-def library(name: str, base: type[Exception] = Exception, module: str = "library") -> type[Exception]:
+def library(
+    name: str, base: type[Exception] = Exception, module: str = "library"
+) -> type[Exception]:
     return type(name, (base,), {"__module__": module})
 
 
@@ -42,11 +44,28 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
 @pytest.mark.parametrize(
     "error",
     [
-        *(KeyError("kwh"), ValueError("x"), TypeError("x"), AttributeError("x"), ImportError("xgboost"), IndexError(3)),
-        *(ZeroDivisionError("x"), AssertionError(), NotImplementedError(), RecursionError("x"), Exception("x")),
+        *(
+            KeyError("kwh"),
+            ValueError("x"),
+            TypeError("x"),
+            AttributeError("x"),
+            ImportError("xgboost"),
+            IndexError(3),
+        ),
+        *(
+            ZeroDivisionError("x"),
+            AssertionError(),
+            NotImplementedError(),
+            RecursionError("x"),
+            Exception("x"),
+        ),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (32x2 and 3x8)"),
         RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu"),
-        *(FileNotFoundError(2, "no such file"), PermissionError(13, "denied"), IsADirectoryError(21, "x")),
+        *(
+            FileNotFoundError(2, "no such file"),
+            PermissionError(13, "denied"),
+            IsADirectoryError(21, "x"),
+        ),
         library("ColumnNotFoundError", module="polars.exceptions")("kwh"),
         DataError("rows are missing"),
     ],
@@ -55,7 +74,9 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
 def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
     converted = as_error(caught(error))  # type: ignore[arg-type]
     assert isinstance(converted, CodeError) and converted.exit_code == 70
-    assert type(error).__name__ in str(converted) and "tests/rekindle/test_project_errors.py:" in str(converted)
+    assert type(error).__name__ in str(
+        converted
+    ) and "tests/rekindle/test_project_errors.py:" in str(converted)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +154,21 @@ def run_step(project: Path, body: str, **environment: str) -> Any:
             "own_step.py:14: JSONDecodeError: Expecting value: line 1 column 1 (char 0).",
         ),
         ("import xgboots", 70, "own_step.py:14: ModuleNotFoundError: No module named 'xgboots'."),
-        ("return open(source)", 70, "own_step.py:14: FileNotFoundError: [Errno 2] No such file or directory: 'kwh'."),
-        ("raise TimeoutError('the feature store')", 1, "own_step.py:14: TimeoutError: the feature store."),
-        ("import own_other", 70, "own_other.py:3: SyntaxError: '(' was never closed (own_other.py, line 3)."),
+        (
+            "return open(source)",
+            70,
+            "own_step.py:14: FileNotFoundError: [Errno 2] No such file or directory: 'kwh'.",
+        ),
+        (
+            "raise TimeoutError('the feature store')",
+            1,
+            "own_step.py:14: TimeoutError: the feature store.",
+        ),
+        (
+            "import own_other",
+            70,
+            "own_other.py:3: SyntaxError: '(' was never closed (own_other.py, line 3).",
+        ),
     ],
 )
 def test_an_exception_of_a_step_ends_with_one_line_and_its_location(
@@ -144,7 +177,9 @@ def test_an_exception_of_a_step_ends_with_one_line_and_its_location(
     (project / "own_other.py").write_text("\n\nx = (\n")
     process = run_step(project, body)
     assert process.returncode == code, process.stderr
-    assert process.stderr.splitlines()[-1].startswith("error: ") and process.stderr.strip().endswith(words)
+    assert process.stderr.splitlines()[-1].startswith(
+        "error: "
+    ) and process.stderr.strip().endswith(words)
     assert "Traceback" in process.stderr
 
 
@@ -155,7 +190,10 @@ def test_an_exception_of_a_step_ends_with_one_line_and_its_location(
             "import os\nimport xgboots\n",
             r"own_model.py:2: ModuleNotFoundError: No module named 'xgboots'\. Install it",
         ),
-        ("from os import nowhere\n", r"own_model.py:1: ImportError: cannot import name 'nowhere' from 'os'"),
+        (
+            "from os import nowhere\n",
+            r"own_model.py:1: ImportError: cannot import name 'nowhere' from 'os'",
+        ),
         ("def f(:\n", r"own_model.py:1: SyntaxError: "),
     ],
 )
@@ -171,6 +209,9 @@ def test_a_missing_module_of_the_project_has_the_nearest_name(project: Path) -> 
     (project / "steps").mkdir()
     (project / "steps/card.py").write_text("")
     (project / "own_importing.py").write_text("import steps.crad\n")
-    words = r"own_importing.py:1: ModuleNotFoundError: .* does not have that module. Did you mean \"steps.card\"\?"
+    words = (
+        r"own_importing.py:1: ModuleNotFoundError: .* does not have that module. Did you mean"
+        r" \"steps.card\"\?"
+    )
     with pytest.raises(ConfigError, match=words):
         load("own_importing", "workload", ())

@@ -58,7 +58,9 @@ class Whole(Section):
 
 
 def test_each_key_is_described_by_its_values_default_and_meaning() -> None:
-    assert settings(Whole, "limits.steps") == [Setting("limits.steps", "integer >= 1, < 9", 3, "number of steps")]
+    assert settings(Whole, "limits.steps") == [
+        Setting("limits.steps", "integer >= 1, < 9", 3, "number of steps")
+    ]
     assert [tuple(setting)[:3] for setting in settings(Whole)] == [
         ("name", "text", None),
         ("limits.steps", "integer >= 1, < 9", 3),
@@ -69,7 +71,10 @@ def test_each_key_is_described_by_its_values_default_and_meaning() -> None:
         ("pods.NAME.deadline", "date | null", None),
         ("tags", "list of text", None),
     ]
-    assert settings(Whole, "pods.train.mode") == [Setting("pods.train.mode", '"" | fast', "", "speed")]
+
+    assert settings(Whole, "pods.train.mode") == [
+        Setting("pods.train.mode", '"" | fast', "", "speed")
+    ]
 
 
 def test_a_model_that_holds_itself_is_described_once() -> None:

@@ -14,10 +14,23 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from rekindle.errors import ConfigError, DataError
-from rekindle.step import Artifact, StepInputs, StepOutputs, load, main, output_text, parse, to_text, write_outputs
+from rekindle.step import (
+    Artifact,
+    StepInputs,
+    StepOutputs,
+    load,
+    main,
+    output_text,
+    parse,
+    to_text,
+    write_outputs,
+)
 from rekindle.workload import load as load_workload
 
-STEPS = [f"steps.{name}" for name in ("prepare", "train", "evaluate", "release", "serve", "verify", "report")]
+STEPS = [
+    f"steps.{name}"
+    for name in ("prepare", "train", "evaluate", "release", "serve", "verify", "report")
+]
 
 
 class Inputs(StepInputs):
@@ -54,7 +67,9 @@ def test_every_value_survives_conversion_to_an_argo_parameter(inputs: Inputs) ->
         ({"text": "x", "items": '["a"]'}, ["--items.0 is 'a'", "integer"]),
     ],
 )
-def test_the_error_of_a_wrong_input_has_its_value_and_rule(texts: dict[str, str], words: list[str]) -> None:
+def test_the_error_of_a_wrong_input_has_its_value_and_rule(
+    texts: dict[str, str], words: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(Inputs, texts)
     assert all(word in str(caught.value) for word in words)
@@ -73,14 +88,18 @@ def test_outputs_are_written_to_their_target_files(tmp_path: Path) -> None:
     assert targets["rows"].read_text() == "3"
 
 
-@pytest.mark.parametrize("value", [{"a": "{{workflow.uid}}"}, ["{{{=1}}}", {"b": {}}], {"{{x}}": [[]]}])
+@pytest.mark.parametrize(
+    "value", [{"a": "{{workflow.uid}}"}, ["{{{=1}}}", {"b": {}}], {"{{x}}": [[]]}]
+)
 def test_an_output_of_json_has_no_template_tags(value: object) -> None:
     text = output_text("report", value)
     assert "{{" not in text and json.loads(text) == value
 
 
 def test_an_output_of_text_with_a_template_tag_is_refused() -> None:
-    with pytest.raises(DataError, match=r'the output note is .*workflow.uid.* must not contain "{{"'):
+    with pytest.raises(
+        DataError, match=r'the output note is .*workflow.uid.* must not contain "{{"'
+    ):
         output_text("note", "id {{workflow.uid}}")
 
 
@@ -102,13 +121,21 @@ class Interval(BaseModel):
 def test_an_output_that_is_not_finite_is_refused_by_its_name(
     number: float, wrap: Callable[[float], Any], place: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"^the output {place} is {number}: it must be a finite number"):
+    with pytest.raises(
+        DataError, match=rf"^the output {place} is {number}: it must be a finite number"
+    ):
         output_text("figure", wrap(number))
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("rate", "nan"), ("rate", "inf"), ("table", '{"a": NaN}'), ("table", '{"a": 1e999}'), ("items", "[Infinity]")],
+    [
+        ("rate", "nan"),
+        ("rate", "inf"),
+        ("table", '{"a": NaN}'),
+        ("table", '{"a": 1e999}'),
+        ("items", "[Infinity]"),
+    ],
 )
 def test_an_input_that_is_not_finite_is_refused_by_its_flag(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^--{name}\S* is "):
@@ -117,7 +144,10 @@ def test_an_input_that_is_not_finite_is_refused_by_its_flag(name: str, text: str
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rekindle", "step", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "rekindle", "step", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -157,12 +187,16 @@ def test_a_module_without_the_names_of_a_workload_is_rejected() -> None:
         load_workload("no.such.module")
 
 
-def test_a_misspelt_optional_function_of_a_workload_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_optional_function_of_a_workload_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recipes = load_workload("tests.rekindle.training.recipes")
     schedule = recipes.schedule  # type: ignore[attr-defined]
     monkeypatch.delattr(recipes, "schedule")
     monkeypatch.setattr(recipes, "shedule", schedule, raising=False)
-    with pytest.raises(ConfigError, match=r'defines shedule\(step, total\).* Did you mean "schedule"\?'):
+    with pytest.raises(
+        ConfigError, match=r'defines shedule\(step, total\).* Did you mean "schedule"\?'
+    ):
         load_workload("tests.rekindle.training.recipes")
 
 
@@ -171,7 +205,9 @@ def test_a_workload_function_with_wrong_arguments_is_rejected(
 ) -> None:
     recipes = load_workload("tests.rekindle.training.recipes")
     monkeypatch.setattr(recipes, "schedule", lambda step: 1.0)
-    with pytest.raises(ConfigError, match=r"schedule\(step\) cannot be called as schedule\(step, total\)"):
+    with pytest.raises(
+        ConfigError, match=r"schedule\(step\) cannot be called as schedule\(step, total\)"
+    ):
         load_workload("tests.rekindle.training.recipes")
 
 
@@ -192,15 +228,18 @@ def test_an_exception_of_a_step_has_its_line_and_is_retried_only_if_transient(
     (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
     step = tmp_path / "steps/clean.py"
     step.parent.mkdir()
+
     step.write_text(
         "import json, urllib3\nfrom rekindle import StepInputs, StepOutputs\n"
         "class Inputs(StepInputs): ...\nclass Outputs(StepOutputs): ...\n"
         f"def run(inputs):\n    {line}\n"
     )
+
     command = [sys.executable, "-m", "rekindle", "step", "steps.clean"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == code, process.stderr
     assert "Traceback" in process.stderr
+
     if message:
         assert f"\nerror: {step}:6: {message}" in process.stderr
 
@@ -209,7 +248,10 @@ def test_an_exception_of_a_step_has_its_line_and_is_retried_only_if_transient(
     ("arguments", "words"),
     [
         (["--dta=x"], '--dta=x is not an input of steps.prepare. Did you mean "--data"?'),
-        (["--data"], "argument --data: expected one argument. See `rekindle step steps.prepare --help`."),
+        (
+            ["--data"],
+            "argument --data: expected one argument. See `rekindle step steps.prepare --help`.",
+        ),
         (["x"], "x is not an input of steps.prepare."),
     ],
 )

@@ -38,20 +38,33 @@ def version(client: "MlflowClient", name: str, alias: str) -> str:
     return client.get_model_version_by_alias(name, alias).version
 
 
-def test_a_retried_step_finds_the_run_of_its_workflow(client: "MlflowClient", name: str, run_id: str) -> None:
+def test_a_retried_step_finds_the_run_of_its_workflow(
+    client: "MlflowClient", name: str, run_id: str
+) -> None:
     assert tracking.start_run(name, f"{name}-1") == run_id == tracking.find_run(name, f"{name}-1")
     assert tracking.start_run(name, f"{name}-2", {"color": "red"}) != run_id
     assert tracking.find_run(name, "another") is tracking.find_run("nowhere", "another") is None
     assert client.get_run(run_id).info.run_name == f"{name}-1"
 
 
-def test_logging_the_same_values_twice_changes_nothing(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
+def test_logging_the_same_values_twice_changes_nothing(
+    client: "MlflowClient", run_id: str, tmp_path: Path
+) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("hello")
+
     for _ in range(2):
-        tracking.log(run_id, params={f"p{n}": n for n in range(150)}, metrics={"ap": 0.5}, tags={"digest": "abc"})
+        tracking.log(
+            run_id,
+            params={f"p{n}": n for n in range(150)},
+            metrics={"ap": 0.5},
+            tags={"digest": "abc"},
+        )
         tracking.log_dir(run_id, tmp_path, "report")
-    tracking.log_metrics(run_id, ((name, 1 / (step + 1), step) for step in range(700) for name in ("loss", "rate")))
+
+    tracking.log_metrics(
+        run_id, ((name, 1 / (step + 1), step) for step in range(700) for name in ("loss", "rate"))
+    )
     run = client.get_run(run_id)
     assert len(run.data.params) == 150
     assert (run.data.metrics["ap"], run.data.tags["digest"]) == (0.5, "abc")
@@ -59,12 +72,17 @@ def test_logging_the_same_values_twice_changes_nothing(client: "MlflowClient", r
     assert [f.path for f in client.list_artifacts(run_id, "report/deep")] == ["report/deep/a.txt"]
 
 
-def test_a_release_registered_twice_is_one_version(client: "MlflowClient", name: str, run_id: str) -> None:
+def test_a_release_registered_twice_is_one_version(
+    client: "MlflowClient", name: str, run_id: str
+) -> None:
     assert tracking.champion(name) is None
     first, again, other = (
-        tracking.register(name, f"releases/{n}/", f"s3://b/releases/{n}/", n * 32, run_id, {"git_sha": "1"})
+        tracking.register(
+            name, f"releases/{n}/", f"s3://b/releases/{n}/", n * 32, run_id, {"git_sha": "1"}
+        )
         for n in ("aa", "aa", "bb")
     )
+
     assert first == again == tracking.Release("1", "releases/aa/", "aa" * 32)
     assert other.version == "2"
     assert version(client, name, "candidate") == "2"
@@ -85,7 +103,9 @@ def test_a_champion_registered_by_hand_is_rejected(client: "MlflowClient", name:
 
 def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, run_id: str) -> None:
     client.delete_experiment(client.get_run(run_id).info.experiment_id)
-    with pytest.raises(TrackingError, match=r"is deleted in MLflow, but keeps its name\. Restore it"):
+    with pytest.raises(
+        TrackingError, match=r"is deleted in MLflow, but keeps its name\. Restore it"
+    ):
         tracking.start_run(name, "w")
 
 
@@ -103,10 +123,18 @@ def test_the_error_has_the_answer_of_mlflow(run_id: str) -> None:
             "You are not authenticated.",
             "answered 401 Unauthorized: 'You are not authenticated.'. Set MLFLOW_TRACK",
         ),
-        (200, "<html><style>a{}</style><h1>Log in</h1></html>", "answered 200 OK: 'Log in'. Check MLFLOW_TRACKING_URI"),
+        (
+            200,
+            "<html><style>a{}</style><h1>Log in</h1></html>",
+            "answered 200 OK: 'Log in'. Check MLFLOW_TRACKING_URI",
+        ),
         (503, '{"a": 1}', "answered 503 Service Unavailable: '{\"a\": 1}'"),
         (404, "", "answered 404 Not Found: 'nothing'"),
-        (403, '{"error_code": "PERMISSION_DENIED", "message": "not yours"}', "refused: PERMISSION_DENIED: not yours"),
+        (
+            403,
+            '{"error_code": "PERMISSION_DENIED", "message": "not yours"}',
+            "refused: PERMISSION_DENIED: not yours",
+        ),
         (500, "\x1b[2J oops", "answered 500 Internal Server Error: '\\\\u001b[2J oops'"),
     ],
 )
@@ -126,9 +154,12 @@ def test_the_error_quotes_the_answer_of_another_server(
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
         with pytest.raises(TrackingError) as raised:
             tracking.champion("x")
+
         server.shutdown()
+
     assert message in str(raised.value)
 
 
@@ -140,7 +171,9 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_the_error_of_an_unreachable_server_has_the_remedy(unreachable: str) -> None:
-    with pytest.raises(TrackingError, match=f"MLflow at {unreachable} does not answer .*Connection refused.*curl"):
+    with pytest.raises(
+        TrackingError, match=f"MLflow at {unreachable} does not answer .*Connection refused.*curl"
+    ):
         tracking.champion("x")
 
 

@@ -1,7 +1,9 @@
-"""An exception in any function of a user is reported with type, text and FILE:LINE, and ends its step with code 70.
+"""An exception in any function of a user is reported with type, text and FILE:LINE, and ends its
+step with code 70.
 
-Each row of the tables breaks one function of a complete workload, step or pipeline, and runs the program that calls it.
-tests/rekindle/view/test_outcomes.py tests that the rendered retry strategies do not repeat a step with this code.
+Each row of the tables breaks one function of a complete workload, step or pipeline, and runs the
+program that calls it. tests/rekindle/view/test_outcomes.py tests that the rendered retry strategies
+do not repeat a step with this code.
 """
 
 import json
@@ -167,14 +169,18 @@ class Stage:
     """A folder with modules of a user, and the results of the steps before the broken one."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.dataset = folder, folder / "dataset"
+        self.folder = folder
+        self.dataset = folder / "dataset"
         workload: Any = load(self.write(WORKLOAD)[0])
         self.digest = prepare(workload, workload.Data(source="made://up"), self.dataset)[1]
 
     def write(self, text: str, function: str = "") -> tuple[str, str]:
-        """Write a module whose `function` raises an exception; return its name and the expected message."""
+        """Write a module whose `function` raises an exception; return its name and the expected
+        message."""
         lines = text.splitlines()
-        number = next((number for number, line in enumerate(lines) if line.strip() == f"# {function}"), -1)
+        number = next(
+            (number for number, line in enumerate(lines) if line.strip() == f"# {function}"), -1
+        )
         if function:
             lines[number] = lines[number].replace(f"# {function}", "{}['kwh']")
         name = f"user_{uuid4().hex}"
@@ -191,18 +197,30 @@ class Stage:
         model.mkdir()
         tensors = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
         save_file(tensors, model / "model.safetensors")
-        description = {"sha256": weights_sha256(tensors), "workload": workload, "model": {}, "train": {}}
+
+        description = {
+            "sha256": weights_sha256(tensors),
+            "workload": workload,
+            "model": {},
+            "train": {},
+        }
+
         (model / "model.json").write_text(json.dumps(description))
         (model / EXAMPLE).write_text('{"instances": [{"hour": 1}]}')
         (model / "dataset.json").write_bytes((self.dataset / "dataset.json").read_bytes())
+
         return model
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str]) -> Iterator[Stage]:
+def stage(
+    tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str]
+) -> Iterator[Stage]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("user")
-        for name, value in (s3_environment | {"REKINDLE_PATH": str(folder), "TMPDIR": str(folder)}).items():
+        for name, value in (
+            s3_environment | {"REKINDLE_PATH": str(folder), "TMPDIR": str(folder)}
+        ).items():
             patch.setenv(name, value)
         patch.setattr(sys, "path", [*sys.path])
         stage = Stage(folder)
@@ -211,27 +229,56 @@ def stage(tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, st
 
 
 def run_prepare(workload: str, stage: Stage) -> int:
-    return main(["steps.prepare", f"--workload={workload}", '--data={"source": "made://up"}', f"--workflow={workload}"])
+    return main(
+        [
+            "steps.prepare",
+            f"--workload={workload}",
+            '--data={"source": "made://up"}',
+            f"--workflow={workload}",
+        ]
+    )
 
 
 def run_evaluate(workload: str, stage: Stage) -> int:
     model = stage.make_release(workload)
-    return main(["steps.evaluate", f"--workload={workload}", f"--dataset={stage.dataset}", f"--model={model}"])
+    return main(
+        [
+            "steps.evaluate",
+            f"--workload={workload}",
+            f"--dataset={stage.dataset}",
+            f"--model={model}",
+        ]
+    )
 
 
 def run_refresh(workload: str, stage: Stage) -> int:
     """Refresh the champion of a model."""
-    name, store = f"m-{workload[-8:]}", Store.from_env()
-    prefix, run_id = f"releases/{name}/1/", tracking.start_run(name, "first")
+    name = f"m-{workload[-8:]}"
+    store = Store.from_env()
+    prefix = f"releases/{name}/1/"
+    run_id = tracking.start_run(name, "first")
     sha256 = write_release(store, prefix, workload)
-    tracking.promote(name, tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {}).version, "servers-1")
-    flags = [f"--workload={workload}", f"--name={name}", '--data={"source": "made://up"}', f"--workflow={name}"]
+
+    tracking.promote(
+        name,
+        tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {}).version,
+        "servers-1",
+    )
+
+    flags = [
+        f"--workload={workload}",
+        f"--name={name}",
+        '--data={"source": "made://up"}',
+        f"--workflow={name}",
+    ]
+
     return main(["steps.refresh", *flags, f"--experiment={name}"])
 
 
 def run_server(workload: str, stage: Stage) -> int:
     """Start a model process; its error is the server's."""
-    release, process = stage.make_release(workload), ModelProcess(max_instances=10, max_batch=4)
+    release = stage.make_release(workload)
+    process = ModelProcess(max_instances=10, max_batch=4)
     try:
         process.load(release)
     except CodeError as error:
@@ -246,9 +293,12 @@ def run_step(step: str, stage: Stage) -> int:
     return main([step])
 
 
-STEPS: dict[str, tuple[str, Callable[[str, Stage], int]]] = {  # function → module and the program that calls it
+# function → module and the program that calls it
+STEPS: dict[str, tuple[str, Callable[[str, Stage], int]]] = {
     **dict.fromkeys(("Data", "at", "prepare"), (WORKLOAD, run_prepare)),
-    **dict.fromkeys(("examples", "metric", "Instance", "predict", "model"), (WORKLOAD, run_evaluate)),
+    **dict.fromkeys(
+        ("examples", "metric", "Instance", "predict", "model"), (WORKLOAD, run_evaluate)
+    ),
     "refresh": (WORKLOAD, run_refresh),
     "step": (STEP, run_step),
 }
@@ -264,7 +314,10 @@ TRAINING = ("dataset", "length", "batch", "model", "loss", "optimizer", "schedul
     ],
 )
 def test_an_exception_ends_the_step_with_its_line_and_without_a_retry(
-    stage: Stage, capfd: pytest.CaptureFixture[str], function: str, program: Callable[[str, Stage], int]
+    stage: Stage,
+    capfd: pytest.CaptureFixture[str],
+    function: str,
+    program: Callable[[str, Stage], int],
 ) -> None:
     name, expected = stage.write(STEPS[function][0], function)
     assert program(name, stage) == CodeError.exit_code
@@ -279,7 +332,10 @@ def test_a_type_error_of_a_validator_is_not_blamed_on_the_test_rows(
 ) -> None:
     workload, _ = stage.write(WORKLOAD.replace("# Instance", "None + 1"))
     assert run_evaluate(workload, stage) == CodeError.exit_code
-    assert f"{workload}.py:30: TypeError: unsupported operand" in capfd.readouterr().err.splitlines()[-1]
+    assert (
+        f"{workload}.py:30: TypeError: unsupported operand"
+        in capfd.readouterr().err.splitlines()[-1]
+    )
 
 
 @pytest.mark.usefixtures("mlflow_server")
@@ -292,9 +348,14 @@ def test_a_dataset_without_tags_is_reported_without_empty_braces(
 
 @pytest.mark.parametrize(
     "function",
-    [name if name in ("loss", "schedule") else pytest.param(name, marks=pytest.mark.slow) for name in TRAINING],
+    [
+        name if name in ("loss", "schedule") else pytest.param(name, marks=pytest.mark.slow)
+        for name in TRAINING
+    ],
 )
-def test_an_exception_in_training_ends_the_job_with_its_line(stage: Stage, crew: Crew, function: str) -> None:
+def test_an_exception_in_training_ends_the_job_with_its_line(
+    stage: Stage, crew: Crew, function: str
+) -> None:
     workload, expected = stage.write(WORKLOAD, function)
     argv = flags(
         workload,
@@ -305,21 +366,28 @@ def test_an_exception_in_training_ends_the_job_with_its_line(stage: Stage, crew:
         validation=0.2,
         validation_steps=1,
     )
+
     variables = {"REKINDLE_PATH": str(stage.folder)}
     coordinator = crew.coordinator(argv, **variables)
     launcher = crew.light_launcher("pod", argv, **variables)
     assert (launcher.code(), coordinator.code()) == (CodeError.exit_code,) * 2, launcher.said()
     assert launcher.said().count("restarting it") <= 1, launcher.said()
+
     for process in (launcher, coordinator):
-        assert any(line.startswith("error: ") and expected in line for line in process.said().splitlines())
+        assert any(
+            line.startswith("error: ") and expected in line for line in process.said().splitlines()
+        )
 
 
 @pytest.mark.parametrize("function", ["Instance", "predict"])
 def test_an_exception_for_one_request_is_logged_with_its_line_and_the_server_continues(
     stage: Stage, capfd: pytest.CaptureFixture[str], function: str
 ) -> None:
-    text = WORKLOAD.replace(f"# {function}\n", f"if {'self' if function == 'Instance' else 'instances[0]'}.hour > 9:\n"
-                            f"            # {function}\n")  # fmt: skip
+    text = WORKLOAD.replace(
+        f"# {function}\n",
+        f"if {'self' if function == 'Instance' else 'instances[0]'}.hour > 9:\n"
+        f"            # {function}\n",
+    )
     workload, expected = stage.write(text, function)
     predictor = open_predictor(stage.make_release(workload))
     bodies = [json.dumps({"instances": [{"hour": hour}]}).encode() for hour in (1, 10)]
@@ -332,9 +400,15 @@ def test_an_exception_for_one_request_is_logged_with_its_line_and_the_server_con
 @pytest.mark.parametrize(("text", "function"), [(WORKLOAD, "Data"), (PIPELINE, "build")])
 def test_an_exception_before_the_run_is_one_line(stage: Stage, text: str, function: str) -> None:
     module, expected = stage.write(text, function)
-    workload, pipeline = (module, "pipelines.training") if text == WORKLOAD else (stage.write(WORKLOAD)[0], module)
+    workload, pipeline = (
+        (module, "pipelines.training") if text == WORKLOAD else (stage.write(WORKLOAD)[0], module)
+    )
     config = stage.folder / f"{module}.yaml"
-    config.write_text(f"{{name: user, pipeline: {pipeline}, workload: {workload}, data: {{source: 'made://up'}}}}")
-    done = subprocess.run([BIN / "rekindle", "lint", config], cwd=stage.folder, capture_output=True, text=True)
+    config.write_text(
+        f"{{name: user, pipeline: {pipeline}, workload: {workload}, data: {{source: 'made://up'}}}}"
+    )
+    done = subprocess.run(
+        [BIN / "rekindle", "lint", config], cwd=stage.folder, capture_output=True, text=True
+    )
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1 and expected in done.stderr

@@ -13,7 +13,16 @@ import pytest
 
 from rekindle import Examples, Prepared
 from rekindle.errors import ConfigError, DataError, RekindleError
-from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, DataConfig, load, prepare, training_function
+from rekindle.workload import (
+    ARGUMENTS,
+    REMOVED,
+    REQUIRED,
+    SERVED,
+    DataConfig,
+    load,
+    prepare,
+    training_function,
+)
 from steps.fraud.protocol import Weekly
 from tests.commands import ROOT
 
@@ -31,7 +40,9 @@ def documented_hooks() -> list[str]:
 
 def test_at_most_four_hooks_exist_and_an_example_uses_each() -> None:
     functions = set(ARGUMENTS) - {*REQUIRED, *SERVED} - ONE_OF - TRAINING
-    methods = {f"Examples.{name}" for name in vars(Examples) if not name.startswith("_") and name != "of"}
+    methods = {
+        f"Examples.{name}" for name in vars(Examples) if not name.startswith("_") and name != "of"
+    }
     methods -= {f"Examples.{name}" for name in Examples.__dataclass_fields__}
     assert set(documented_hooks()) == functions | methods
     assert len(documented_hooks()) <= 4
@@ -40,17 +51,23 @@ def test_at_most_four_hooks_exist_and_an_example_uses_each() -> None:
 
 
 @pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_hook_is_rejected_with_its_replacement(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_hook_is_rejected_with_its_replacement(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, name, lambda *arguments: None, raising=False)
-    with pytest.raises(ConfigError, match=rf"defines {name}, which the engine no longer calls: .*`examples\b"):
+    with pytest.raises(
+        ConfigError, match=rf"defines {name}, which the engine no longer calls: .*`examples\b"
+    ):
         load("tests.rekindle.release.lines")
 
 
 def test_a_model_without_predict_needs_a_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.delattr(lines, "predict")
-    with pytest.raises(ConfigError, match=r"lacks predict: it must define Instance and predict .* or a predictor"):
+    with pytest.raises(
+        ConfigError, match=r"lacks predict: it must define Instance and predict .* or a predictor"
+    ):
         load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, "predictor", lambda release: None, raising=False)
     load("tests.rekindle.release.lines")
@@ -71,23 +88,38 @@ def test_a_source_that_does_not_fit_on_the_disk_is_an_error_before_it_is_read(
         (tmp_path / "raw" / name).write_bytes(bytes(60_000))
     data = DataConfig(source=str(tmp_path / "raw"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
-    with pytest.raises(RekindleError, match=r"the dataset needs about 0\.0 GB and .*out has .*or set TMPDIR"):
+    with pytest.raises(
+        RekindleError, match=r"the dataset needs about 0\.0 GB and .*out has .*or set TMPDIR"
+    ):
         prepare(load("tests.rekindle.release.lines"), data, tmp_path / "out")
 
 
-def test_optimizer_and_schedule_may_take_the_section_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizer_and_schedule_may_take_the_section_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines: Any = load("tests.rekindle.release.lines")
-    monkeypatch.setattr(lines, "optimizer", lambda model, train, section: (model, train, section), raising=False)
+    monkeypatch.setattr(
+        lines, "optimizer", lambda model, train, section: (model, train, section), raising=False
+    )
     monkeypatch.setattr(lines, "schedule", lambda step, total: step / total, raising=False)
     load("tests.rekindle.release.lines")
-    assert training_function(lines, "optimizer", "own")("net", "settings") == ("net", "settings", "own")
+
+    assert training_function(lines, "optimizer", "own")("net", "settings") == (
+        "net",
+        "settings",
+        "own",
+    )
+
     assert training_function(lines, "schedule", "own")(1, 4) == 0.25
     monkeypatch.setattr(lines, "schedule", lambda step, total, section, more: 1)
+
     with pytest.raises(ConfigError, match=r"cannot be called as schedule\(step, total, section\)"):
         load("tests.rekindle.release.lines")
 
 
-def test_examples_may_only_take_the_champion_as_second_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_may_only_take_the_champion_as_second_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, "examples", lambda path, champion: iter(()))
     load("tests.rekindle.release.lines")
@@ -97,7 +129,8 @@ def test_examples_may_only_take_the_champion_as_second_argument(monkeypatch: pyt
 
 
 def test_the_first_rows_of_a_csv_file_end_with_a_whole_row(tmp_path: Path) -> None:
-    file, folder = tmp_path / "notes.csv", tmp_path / "rows"
+    file = tmp_path / "notes.csv"
+    folder = tmp_path / "rows"
     folder.mkdir()
     file.write_text('id,text\n1,a\n2,"two\nlines"\n3,c\n')
     few = DataConfig(source=str(file)).first_rows(2, folder)
@@ -124,18 +157,41 @@ def test_example_facts_must_be_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
             {"newest": "2024-03-01T12:00:00"},
             "newest of `prepare` is '2024-03-01T12:00:00': it must be an ISO 8601 text",
         ),
-        ({"newest": "2024-03-01"}, "newest of `prepare` is '2024-03-01': it must be an ISO 8601 text with a time zone"),
-        ({"newest": "yesterday"}, "newest of `prepare` is 'yesterday': it must be an ISO 8601 text with a time zone"),
-        ({"newest": datetime(2024, 3, 1, tzinfo=UTC)}, "newest of `prepare` is datetime.datetime(2024, 3, 1, "),
-        ({"facts": {"data_until": "2024-03-01"}}, "the fact data_until of `prepare` is '2024-03-01': it must be"),
-        ({"facts": {"mean": math.nan}}, "the facts of `prepare` are not JSON (facts.mean is nan: it must be a finite"),
-        ({"facts": {"mean": np.float32(1)}}, "the facts of `prepare` are not JSON (Object of type float32"),
-        ({"facts": {"until": datetime(2024, 3, 1)}}, "the facts of `prepare` are not JSON (Object of type datetime"),
+        (
+            {"newest": "2024-03-01"},
+            "newest of `prepare` is '2024-03-01': it must be an ISO 8601 text with a time zone",
+        ),
+        (
+            {"newest": "yesterday"},
+            "newest of `prepare` is 'yesterday': it must be an ISO 8601 text with a time zone",
+        ),
+        (
+            {"newest": datetime(2024, 3, 1, tzinfo=UTC)},
+            "newest of `prepare` is datetime.datetime(2024, 3, 1, ",
+        ),
+        (
+            {"facts": {"data_until": "2024-03-01"}},
+            "the fact data_until of `prepare` is '2024-03-01': it must be",
+        ),
+        (
+            {"facts": {"mean": math.nan}},
+            "the facts of `prepare` are not JSON (facts.mean is nan: it must be a finite",
+        ),
+        (
+            {"facts": {"mean": np.float32(1)}},
+            "the facts of `prepare` are not JSON (Object of type float32",
+        ),
+        (
+            {"facts": {"until": datetime(2024, 3, 1)}},
+            "the facts of `prepare` are not JSON (Object of type datetime",
+        ),
         ({"rows": np.int64(3)}, "rows of `prepare` is np.int64(3): it must be a number of rows"),
         ({"rejected": -1}, "rejected of `prepare` is -1: it must be a number of rows"),
     ],
 )
-def test_a_wrong_result_of_prepare_is_named(prepared: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_result_of_prepare_is_named(
+    prepared: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     def write(data: Any, out: Path) -> Prepared:
         (out / "rows").write_text("1")
         return Prepared(**{"rows": 3, **prepared})
@@ -146,13 +202,26 @@ def test_a_wrong_result_of_prepare_is_named(prepared: dict[str, Any], message: s
 
 
 def test_prepare_must_return_prepared(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"`prepare` returned NoneType: it must return rekindle\.Prepared"):
-        prepare(SimpleNamespace(prepare=lambda data, out: None), DataConfig(source="none://1"), tmp_path / "out")
+    with pytest.raises(
+        DataError, match=r"`prepare` returned NoneType: it must return rekindle\.Prepared"
+    ):
+        prepare(
+            SimpleNamespace(prepare=lambda data, out: None),
+            DataConfig(source="none://1"),
+            tmp_path / "out",
+        )
 
 
 def test_the_newest_row_may_have_any_time_zone(tmp_path: Path) -> None:
     def write(data: Any, out: Path) -> Prepared:
         (out / "rows").write_text("1")
-        return Prepared(rows=3, newest="2024-03-01T12:00:00+02:00", facts={"data_until": "2024-03-01T12:00:00Z"})
+        return Prepared(
+            rows=3, newest="2024-03-01T12:00:00+02:00", facts={"data_until": "2024-03-01T12:00:00Z"}
+        )
 
-    assert prepare(SimpleNamespace(prepare=write), DataConfig(source="none://1"), tmp_path / "out")[0].rows == 3
+    assert (
+        prepare(SimpleNamespace(prepare=write), DataConfig(source="none://1"), tmp_path / "out")[
+            0
+        ].rows
+        == 3
+    )

@@ -38,5 +38,6 @@ def predictor(release): ...
 
 
 def workload(fields: str, prepare: str) -> str:
-    """Return the module with `fields` in the section `data`, and `prepare` as the body of its function."""
+    """Return the module with `fields` in the section `data`, and `prepare` as the body of its
+    function."""
     return MODULE.format(fields=indent(fields, "    "), prepare=indent(prepare, "    "))

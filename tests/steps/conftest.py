@@ -1,4 +1,5 @@
-"""Fixtures: a small simulated dataset in three shards, and two briefly trained models, one better than the other."""
+"""Fixtures: a small simulated dataset in three shards, and two briefly trained models, one better
+than the other."""
 
 import hashlib
 import json
@@ -46,22 +47,28 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     from rekindle import families
     from steps import fraud
 
-    def train_model(steps: int, seed: int = 0, noise: float = 0, family: str = "transformer", **shape: Any) -> Path:
+    def train_model(
+        steps: int, seed: int = 0, noise: float = 0, family: str = "transformer", **shape: Any
+    ) -> Path:
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
         model: Any = families.build(fraud, family, section, dataset_facts(small_dataset))
         parameters = [*model.parameters()]
         optimizer = torch.optim.AdamW(parameters or [torch.zeros(1)], lr=1e-2)
+
         for _ in range(steps):
             optimizer.zero_grad()
             fraud.loss(model, samples.batch(torch.randint(len(samples), (64,)))).backward()
             optimizer.step()
+
         if noise:
             torch.nn.init.normal_(model.head.weight, std=noise)
+
         folder = tmp_path_factory.mktemp("model")
         save_file(model.state_dict(), folder / "model.safetensors")
         sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
         facts = {
             "sha256": sha256,
             "workload": "steps.fraud",
@@ -69,9 +76,12 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
             "model": section.model_dump(mode="json"),
             "train": {},
         }
+
         (folder / "model.json").write_text(json.dumps(facts))
+
         for name in (DATASET, FILES):  # as in the release of a champion
             shutil.copy(small_dataset / name, folder)
+
         shutil.copytree(small_dataset / "state", folder / "state")
         return folder
 

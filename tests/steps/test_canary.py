@@ -1,4 +1,5 @@
-"""A canary that does worse than the champion is rolled back, with the reason on its run; a good one passes."""
+"""A canary that does worse than the champion is rolled back, with the reason on its run; a good one
+passes."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from steps import canary
 from tests.rekindle.serving.running import Running, release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
-# only errors and crashes count: predictions of `echo` contain its process id, and a busy machine may be slow
+# only errors and crashes count: predictions of `echo` contain its process id, and a busy machine
+# may be slow
 RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=1, score_shift=0.99, slower=1000)
 
 
@@ -46,18 +48,22 @@ def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
 
 @contextmanager
 def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
-    """Send requests to both servers until the block ends; `odd` changes every third request to the new one."""
+    """Send requests to both servers until the block ends; `odd` changes every third request to the
+    new one."""
     over = threading.Event()
 
     def ask(name: str) -> None:
         number = 0
         while not over.is_set():
             number += 1
-            servers[name].predict({"id": number, "sleep": 0.004} | (odd if name == "new" and number % 3 == 0 else {}))
+            servers[name].predict(
+                {"id": number, "sleep": 0.004} | (odd if name == "new" and number % 3 == 0 else {})
+            )
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in servers]
     for thread in threads:
         thread.start()
+
     try:
         yield
     finally:
@@ -69,28 +75,45 @@ def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
 def run_step(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
     """Return the outputs of the step, and the tags of its run."""
     run_id = tracking.start_run("canary", f"canary-{uuid4().hex[:6]}")
-    inputs: dict[str, Any] = {"name": "echo", "version": "8", "champion": "7", "server": "new", "former": "old"}
-    outputs = canary.run(canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | inputs | changes)))
+
+    inputs: dict[str, Any] = {
+        "name": "echo",
+        "version": "8",
+        "champion": "7",
+        "server": "new",
+        "former": "old",
+    }
+
+    outputs = canary.run(
+        canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | inputs | changes))
+    )
+
     return outputs, tracking.tags_of(run_id)
 
 
 def run_canary(**changes: Any) -> tuple[str, dict[str, str]]:
     """Return the result of the canary, and the tags of its run."""
     outputs, tags = run_step(**changes)
-    assert outputs.percent == 0 or outputs.canary == "passed", "a canary that is rolled back gets no further share"
+    assert outputs.percent == 0 or outputs.canary == "passed", (
+        "a canary that is rolled back gets no further share"
+    )
     return outputs.canary, tags
 
 
-def test_a_canary_that_fails_every_third_request_is_rolled_back(servers: dict[str, Running]) -> None:
+def test_a_canary_that_fails_every_third_request_is_rolled_back(
+    servers: dict[str, Running],
+) -> None:
     with load(servers, bad=1):
         result, tags = run_canary()
     assert (
-        result.startswith("taken back: version 8 with 5 % of the requests, versus 7: ") and "requests failed" in result
+        result.startswith("taken back: version 8 with 5 % of the requests, versus 7: ")
+        and "requests failed" in result
     )
     assert tags["verdict"] == "taken back" and f"taken back: {tags['reason']}" == result
 
 
-@pytest.mark.parametrize("deployment", ["old", ""])  # a server of an earlier release does not know its Deployment
+# a server of an earlier release does not know its Deployment
+@pytest.mark.parametrize("deployment", ["old", ""])
 def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
     s3: Store, monkeypatch: pytest.MonkeyPatch, deployment: str
 ) -> None:
@@ -102,20 +125,27 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
         pods = {"old": old, "new": new}
         for name, server in pods.items():
             set_address(monkeypatch, name.upper(), server)
+
         with load(pods, bad=1):
             result, _ = run_canary(version="7")
+
         assert "requests failed, of the champion's 0 of" in result
         with load(pods):
             result, _ = run_canary(version="7")
+
         assert result == "passed"
 
 
 def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Running]) -> None:
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
-    earlier, champion = (tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}) for n in ("aa", "bb"))
+    earlier, champion = (
+        tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}) for n in ("aa", "bb")
+    )
     tracking.promote(name, earlier.version, "older")  # as a rollback during the canary does
-    result, _ = run_canary(name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30}))
+    result, _ = run_canary(
+        name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30})
+    )
     assert result.endswith("by now the champion is version 1")
     result, tags = run_canary(name=name, champion=champion.version, can_repeat=True)
     assert result == "champion changed" == tags["rekindle.canary"] and "verdict" not in tags
@@ -134,17 +164,26 @@ def test_the_first_release_skips_the_canary() -> None:
 def test_a_good_canary_gets_the_next_share(servers: dict[str, Running]) -> None:
     with load(servers):
         outputs, tags = run_step(servers=4)
-    assert (outputs.canary, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
+    assert (outputs.canary, tags["rekindle.canary"]) == (
+        "passed",
+        "passed with 5 % of the requests",
+    )
     assert (outputs.percent, outputs.replicas) == (25, 1)
 
 
 @pytest.mark.parametrize(("servers", "pods"), [(1, [1, 1]), (2, [1, 1]), (6, [1, 2]), (19, [1, 6])])
-def test_shares_grow_step_by_step_with_a_matching_number_of_pods(servers: int, pods: list[int]) -> None:
+def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
+    servers: int, pods: list[int]
+) -> None:
     first, _ = run_step(percent=0, servers=servers)
     assert (first.canary, first.percent) == ("passed", 5)
     assert [canary.count_pods(percent, servers) for percent in (5, 25)] == pods
     assert [RULE.after(percent) for percent in (0, 5, 25)] == [5, 25, 0]
-    assert [canary.count_split_pods(percent, servers) for percent in (5, 25, 100)] == [1, ceil(servers / 4), servers]
+    assert [canary.count_split_pods(percent, servers) for percent in (5, 25, 100)] == [
+        1,
+        ceil(servers / 4),
+        servers,
+    ]
     shadow = CanaryConfig(gateway="edge", shadow=True)
     assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a shadow is watched once"
 
@@ -159,7 +198,9 @@ def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> N
     assert (side.requests, side.crashes) == (1, 0)
 
 
-def test_a_server_that_crashes_during_its_canary_is_detected(servers: dict[str, Running], s3: Store) -> None:
+def test_a_server_that_crashes_during_its_canary_is_detected(
+    servers: dict[str, Running], s3: Store
+) -> None:
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = Watch(address)
     servers["new"].predict({"id": 1})
@@ -168,8 +209,12 @@ def test_a_server_that_crashes_during_its_canary_is_detected(servers: dict[str, 
     servers["new"].process.kill()
     servers["new"].process.wait()
     watch.scrape()
-    with Running("--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}", "--deployment=new") as again:
+
+    with Running(
+        "--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}", "--deployment=new"
+    ) as again:
         again.until_ready()
         again.predict({"id": 2})
         side = watch.scrape()["new", "8"]
+
     assert (side.requests, side.crashes) == (2, 1)

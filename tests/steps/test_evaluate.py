@@ -26,29 +26,43 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judge(dataset: Path, model: Path, **more: Any) -> evaluate.Outputs:
-    return evaluate.run(evaluate.Inputs(workload="steps.fraud", dataset=dataset, model=model, resamples=100, **more))
+    return evaluate.run(
+        evaluate.Inputs(workload="steps.fraud", dataset=dataset, model=model, resamples=100, **more)
+    )
 
 
 def sha256_of(model: Path) -> str:
     return json.loads((model / "model.json").read_text())["sha256"]
 
 
-def make_champion(name: str, model: Path, store: Store, run_id: str, code: str = "") -> tracking.Release:
+def make_champion(
+    name: str, model: Path, store: Store, run_id: str, code: str = ""
+) -> tracking.Release:
     """Make `model` the champion of `name`, as release and verify do."""
     sha256 = sha256_of(model)
+
     with TemporaryDirectory() as temporary:
         folder = shutil.copytree(model, Path(temporary) / "release")
         (folder / "dataset.json").write_text('{"digest": "older", "facts": {}}')
         if code:
             (folder / "workload.json").write_text(json.dumps({"sha256": code}))
+
         paths = [path for path in folder.rglob("*") if path.is_file()]
         hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
         (folder / "verdict.json").write_text(json.dumps({"rows": 10**6}))
         prefix = upload(store, name, folder, hashes)
+
     release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
-    record = {"name": name, "version": release.version, "workload": "steps.fraud", "model_sha256": sha256}
+    record = {
+        "name": name,
+        "version": release.version,
+        "workload": "steps.fraud",
+        "model_sha256": sha256,
+    }
+
     commit(store, prefix, record | {"files": hashes})
     tracking.promote(name, release.version, "cards-1")
+
     return release
 
 
@@ -75,7 +89,8 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     again = judge(small_dataset, novice, **inputs)
     assert again.verdict == "same"
 
-    # the same weights behind other servers, or with other code, are released again if they meet the gate
+    # the same weights behind other servers, or with other code, are released again if they meet the
+    # gate
     assert judge(small_dataset, novice, **inputs, servers="1").verdict == "same"
     moved = judge(small_dataset, novice, **inputs, servers="abcdef")
     assert (moved.verdict, "but its servers changed" in moved.reason) == ("release", True)
@@ -83,8 +98,10 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert "but its code changed" in judge(small_dataset, novice, **inputs).reason
     assert judge(small_dataset, novice, **inputs | {"minimum": {"auc": 0.99}}).verdict == "keep"
     s3.put(f"{prefix}workload.json", b'{"sha256": ""}')
+
     with pytest.raises(DataError, match=r"workload\.json changed since the release"):
         judge(small_dataset, novice, **inputs)
+
     tracking.promote("generations", "1", "cards-1")
 
     better = judge(small_dataset, expert, **inputs)
@@ -97,6 +114,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert record["candidate"] == {"sha256": better.model_sha256, **better.metrics}
     assert record["difference"]["low"] > 0
     assert len(record["parts"]) == 2
+
     assert record["gate"] == {
         "minimum": {"auc": 0.1},
         "maximum": {},
@@ -110,8 +128,12 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert run.data.tags["verdict"] == "release"
     assert run.data.metrics["ap"] == pytest.approx(better.metrics["ap"])
     assert run.data.metrics["champion_ap"] == pytest.approx(first.metrics["ap"])
-    logged = {file.path for file in MlflowClient(mlflow_server).list_artifacts(run_id, "evaluation")}
-    assert {f"evaluation/{name}" for name in ("verdict.json", "scores.parquet", "weeks.png")} <= logged
+    logged = {
+        file.path for file in MlflowClient(mlflow_server).list_artifacts(run_id, "evaluation")
+    }
+    assert {
+        f"evaluation/{name}" for name in ("verdict.json", "scores.parquet", "weeks.png")
+    } <= logged
 
     make_champion("generations", expert, s3, run_id)
     assert judge(small_dataset, novice, name="generations").verdict == "keep"
@@ -125,7 +147,9 @@ def test_a_champion_with_a_deleted_release_is_a_clear_error(
 ):
     release = make_champion("gone", novice, s3, tracking.start_run(EXPERIMENT, "gone"))
     s3.delete([entry.key for entry in s3.list(release.uri)])
-    with pytest.raises(StorageError, match=r"champion's release is incomplete: .* does not exist.*alias `champion`"):
+    with pytest.raises(
+        StorageError, match=r"champion's release is incomplete: .* does not exist.*alias `champion`"
+    ):
         judge(small_dataset, expert, name="gone")
     assert judge(small_dataset, novice, name="gone").verdict == "same"
 
@@ -135,7 +159,9 @@ def test_a_directory_without_a_model_is_refused(small_dataset: Path, tmp_path: P
         judge(small_dataset, tmp_path)
 
 
-def test_a_model_is_evaluated_without_a_registry_and_a_run(small_dataset: Path, novice: Path, tmp_path: Path):
+def test_a_model_is_evaluated_without_a_registry_and_a_run(
+    small_dataset: Path, novice: Path, tmp_path: Path
+):
     model = shutil.copytree(novice, tmp_path / "model")
     outputs = judge(small_dataset, model, minimum={"ap": 0.999})
     assert (outputs.verdict, outputs.report.name) == ("keep", "report")

@@ -22,12 +22,15 @@ from tests.steps.fraud.written import Written
 from tests.waiting import until
 
 
-def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
+def prepare(
+    tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any
+) -> subprocess.CompletedProcess[str]:
     """Run the step; each output is a file of its name in `tmp_path`."""
     outputs = [
         f"--output={name}={tmp_path / name}"
         for name in ("dataset", "digest", "source_digest", "rows", "run_id", "warnings")
     ]
+
     flags = [
         "--workload=steps.fraud",
         f"--workflow={workflow}",
@@ -35,9 +38,11 @@ def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: A
         "--experiment=prepare",
         *more,
     ]
+
     command = [sys.executable, "-m", "rekindle", "step", "steps.prepare", *flags, *outputs]
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir(exist_ok=True)
+
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -47,6 +52,7 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     source = "simulate://5?cards=60&terminals=120&days=75"
     if retried:  # into the same run, without duplicates
         assert prepare(tmp_path, "prepare-1", source=source).returncode == 0
+
     done = prepare(tmp_path, "prepare-1", source=source)
     assert done.returncode == 0, done.stderr
     facts = Written(tmp_path / "dataset").facts
@@ -65,29 +71,49 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     assert run.data.params["data.digest"] == digest
     assert run.inputs
     [used] = run.inputs.dataset_inputs
-    assert used.dataset.digest == digest[:36] and json.loads(str(used.dataset.profile))["rows"] == facts["rows"]
+    assert (
+        used.dataset.digest == digest[:36]
+        and json.loads(str(used.dataset.profile))["rows"] == facts["rows"]
+    )
     assert json.loads(used.dataset.source) == {"uri": source}
     share = facts["train_frauds"] / facts["train_rows"]
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0, "fraud_share": share}
 
 
-def test_a_failed_preparation_has_recorded_config_manifest_and_columns(tmp_path: Path, mlflow_server: str) -> None:
+def test_a_failed_preparation_has_recorded_config_manifest_and_columns(
+    tmp_path: Path, mlflow_server: str
+) -> None:
     """They are recorded first: without them, a failed run can be neither compared nor repeated."""
-    config = {"data": {"source": "nowhere.parquet"}, "train": {"lr": 0.003, "pods": {"gpu": 1}, "exact": True}, "n": []}
+    config = {
+        "data": {"source": "nowhere.parquet"},
+        "train": {"lr": 0.003, "pods": {"gpu": 1}, "exact": True},
+        "n": [],
+    }
+
     more = (f"--config={json.dumps(config)}", f"--manifest={pack('kind: Workflow')}")
     workflow = f"w-{uuid4().hex[:8]}"
     assert prepare(tmp_path, workflow, more, source="nowhere.parquet").returncode == 65
     from mlflow import MlflowClient
 
-    client, run_id = MlflowClient(mlflow_server), str(tracking.find_run("prepare", workflow))
+    client = MlflowClient(mlflow_server)
+    run_id = str(tracking.find_run("prepare", workflow))
     run = client.get_run(run_id)
-    flat = {"data.source": "nowhere.parquet", "train.lr": "0.003", "train.pods.gpu": "1", "train.exact": "true"}
+
+    flat = {
+        "data.source": "nowhere.parquet",
+        "train.lr": "0.003",
+        "train.pods.gpu": "1",
+        "train.exact": "true",
+    }
+
     assert run.data.params == flat | {"n": "[]"}
     tags = client.get_experiment(run.info.experiment_id).tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"
     shown = json.loads(tags["mlflow.sharedViewState.rekindle"])["selectedColumns"]
     assert shown[:4] == ["metrics.`ap`", "metrics.`auc`", "metrics.`cp100`", "tags.`verdict`"]
-    manifest, resolved = (client.download_artifacts(run_id, name) for name in ("manifest.yaml", "config.yaml"))
+    manifest, resolved = (
+        client.download_artifacts(run_id, name) for name in ("manifest.yaml", "config.yaml")
+    )
     assert Path(manifest).read_text() == "kind: Workflow"
     assert yaml.safe_load(Path(resolved).read_text()) == config
 
@@ -105,36 +131,60 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
     more = pl.when(pl.col("TRANSACTION_ID") % 4 == 0).then(1).otherwise("TX_FRAUD")
     rows.with_columns(TX_FRAUD=more).write_parquet(tmp_path / "more.parquet")
     other = ("--experiment=changed",)
-    assert prepare(tmp_path, "changed-1", other, source="simulate://5?cards=60&terminals=120&days=75").returncode == 0
+
+    assert (
+        prepare(
+            tmp_path, "changed-1", other, source="simulate://5?cards=60&terminals=120&days=75"
+        ).returncode
+        == 0
+    )
+
     done = prepare(tmp_path, "changed-2", other, source=str(tmp_path / "more.parquet"))
     assert done.returncode == 0, done.stderr
     # another warning is about the labels
-    [warning] = [line for line in done.stderr.splitlines() if line.startswith("warning: fraud_share is 2")]
+    [warning] = [
+        line for line in done.stderr.splitlines() if line.startswith("warning: fraud_share is 2")
+    ]
     assert "in the last run" in warning
     from mlflow import MlflowClient
 
-    tags = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run((tmp_path / "run_id").read_text()).data.tags
+    tags = (
+        MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+        .get_run((tmp_path / "run_id").read_text())
+        .data.tags
+    )
+
     assert warning.removeprefix("warning: ") in tags["data.warnings"]
 
 
 def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[str, str]]:
     """Return the warning of a run that was scheduled for `day`, and the tags of its MLflow run."""
     experiment = f"--experiment=weeks-{tmp_path.name}"
-    done = prepare(tmp_path, f"{tmp_path.name}-{day}", (experiment, f"--scheduled={day}", *more), **data)
+    done = prepare(
+        tmp_path, f"{tmp_path.name}-{day}", (experiment, f"--scheduled={day}", *more), **data
+    )
     assert done.returncode == 0, done.stderr
     warnings = json.loads((tmp_path / "warnings").read_text())
-    assert [line for line in done.stderr.splitlines() if "warning" in line] == [f"warning: {text}" for text in warnings]
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+        f"warning: {text}" for text in warnings
+    ]
     from mlflow import MlflowClient
 
     run = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run((tmp_path / "run_id").read_text())
     assert run.data.tags.get("data.warnings", "") == " ".join(warnings)
+
     return " ".join(warnings), run.data.tags
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_server")
 def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
-    data = {"source": "simulate://5?cards=60&terminals=120&days=100&start=2024-01-01", "window": "8w", "test_weeks": 1}
+    data = {
+        "source": "simulate://5?cards=60&terminals=120&days=100&start=2024-01-01",
+        "window": "8w",
+        "test_weeks": 1,
+    }
+
     assert week(tmp_path, "2024-04-08", **data)[0] == "", "the data ends on 04-09"
     assert week(tmp_path, "2024-04-10", **data)[0] == "", "two days more"
     rows = int((tmp_path / "rows").read_text())
@@ -142,9 +192,13 @@ def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
     remaining = int((tmp_path / "rows").read_text())
     assert remaining < rows
     assert tags["data.newest"].startswith("2024-04-09T23:") and tags["data.newest"] in warning
-    assert warning.endswith(f"this run has {remaining:,} rows; the run for 2024-04-10 had {rows:,}.")
+    assert warning.endswith(
+        f"this run has {remaining:,} rows; the run for 2024-04-10 had {rows:,}."
+    )
     assert week(tmp_path, "2024-04-15", **data)[0] == warning, "a retried step"
-    assert week(tmp_path, "2024-04-15T04", **data)[0] == warning, "another run of that day with the same window"
+    assert week(tmp_path, "2024-04-15T04", **data)[0] == warning, (
+        "another run of that day with the same window"
+    )
     assert f"the run for 2024-04-15 had {remaining:,}." in week(tmp_path, "2024-04-22", **data)[0]
     assert week(tmp_path, "2024-04-08T04", **data)[0] == "", "a past week"
     assert week(tmp_path, "2024-04-29", **data | {"window": "9w"})[0] == "", "another window"
@@ -157,7 +211,9 @@ return Prepared(rows=data.count)
 
 
 @pytest.mark.usefixtures("mlflow_server")
-def test_a_shrinking_window_is_a_warning_for_any_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shrinking_window_is_a_warning_for_any_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "bills.py").write_text(workload("count: int", PREPARE))
     monkeypatch.chdir(tmp_path)
@@ -189,7 +245,8 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
 ) -> None:
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "bills.py").write_text(workload("", READ_SLOWLY))
-    (source := tmp_path / "bills.csv").write_text("1\n")
+    source = tmp_path / "bills.csv"
+    source.write_text("1\n")
     monkeypatch.chdir(tmp_path)
     name = tmp_path.name.replace("_", "-")
 
@@ -198,7 +255,11 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
         done = prepare(tmp_path, f"{name}-{workflow}", flags, source=str(source))
         assert done.returncode == 0, done.stderr
         s3.upload(tmp_path / "dataset", f"{name}-{workflow}/prepare/dataset")
-        return done.stderr, json.loads((tmp_path / "warnings").read_text()), (tmp_path / "source_digest").read_text()
+        return (
+            done.stderr,
+            json.loads((tmp_path / "warnings").read_text()),
+            (tmp_path / "source_digest").read_text(),
+        )
 
     def change() -> None:
         until("prepare reads the data", (tmp_path / "reading").exists)
@@ -210,12 +271,17 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
         changed = pool.submit(change)
         output, warnings, digest = run("first")
         changed.result()
-    assert (digest, len(warnings)) == ("", 1) and f"{source} changed while it was read" in warnings[0]
+
+    assert (digest, len(warnings)) == ("", 1) and f"{source} changed while it was read" in warnings[
+        0
+    ]
     assert "no later run reuses the outputs" in output
     output, *facts = run("second")
     assert facts == [[], data_digest(str(source))] and "cached" not in output, output
     output, *facts = run("third")
-    assert facts == [[], data_digest(str(source))] and f"cached: outputs of {name}-second" in output, output
+    assert (
+        facts == [[], data_digest(str(source))] and f"cached: outputs of {name}-second" in output
+    ), output
 
 
 @pytest.mark.usefixtures("mlflow_server")

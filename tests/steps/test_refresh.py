@@ -1,4 +1,5 @@
-"""A refresh of the champion with newer data gives a release of the same weights that can be verified."""
+"""A refresh of the champion with newer data gives a release of the same weights that can be
+verified."""
 
 import json
 from pathlib import Path
@@ -24,14 +25,24 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def inputs(name: str, workload: str = "steps.fraud") -> refresh.Inputs:
     return refresh.Inputs(
-        workload=workload, name=name, data={"source": WORLD}, workflow=f"{name}-newer", experiment=name
+        workload=workload,
+        name=name,
+        data={"source": WORLD},
+        workflow=f"{name}-newer",
+        experiment=name,
     )
 
 
 def test_the_weights_of_the_champion_are_released_with_newer_state(
-    s3: Store, mlflow_server: str, small_dataset: Path, expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Store,
+    mlflow_server: str,
+    small_dataset: Path,
+    expert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name, report = f"m-{uuid4().hex[:8]}", tmp_path / "report"
+    name = f"m-{uuid4().hex[:8]}"
+    report = tmp_path / "report"
     report.mkdir()
     (report / "verdict.json").write_text('{"verdict": "release", "rows": 5}')
     run_id = tracking.start_run(name, f"{name}-first")
@@ -48,9 +59,13 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     assert len(request["instances"]) == len(expected) == 20
 
     artifacts = {"model": newer.model, "dataset": newer.dataset, "report": newer.report}
-    second = release.run(release.Inputs(name=name, verdict="release", run_id=newer.run_id, **artifacts))
+    second = release.run(
+        release.Inputs(name=name, verdict="release", run_id=newer.run_id, **artifacts)
+    )
     assert second.content != first.content
-    records = [json.loads(s3.get(f"{outputs.model_uri}release.json")) for outputs in (first, second)]
+    records = [
+        json.loads(s3.get(f"{outputs.model_uri}release.json")) for outputs in (first, second)
+    ]
     assert records[0]["model_sha256"] == records[1]["model_sha256"] == newer.model_sha256
     tracking.promote(name, second.version, "servers-2")
 
@@ -62,7 +77,10 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
 
 @pytest.mark.parametrize(
     ("workload", "message"),
-    [("steps.fraud", "does not have a champion: release a version first"), ("steps.digits", "does not define refresh")],
+    [
+        ("steps.fraud", "does not have a champion: release a version first"),
+        ("steps.digits", "does not define refresh"),
+    ],
 )
 def test_a_model_that_cannot_be_refreshed_is_a_clear_error(
     mlflow_server: str, s3: Store, workload: str, message: str

@@ -1,4 +1,5 @@
-"""Rehearsals: a workload that cannot be trained is refused after a few rows, and a sound one passes."""
+"""Rehearsals: a workload that cannot be trained is refused after a few rows, and a sound one
+passes."""
 
 import shutil
 from pathlib import Path
@@ -12,9 +13,20 @@ from rekindle.training.rehearsal import CERTAIN_ERRORS
 from rekindle.view.rehearsal import text
 from steps import rehearse
 from tests.commands import ROOT
-from tests.rekindle.training.untrainable import EMBED, FAULTS, MEAN, TEMPLATE, network, optimizer, write_workload
+from tests.rekindle.training.untrainable import (
+    EMBED,
+    FAULTS,
+    MEAN,
+    TEMPLATE,
+    network,
+    optimizer,
+    write_workload,
+)
 
-GENERATED = ("class Data(DataConfig):\n    def first_rows(self, rows, folder):\n        return None\n", "synthetic://7")
+GENERATED = (
+    "class Data(DataConfig):\n    def first_rows(self, rows, folder):\n        return None\n",
+    "synthetic://7",
+)
 
 MOVING = """
 class Data(DataConfig):
@@ -51,9 +63,13 @@ def test_an_untrainable_workload_is_refused_after_a_few_rows(fault: str, tmp_pat
     assert result["exit_code"] in CERTAIN_ERRORS[result["stage"]]
 
 
-@pytest.mark.parametrize("config", ["digits", *(pytest.param(n, marks=pytest.mark.slow) for n in ("language", "demo"))])
+@pytest.mark.parametrize(
+    "config", ["digits", *(pytest.param(n, marks=pytest.mark.slow) for n in ("language", "demo"))]
+)
 def test_the_example_workloads_pass_the_rehearsal(config: str) -> None:
-    values = load_config(ROOT / f"configs/{config}.yaml", environment={}).config.model_dump(mode="json")
+    values = load_config(ROOT / f"configs/{config}.yaml", environment={}).config.model_dump(
+        mode="json"
+    )
     result = report(values, thorough=True)
     assert "error" not in result
     families = result.get("families", {"": result}).values()
@@ -68,20 +84,25 @@ def test_the_report_describes_batch_model_and_step(tmp_path: Path) -> None:
     weight = {"name": "1.weight", "shape": [32, 2], "dtype": "float32", "trained": True}
     assert weight in result["parameters"]
     assert result["state_bytes"] >= 3 * 4 * (32 * 2 + 32 + 32 + 1 + 2 + 2)
-    assert result["flops_per_step"] == 8 * 3 * 2 * 32 * (2 * 32 + 32)  # forward, and backward to inputs and weights
+    # forward, and backward to inputs and weights
+    assert result["flops_per_step"] == 8 * 3 * 2 * 32 * (2 * 32 + 32)
     assert result["metrics"].keys() == {"rmse"}
     assert isinstance(result["prediction"], float)
 
 
 def test_a_model_is_built_from_example_facts_if_its_data_is_unavailable(tmp_path: Path) -> None:
     definition, source = GENERATED
-    code = optimizer("return torch.optim.LBFGS(model.parameters())").replace("Data = DataConfig", definition)
+    code = optimizer("return torch.optim.LBFGS(model.parameters())").replace(
+        "Data = DataConfig", definition
+    )
     code = code.replace("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])')
     sections = write_workload(tmp_path, "unknown", code) | {"data": {"source": source}}
     unknown = report(sections)
     assert unknown["stage"] == "facts"
     assert unknown["stage"] not in CERTAIN_ERRORS
-    sections |= write_workload(tmp_path, "known", f"{code}\n\nexample_facts = {{'columns': 2}}\n")
+    sections.update(
+        write_workload(tmp_path, "known", f"{code}\n\nexample_facts = {{'columns': 2}}\n")
+    )
     result = report(sections | {"data": {"source": source}})
     assert result["error"].startswith("the workload's optimizer LBFGS cannot make a step")
     assert result["rows"] == 0
@@ -91,22 +112,34 @@ def test_too_few_rows_do_not_refuse_a_workload(tmp_path: Path) -> None:
     sections = write_workload(tmp_path, "few", TEMPLATE)
     (tmp_path / "power.csv").write_text("hour,temperature,kwh\n1,2,3\n")
     result = report(sections)
-    assert result["stage"] not in CERTAIN_ERRORS or result["exit_code"] not in CERTAIN_ERRORS[result["stage"]]
+    assert (
+        result["stage"] not in CERTAIN_ERRORS
+        or result["exit_code"] not in CERTAIN_ERRORS[result["stage"]]
+    )
 
 
 @pytest.mark.parametrize(
     ("empty", "problem"),
-    [("rows[:0]", "power.csv does not contain a row of the moving window."), ("1 / 0", "ZeroDivisionError: ")],
+    [
+        ("rows[:0]", "power.csv does not contain a row of the moving window."),
+        ("1 / 0", "ZeroDivisionError: "),
+    ],
 )
-def test_an_empty_window_is_an_error_that_names_its_end(tmp_path: Path, empty: str, problem: str) -> None:
+def test_an_empty_window_is_an_error_that_names_its_end(
+    tmp_path: Path, empty: str, problem: str
+) -> None:
     code = TEMPLATE.replace("Data = DataConfig", MOVING)
-    code = code.replace("    cut = int", f'    rows = {empty} if data.until > "2024-04" else rows\n    cut = int')
+    code = code.replace(
+        "    cut = int", f'    rows = {empty} if data.until > "2024-04" else rows\n    cut = int'
+    )
     sections = write_workload(tmp_path, f"moving {len(empty)}", code)
     result = report(sections, thorough=True, scheduled="2024-05-06T03:00:00Z")
     assert (result["stage"], problem in result["error"]) == ("prepare", True)
     assert "2024-05-06T03:00:00Z" in result["error"] and "-p scheduled-time=TIME" in result["error"]
     result = report(sections, thorough=True, scheduled="2024-03-25T03:00:00Z")
-    assert ("error" not in result, result["rows"]) == (True, 3000), "its first rows could lie before the window"
+    assert ("error" not in result, result["rows"]) == (True, 3000), (
+        "its first rows could lie before the window"
+    )
 
 
 def test_a_large_model_is_built_without_memory(tmp_path: Path) -> None:
@@ -136,7 +169,9 @@ def fitted(code: str, loss: str = MEAN, fit: str = FITTED) -> str:
     """Return a workload with a fitted family instead of a model."""
     code = code.replace("def model(", "def network(").replace(MEAN, loss)
     return (
-        code.replace("    inputs, kwh = batch\n", "    import torch\n\n    inputs, kwh = batch\n").replace(
+        code.replace(
+            "    inputs, kwh = batch\n", "    import torch\n\n    inputs, kwh = batch\n"
+        ).replace(
             "from rekindle import DataConfig", "import rekindle\nfrom rekindle import DataConfig"
         )
         + fit
@@ -144,7 +179,9 @@ def fitted(code: str, loss: str = MEAN, fit: str = FITTED) -> str:
 
 
 def test_the_loss_of_a_fitted_family_may_draw_random_negatives(tmp_path: Path) -> None:
-    result = report(write_workload(tmp_path, "negatives", fitted(TEMPLATE, NEGATIVES)), thorough=True)
+    result = report(
+        write_workload(tmp_path, "negatives", fitted(TEMPLATE, NEGATIVES)), thorough=True
+    )
     assert "error" not in result
     assert result["families"]["fitted"]["validation"].keys() == {"loss"}
 
@@ -160,8 +197,16 @@ def test_a_fit_may_draw_random_numbers_from_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loss", "fit", "sentence"),
     [
-        (MEAN.replace(".mean()", ".mean() * random.random()"), FITTED, "family fitted: `loss` was "),
-        (MEAN, FITTED.replace("kwh.mean()", "kwh.mean() + random.random()"), 'family fitted: the family "fitted" was'),
+        (
+            MEAN.replace(".mean()", ".mean() * random.random()"),
+            FITTED,
+            "family fitted: `loss` was ",
+        ),
+        (
+            MEAN,
+            FITTED.replace("kwh.mean()", "kwh.mean() + random.random()"),
+            'family fitted: the family "fitted" was',
+        ),
     ],
 )
 def test_random_numbers_that_no_seed_repeats_are_refused_where_they_are(
@@ -174,7 +219,9 @@ def test_random_numbers_that_no_seed_repeats_are_refused_where_they_are(
 
 
 ROWS = '        self.rows = torch.from_numpy(np.load(path / f"{split}.npy"))\n'
-BATCH, PREDICT, EXAMPLES = "    inputs, kwh = batch\n", "    import torch\n\n    return model(", "    for hour, temp"
+BATCH = "    inputs, kwh = batch\n"
+PREDICT = "    import torch\n\n    return model("
+EXAMPLES = "    for hour, temp"
 
 
 @pytest.mark.parametrize(
@@ -187,16 +234,22 @@ BATCH, PREDICT, EXAMPLES = "    inputs, kwh = batch\n", "    import torch\n\n   
     ],
     ids=["dataset", "loss", "examples", "predict"],
 )
-def test_rows_that_are_too_few_for_the_workload_are_no_error(old: str, new: str, tmp_path: Path) -> None:
+def test_rows_that_are_too_few_for_the_workload_are_no_error(
+    old: str, new: str, tmp_path: Path
+) -> None:
     assert old in TEMPLATE
-    code = TEMPLATE.replace(old, new).replace("    cut = int", "    globals()['HOURS'] = len(rows)\n    cut = int")
+    code = TEMPLATE.replace(old, new).replace(
+        "    cut = int", "    globals()['HOURS'] = len(rows)\n    cut = int"
+    )
     sections = write_workload(tmp_path, f"month {len(new)}", code)
     result = report(sections, thorough=True)
     assert "error" not in result
     assert result["rows"] == 3000
     assert "IndexError" in result["first_rows_error"]
     assert "first rows are not enough, so all rows were used: " in text(result)
-    assert report(sections)["may_need_more_rows"], "`lint` and `run` try all rows before they refuse the workload"
+    assert report(sections)["may_need_more_rows"], (
+        "`lint` and `run` try all rows before they refuse the workload"
+    )
 
 
 def test_an_error_that_all_rows_have_is_reported_as_it_is(tmp_path: Path) -> None:
@@ -207,9 +260,13 @@ def test_an_error_that_all_rows_have_is_reported_as_it_is(tmp_path: Path) -> Non
 
 
 def test_a_newest_row_without_a_time_zone_is_named(tmp_path: Path) -> None:
-    code = TEMPLATE.replace("Prepared(rows=len(rows))", 'Prepared(rows=len(rows), newest="2024-03-01T12:00:00")')
+    code = TEMPLATE.replace(
+        "Prepared(rows=len(rows))", 'Prepared(rows=len(rows), newest="2024-03-01T12:00:00")'
+    )
     result = report(write_workload(tmp_path, "zone", code), thorough=True)
-    assert result["error"].startswith("newest of `prepare` is '2024-03-01T12:00:00': it must be an ISO 8601 text with")
+    assert result["error"].startswith(
+        "newest of `prepare` is '2024-03-01T12:00:00': it must be an ISO 8601 text with"
+    )
 
 
 UNPREPARED = network(EMBED, "return self.net(x)").replace("Data = DataConfig", GENERATED[0])
@@ -225,11 +282,16 @@ LARGE = network("self.ids = nn.Embedding(100_000_001, 1, sparse=True)", "return 
         (LARGE.replace("sparse=True", "sparse=False"), False),
     ],
 )
-def test_sparse_gradients_are_refused_even_if_no_step_is_tried(code: str, is_refused: bool, tmp_path: Path) -> None:
+def test_sparse_gradients_are_refused_even_if_no_step_is_tried(
+    code: str, is_refused: bool, tmp_path: Path
+) -> None:
     sections = write_workload(tmp_path, f"large {len(code)}", code)
-    sections |= {"data": {"source": GENERATED[1]}} if "first_rows" in code else {}
+    sections.update({"data": {"source": GENERATED[1]}} if "first_rows" in code else {})
     result = report(sections)
-    assert ("has sparse gradients" in result.get("error", ""), "error" in result) == (is_refused, is_refused)
+    assert ("has sparse gradients" in result.get("error", ""), "error" in result) == (
+        is_refused,
+        is_refused,
+    )
     if is_refused:
         assert result["exit_code"] in CERTAIN_ERRORS[result["stage"]]
 

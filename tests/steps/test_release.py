@@ -1,4 +1,5 @@
-"""Releases are addressed by content: registered once, complete, and only with the verdict of the gate."""
+"""Releases are addressed by content: registered once, complete, and only with the verdict of the
+gate."""
 
 import json
 import shutil
@@ -40,6 +41,7 @@ def artifacts(tmp_path: Path) -> dict[str, Path]:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+
     return {name: tmp_path / name for name in ("model", "dataset", "report")}
 
 
@@ -51,7 +53,9 @@ def name() -> str:
 def inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inputs:
     run_id = tracking.start_run("releases", changes.pop("workflow", f"{name}-1"))
     facts = {"git_sha": COMMIT, "config_hash": "1", "manifest_hash": "2"}
-    return release.Inputs(**{"name": name, "verdict": "release", "run_id": run_id, **facts, **artifacts, **changes})
+    return release.Inputs(
+        **{"name": name, "verdict": "release", "run_id": run_id, **facts, **artifacts, **changes}
+    )
 
 
 def test_a_release_has_the_files_of_a_server_and_its_provenance(
@@ -61,6 +65,7 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
     outputs = release.run(request)
     assert outputs.model_uri == f"releases/{name}/{outputs.content}/"
     keys = {entry.key.removeprefix(outputs.model_uri) for entry in s3.list(outputs.model_uri)}
+
     served = {
         "model.safetensors",
         "model.json",
@@ -73,43 +78,75 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
         "input_example.json",
         "serving_input_example.json",
     }
+
     described = {"verdict.json", "origin.json"}
     assert keys == served | described | {"release.json"}
     record = json.loads(s3.get(outputs.model_uri + "release.json"))
-    assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], CARD["workload"])
+
+    assert (record["version"], record["model_sha256"], record["workload"]) == (
+        "1",
+        CARD["sha256"],
+        CARD["workload"],
+    )
+
     assert record["files"].keys() == served
 
     from mlflow import MlflowClient
 
     client = MlflowClient(mlflow_server)
     version = client.get_model_version_by_alias(name, "candidate")
-    assert (version.version, version.source, version.run_id) == ("1", s3.uri(outputs.model_uri), request.run_id)
-    facts = {"git_sha": COMMIT, "image_digest": "host", "config_hash": "1", "manifest_hash": "2"}
-    facts |= {"data_digest": "d1", "data_until": "2024-03-01T00:00:00+00:00", "torch": "2.13", "threads": "1"}
+
+    assert (version.version, version.source, version.run_id) == (
+        "1",
+        s3.uri(outputs.model_uri),
+        request.run_id,
+    )
+
+    facts = {
+        "git_sha": COMMIT,
+        "image_digest": "host",
+        "config_hash": "1",
+        "manifest_hash": "2",
+        "data_digest": "d1",
+        "data_until": "2024-03-01T00:00:00+00:00",
+        "torch": "2.13",
+        "threads": "1",
+    }
+
     assert version.tags.items() >= facts.items()
     tags = {f"rekindle.{name}": value for name, value in facts.items()}
     assert client.get_run(request.run_id).data.tags.items() >= tags.items()
 
 
-def test_a_release_keeps_the_origin_that_a_reproduction_needs(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+def test_a_release_keeps_the_origin_that_a_reproduction_needs(
+    s3: Store, name: str, artifacts: dict[str, Path]
+) -> None:
     losses = {1: 0.1 + 0.2, 2: 1 / 3}
     (artifacts["model"] / "curve.json").write_text(json.dumps(sorted(losses.items())))
-    manifest = {"spec": {"templates": [{"container": {"args": ["steps.prepare", "--x=steps.digits"]}}]}}
+    manifest = {
+        "spec": {"templates": [{"container": {"args": ["steps.prepare", "--x=steps.digits"]}}]}
+    }
     config = {"data": {"source": "rows.csv"}}
     parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps(config), "rows": "7"}
     listed = [{"name": key, "value": value} for key, value in parameters.items()]
-    outputs = release.run(inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1"))
+    outputs = release.run(
+        inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1")
+    )
     found = origin.read(s3, name, outputs.version)
     assert (found.prefix, found.sha256, found.commit) == (outputs.model_uri, CARD["sha256"], COMMIT)
     assert found.whole_config == config and found.parameters["rows"] == "7"
     assert found.run.manifest == manifest
     assert found.curve == losses  # all digits
-    assert found.run.modules == ["steps.digits", "steps.prepare"] and "rekindle.workload" in found.run.code
+    assert (
+        found.run.modules == ["steps.digits", "steps.prepare"]
+        and "rekindle.workload" in found.run.code
+    )
     assert (found.provenance["lock_hash"], found.provenance["source_digest"]) == ("l1", "s1")
     assert "origin.json" not in found.files and "curve.json" not in found.files
     without_curve = outputs.content
     (artifacts["model"] / "curve.json").unlink()
-    assert release.run(inputs(name, artifacts)).content == without_curve  # the hash is of the served files
+    # the hash is of the served files
+    assert release.run(inputs(name, artifacts)).content == without_curve
 
 
 @pytest.mark.parametrize("version", ["7", ""])
@@ -117,7 +154,10 @@ def test_an_unknown_version_cannot_be_reproduced(
     s3: Store, name: str, artifacts: dict[str, Path], version: str
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
-    message = "version 7 of the model .* does not exist" if version else "no trained model, .* has nothing to reproduce"
+    if version:
+        message = "version 7 of the model .* does not exist"
+    else:
+        message = "no trained model, .* has nothing to reproduce"
     with pytest.raises(ConfigError, match=message):
         origin.read(s3, name, version)
     with pytest.raises(ConfigError, match="was not released by a workflow"):
@@ -127,7 +167,9 @@ def test_an_unknown_version_cannot_be_reproduced(
         origin.read(s3, name, outputs.version)
 
 
-def test_a_retried_release_registers_one_version(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+def test_a_retried_release_registers_one_version(
+    s3: Store, name: str, artifacts: dict[str, Path]
+) -> None:
     outputs = release.run(inputs(name, artifacts))
     tracking.promote(name, outputs.version, "cards-1")
     again = release.run(inputs(name, artifacts))
@@ -147,18 +189,23 @@ def test_an_interrupted_release_is_completed_by_the_retry(
 def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     first = release.run(inputs(name, artifacts))
     tracking.promote(name, first.version, "cards-1")
-    (artifacts["dataset"] / "state" / "a.npy").write_text("newer")  # the same weights, another state
+    # the same weights, another state
+    (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
     second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
     assert second.version == "2" and second.content != first.content
 
 
-def test_a_model_with_another_verdict_is_not_released(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+def test_a_model_with_another_verdict_is_not_released(
+    s3: Store, name: str, artifacts: dict[str, Path]
+) -> None:
     with pytest.raises(ConfigError, match='the verdict is "keep"'):
         release.run(inputs(name, artifacts, verdict="keep"))
     assert not list(s3.list(f"releases/{name}/"))
 
 
-def test_an_incomplete_model_or_dataset_is_rejected(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+def test_an_incomplete_model_or_dataset_is_rejected(
+    s3: Store, name: str, artifacts: dict[str, Path]
+) -> None:
     request = inputs(name, artifacts)
     (artifacts["model"] / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"model\.safetensors does not exist"):

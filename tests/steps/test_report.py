@@ -30,7 +30,9 @@ def client(uri: str | None = None) -> "MlflowClient":
 
 
 FAILURE = [{"displayName": "train", "message": "Error (exit code 65): no data", "phase": "Failed"}]
-STOPPED = [{"displayName": "train", "message": "workflow shutdown with strategy:  Stop", "phase": "Failed"}]
+STOPPED = [
+    {"displayName": "train", "message": "workflow shutdown with strategy:  Stop", "phase": "Failed"}
+]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,13 @@ STOPPED = [{"displayName": "train", "message": "workflow shutdown with strategy:
     [
         ("Succeeded", "null", "FINISHED", None),
         ("Failed", json.dumps(FAILURE), "FAILED", "train: Error (exit code 65): no data"),
-        ("Failed", json.dumps(json.dumps(FAILURE)), "FAILED", "train: Error (exit code 65): no data"),  # as Argo quotes
+        # as Argo quotes
+        (
+            "Failed",
+            json.dumps(json.dumps(FAILURE)),
+            "FAILED",
+            "train: Error (exit code 65): no data",
+        ),
         ("Error", "{{workflow.failures}}", "FAILED", "workflow: {{workflow.failures}}"),
         ("Failed", json.dumps(STOPPED), "KILLED", "train: workflow shutdown with strategy:  Stop"),
         ("Failed", "", "FAILED", None),
@@ -50,29 +58,42 @@ def test_the_mlflow_run_gets_the_status_of_the_workflow(
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
     for _ in range(2):
-        inputs = report.Inputs(workflow=name, status=status, failures=failures, experiment="reports")
+        inputs = report.Inputs(
+            workflow=name, status=status, failures=failures, experiment="reports"
+        )
         assert report.run(inputs).run_id == run_id
     run = client(mlflow_server).get_run(run_id)
     assert (run.info.status, run.data.tags.get("rekindle.failures")) == (expected, tag)
 
 
-def test_the_end_of_a_run_trims_the_cache(s3: Store, mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_run_trims_the_cache(
+    s3: Store, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rekindle.cache import entries
 
     entries.remove(s3, entries.entries(s3))
+
     for number in range(3):
         at = f"w-trim/t{number}"
         s3.put(f"{at}/dataset/part", b"123")
         artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
-        entries.record(s3, entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number))
+        entries.record(
+            s3,
+            entries.Entry(
+                f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number
+            ),
+        )
+
     s3.put("cache-code/unused", b"{}")  # the files of code that no entry refers to
     limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
-    inputs = report.Inputs(workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits})
+    inputs = report.Inputs(
+        workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits}
+    )
     report.run(inputs)
     assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
     assert "cache-code/unused" not in {item.key for item in s3.list("cache-code/")}
     monkeypatch.setenv("S3_BUCKET", "missing")
-    (warning, *_) = report.run(inputs).warnings  # a run ends even if its object store does not work
+    warning, *_ = report.run(inputs).warnings  # a run ends even if its object store does not work
     assert warning.startswith("the cache is not trimmed: ")
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
     entries.remove(s3, entries.entries(s3))
@@ -87,39 +108,83 @@ EVENTS = [
     {"t": 100.0, "event": "run", "device": "cpu", "steps": 40},
     {"t": 100.0, "event": "join", "worker": "1", "name": "fraud-train-worker-0", "step": -1},
     {"t": 100.0, "event": "join", "worker": "2", "name": "fraud-train-worker-1", "step": -1},
-    {"t": 101.0, "event": "generation", "members": ["fraud-train-worker-0", "fraud-train-worker-1"], "step": -1},
+    {
+        "t": 101.0,
+        "event": "generation",
+        "members": ["fraud-train-worker-0", "fraud-train-worker-1"],
+        "step": -1,
+    },
     {"t": 101.0, "event": "restored", "step": 0, "tier": "none"},
     {"t": 102.0, "event": "step", "step": 10},
-    {"t": 102.5, "event": "lost", "worker": "2", "name": "fraud-train-worker-1", "why": "connection"},
+    {
+        "t": 102.5,
+        "event": "lost",
+        "worker": "2",
+        "name": "fraud-train-worker-1",
+        "why": "connection",
+    },
     {"t": 102.5, "event": "open", "generation": 2, "hard": True},
     {"t": 102.6, "event": "generation", "members": ["fraud-train-worker-0"], "step": 15},
 ]
 COMPLETE = {"t": 105.1, "event": "complete", "step": 40}
-VERDICT = {"t": 103.6, "event": "verdict", "code": 78, "message": "worker-0: the gradient is not finite"}
+VERDICT = {
+    "t": 103.6,
+    "event": "verdict",
+    "code": 78,
+    "message": "worker-0: the gradient is not finite",
+}
 
 
-def report_run(store: Store, *last: dict[str, Any], failures: str = "", manifest: str = "") -> "Run":
+def report_run(
+    store: Store, *last: dict[str, Any], failures: str = "", manifest: str = ""
+) -> "Run":
     """Run `report` with a ledger that ends with the events `last`; return the MLflow run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     ledger = key("train", LEDGER, name)
-    store.put(f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode())
+    store.put(
+        f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode()
+    )
     run_id = tracking.start_run("reports", name)
+
     for _ in range(2):  # a retried step
         status = "Failed" if failures else "Succeeded"
-        report.run(report.Inputs(workflow=name, status=status, failures=failures, experiment="reports",
-                                 ledgers=[ledger], manifest=manifest))  # fmt: skip
+        report.run(
+            report.Inputs(
+                workflow=name,
+                status=status,
+                failures=failures,
+                experiment="reports",
+                ledgers=[ledger],
+                manifest=manifest,
+            )
+        )
+
     return client().get_run(run_id)
 
 
-def test_the_run_shows_how_workers_spent_their_time(mlflow_server: str, s3: Store, tmp_path: Path) -> None:
+def test_the_run_shows_how_workers_spent_their_time(
+    mlflow_server: str, s3: Store, tmp_path: Path
+) -> None:
     run = report_run(s3, COMPLETE)
-    metrics, tags = run.data.metrics, run.data.tags
-    seconds = [round(metrics[f"workers/worker_seconds_{kind}"], 3) for kind in ("trained", "waited", "lost")]
+    metrics = run.data.metrics
+    tags = run.data.tags
+    seconds = [
+        round(metrics[f"workers/worker_seconds_{kind}"], 3)
+        for kind in ("trained", "waited", "lost")
+    ]
     assert seconds == [1.5 * 2 + 2.5, 2.1, 0]
-    assert (metrics["workers/preemptions"], tags["rekindle.preemptions"], tags["rekindle.device"]) == (1, "1", "cpu")
+
+    assert (
+        metrics["workers/preemptions"],
+        tags["rekindle.preemptions"],
+        tags["rekindle.device"],
+    ) == (1, "1", "cpu")
+
     folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
-    assert not [name for name in {**metrics, **tags} if "cost" in name or "currency" in name], "without prices"
+    assert not [name for name in {**metrics, **tags} if "cost" in name or "currency" in name], (
+        "without prices"
+    )
     assert json.loads((folder / "summary.json").read_text())["steps"] == 40
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
@@ -127,18 +192,34 @@ def test_the_run_shows_how_workers_spent_their_time(mlflow_server: str, s3: Stor
 def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
+
     ledgers = [key(task, LEDGER, name) for task in ("train-small", "train-wide")]
     for ledger in ledgers:
-        s3.put(f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, COMPLETE]).encode())
+        s3.put(
+            f"{ledger}/1-a-0.jsonl",
+            "\n".join(json.dumps(event) for event in [*EVENTS, COMPLETE]).encode(),
+        )
+
     for task, verdict in (("small", "keep"), ("wide", "release")):
         prefix = f"evaluate-{task}"
-        tracking.log(run_id, tags={f"{prefix}/verdict": verdict, f"{prefix}/reason": f"It is {task}."})
-    report.run(report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledgers=ledgers))
+        tracking.log(
+            run_id, tags={f"{prefix}/verdict": verdict, f"{prefix}/reason": f"It is {task}."}
+        )
+
+    report.run(
+        report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledgers=ledgers)
+    )
     data = client().get_run(run_id).data
-    assert {"train-small/workers/preemptions", "train-wide/workers/preemptions"} <= data.metrics.keys()
+    assert {
+        "train-small/workers/preemptions",
+        "train-wide/workers/preemptions",
+    } <= data.metrics.keys()
     assert "rekindle.device" not in data.tags and data.tags["train-wide/rekindle.device"] == "cpu"
     lines = data.tags["mlflow.note.content"].split("\n\n")
-    assert lines[:2] == ["**evaluate-small/keep**: It is small.", "**evaluate-wide/release**: It is wide."]
+    assert lines[:2] == [
+        "**evaluate-small/keep**: It is small.",
+        "**evaluate-wide/release**: It is wide.",
+    ]
     assert [line.partition("]")[0] for line in lines[2:]] == [
         f"![train-{size}/ledger/timeline.png" for size in ("small", "wide")
     ]
@@ -151,24 +232,38 @@ def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     monkeypatch.chdir(tmp_path)
     sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
     manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
-    (packed,) = [p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "manifest"]
+    (packed,) = [
+        p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "manifest"
+    ]
     run = report_run(s3, COMPLETE, manifest=packed)
-    metrics, tags = run.data.metrics, run.data.tags
+    metrics = run.data.metrics
+    tags = run.data.tags
     second = (4 * 0.01 + 16 * 0.0012 + 0.224) / 3600
     assert metrics["cost/trained"] == pytest.approx(5.5 * second, abs=1e-9)
     uses = ("trained", "waited", "lost", "queued", "coordinator")
-    assert metrics["cost/total"] == pytest.approx(sum(metrics[f"cost/{use}"] for use in uses), abs=5e-9)
-    assert metrics["cost/spot"] + metrics["cost/on_demand"] == pytest.approx(metrics["cost/total"], abs=2e-9)
-    assert metrics["cost/without_spot"] - metrics["cost/total"] == pytest.approx(metrics["cost/saved"], abs=2e-9)
+    assert metrics["cost/total"] == pytest.approx(
+        sum(metrics[f"cost/{use}"] for use in uses), abs=5e-9
+    )
+    assert metrics["cost/spot"] + metrics["cost/on_demand"] == pytest.approx(
+        metrics["cost/total"], abs=2e-9
+    )
+    assert metrics["cost/without_spot"] - metrics["cost/total"] == pytest.approx(
+        metrics["cost/saved"], abs=2e-9
+    )
     assert tags["rekindle.currency"] == "USD"
     folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
-    assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in (folder / "story.txt").read_text()
+    assert (
+        "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited."
+        in (folder / "story.txt").read_text()
+    )
     assert json.loads((folder / "summary.json").read_text())["cost"]["currency"] == "USD"
 
 
 def test_the_run_shows_why_a_training_was_aborted(mlflow_server: str, s3: Store) -> None:
     run = report_run(s3, VERDICT, failures=json.dumps(FAILURE))
-    assert run.data.tags["rekindle.failures"].startswith("training: worker-0: the gradient is not finite\ntrain: Error")
+    assert run.data.tags["rekindle.failures"].startswith(
+        "training: worker-0: the gradient is not finite\ntrain: Error"
+    )
 
 
 def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_path: Path) -> None:
@@ -177,13 +272,23 @@ def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_p
     (tmp_path / "a curve.png").write_bytes(b"\x89PNG")
     tracking.log_dir(run_id, tmp_path, "evaluation")
     tracking.log(run_id, tags={"verdict": "keep", "reason": "The candidate is worse."})
-    report.run(report.Inputs(workflow=name, status="Failed", failures=json.dumps(FAILURE), experiment="reports"))
+
+    report.run(
+        report.Inputs(
+            workflow=name, status="Failed", failures=json.dumps(FAILURE), experiment="reports"
+        )
+    )
+
     text = client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
     verdict, failure, picture = text.split("\n\n")
-    assert verdict == "**keep**: The candidate is worse." and failure.startswith("**failed**: train: ")
+    assert verdict == "**keep**: The candidate is worse." and failure.startswith(
+        "**failed**: train: "
+    )
     address = re.findall(r"!\[.*\]\((.*)\)", picture)[0]
     bearer = {"Authorization": f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"}
-    assert requests.get(f"{mlflow_server}/{address}", headers=bearer, timeout=10).content == b"\x89PNG"
+    assert (
+        requests.get(f"{mlflow_server}/{address}", headers=bearer, timeout=10).content == b"\x89PNG"
+    )
 
 
 def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
@@ -191,9 +296,14 @@ def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
 ) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
+
     inputs = report.Inputs(
-        workflow=name, status="Succeeded", experiment="reports", ledgers=[key("train", LEDGER, name)]
+        workflow=name,
+        status="Succeeded",
+        experiment="reports",
+        ledgers=[key("train", LEDGER, name)],
     )
+
     assert report.run(inputs).run_id == run_id
     monkeypatch.delenv("S3_BUCKET")
     outputs = report.run(inputs)

@@ -28,5 +28,8 @@ def test_a_prediction_that_is_not_finite_is_named_with_its_line(tmp_path: Path) 
     assert all(map(math.isfinite, map(json.loads, (tmp_path / "new.out").read_text().splitlines())))
 
     instances.write_text('{"x": 0}\n{"x": 2}\n{"x": 1000}\n')
-    with pytest.raises(DataError, match=r"NaN or infinity for new\.out, line 3: prediction is inf: "):
+
+    with pytest.raises(
+        DataError, match=r"NaN or infinity for new\.out, line 3: prediction is inf: "
+    ):
         score(open_predictor(release), instances, tmp_path / "new.out", 2)

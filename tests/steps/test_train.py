@@ -1,4 +1,5 @@
-"""The training step as real processes: after any failure, the weights equal those from an undisturbed run."""
+"""The training step as real processes: after any failure, the weights equal those from an
+undisturbed run."""
 
 import json
 import os
@@ -27,11 +28,15 @@ def checkpoint_count(s3: Store, prefix: str) -> int:
     """Return the number of checkpoints if `latest` names the newest one, else 0."""
     manifests = sorted(entry.key for entry in s3.list(f"{prefix}/manifests/"))
     named = s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
-    return len(manifests) if manifests and named == manifests[-1] else 0
+    if manifests and named == manifests[-1]:
+        return len(manifests)
+    return 0
 
 
 @pytest.mark.parametrize("workers", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_any_number_of_workers_gives_the_same_weights(crew: Crew, s3: Store, undisturbed: str, workers: int) -> None:
+def test_any_number_of_workers_gives_the_same_weights(
+    crew: Crew, s3: Store, undisturbed: str, workers: int
+) -> None:
     argv = flags(f"w{workers}", workers=workers)
     coordinator = crew.coordinator(argv)
     members = [crew.worker(f"w{i}", argv) for i in range(workers)]
@@ -40,7 +45,9 @@ def test_any_number_of_workers_gives_the_same_weights(crew: Crew, s3: Store, und
     assert sha256(s3, f"w{workers}") == undisturbed
 
 
-def test_a_killed_worker_loses_nothing_and_its_successor_joins(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_a_killed_worker_loses_nothing_and_its_successor_joins(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("killed", workers=2)
     coordinator = crew.coordinator(argv)
     first, second = (crew.worker(name, argv, TOY_HOLD="20 60") for name in ("first", "second"))
@@ -62,14 +69,17 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     argv = flags("all", workers=2, min_workers=2)
     coordinator = crew.coordinator(argv)
     workers = [crew.worker(name, argv, TOY_HOLD="25 60") for name in "ab"]
+
     for number, checkpoints in ((25, 1), (60, 2)):
         crew.held(number, *workers)
         crew.until(lambda n=checkpoints: checkpoint_count(s3, "all/checkpoints") >= n)
         if checkpoints == 1:
             crew.release(number)
+
     for member in [coordinator, *workers]:
         member.send(signal.SIGKILL)
         member.process.join()
+
     *_, older, newest = sorted(entry.key for entry in s3.list("all/checkpoints/manifests/"))
     step = json.loads(s3.get(older))["step"]
     chunk = json.loads(s3.get(newest))["chunks"][0]
@@ -84,7 +94,9 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     assert sha256(s3, "all") == undisturbed
 
 
-def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("term", workers=2, checkpoint_steps=0)
     coordinator = crew.coordinator(argv)
     a, b = (crew.worker(name, argv, TOY_HOLD="20 60") for name in "ab")
@@ -98,7 +110,10 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(crew: Crew, s3: St
     crew.release(60)
     assert b.code() == 143, b.said()
     step = int(b.said().split("left after step ")[1].split(",")[0])
-    assert json.loads(s3.get(json.loads(s3.get("term/checkpoints/latest"))["manifest"]))["step"] == step
+    assert (
+        json.loads(s3.get(json.loads(s3.get("term/checkpoints/latest"))["manifest"]))["step"]
+        == step
+    )
     c = crew.worker("c", argv)
     assert (c.code(), coordinator.code()) == (0, 0), c.said()
     assert f"resuming from step {step}" in c.said()
@@ -110,26 +125,34 @@ def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves
 ) -> None:
     argv = flags("leaver", workers=3)
     coordinator = crew.coordinator(argv)
+
     with Proxy(s3.endpoint or "") as proxy:
         leaver = crew.worker("leaver", argv, TOY_HOLD="20", S3_ENDPOINT_URL=proxy.url)
         killed, other = (crew.worker(name, argv, TOY_HOLD="60") for name in ("killed", "other"))
         crew.held(20, leaver)
         proxy.fault("refuse", 60)
         leaver.send(signal.SIGTERM)
-        killed.send(signal.SIGKILL)  # so that the leaver leaves while the next group forms, without an agreed step
+        # so that the leaver leaves while the next group forms, without an agreed step
+        killed.send(signal.SIGKILL)
         crew.release(20)
         crew.held(60, other)
         assert leaver.process.exitcode is None, leaver.said()
         proxy.fault("", 0)
         assert leaver.code() == 143, leaver.said()
+
     crew.release(60)
     assert (other.code(), coordinator.code()) == (0, 0), other.said()
-    events = [(event["event"], event.get("name")) for event in ledger.read(s3, "leaver/checkpoints/ledger")]
+    events = [
+        (event["event"], event.get("name"))
+        for event in ledger.read(s3, "leaver/checkpoints/ledger")
+    ]
     assert ("checkpoint", "leaver") in events[events.index(("drain", "leaver")) :]
     assert sha256(s3, "leaver") == undisturbed
 
 
-def test_training_continues_without_its_coordinator(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_training_continues_without_its_coordinator(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("headless", workers=2)
     coordinator = crew.coordinator(argv)
     a, b = (crew.worker(name, argv, TOY_HOLD="20 60 80") for name in "ab")
@@ -154,17 +177,21 @@ def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store
     earlier.send(signal.SIGKILL)
     earlier.process.join()
     coordinator = crew.coordinator(argv)
+
     with Proxy(s3.endpoint or "") as proxy:
         waits = crew.worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
         crew.until(lambda: joined(s3, "waits", "waits"))
         proxy.fault("refuse", 600)
         other = crew.worker("other", argv)
-        crew.until(lambda: "waiting for the object store, for the newest checkpoint" in waits.said())
+        crew.until(
+            lambda: "waiting for the object store, for the newest checkpoint" in waits.said()
+        )
         brings = crew.worker("brings", argv, TOY_HOLD="20")
         crew.held(20, brings)
         proxy.fault("", 0)
         crew.release(20)
         codes = [member.code() for member in (coordinator, waits, other, brings)]
+
     assert codes == [0] * 4, waits.said()
     assert "in shared memory" in waits.said()
     assert sha256(s3, "waits") == undisturbed
@@ -188,7 +215,8 @@ def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
 
 def test_a_worker_that_would_compute_other_bits_is_rejected_by_name(crew: Crew, s3: Store) -> None:
     argv = flags("refused", workers=1, max_workers=2)
-    coordinator, good = crew.coordinator(argv), crew.worker("good", argv, TOY_HOLD="20")
+    coordinator = crew.coordinator(argv)
+    good = crew.worker("good", argv, TOY_HOLD="20")
     crew.held(20, good)
     bad = crew.worker("bad", [*argv, "--threads=2"])
     assert bad.code() == 78
@@ -203,25 +231,34 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
     for _ in range(3):
         assert crew.worker("w", argv, TOY_FAILS="1").code() == 70
     assert coordinator.code() == 1
-    line = rf"w \(3 times without a newer step\): {re.escape(toy.__file__)}:\d+: RuntimeError: toy trouble"
+    line = (
+        rf"w \(3 times without a newer step\): {re.escape(toy.__file__)}:\d+: RuntimeError: toy"
+        r" trouble"
+    )
     assert re.search(line, coordinator.said())
 
 
 def test_a_model_with_a_buffer_that_cannot_be_averaged_ends_the_run(crew: Crew) -> None:
     argv = [*flags("hoarding", workers=1, steps=10**6), '--model={"hoarding": true}']
-    coordinator, worker = crew.coordinator(argv), crew.worker("w", argv)
+    coordinator = crew.coordinator(argv)
+    worker = crew.worker("w", argv)
     assert (worker.code(), coordinator.code()) == (78, 78)
     assert 'changes its buffer "seen"' in coordinator.said()
 
 
-def test_model_and_checkpoints_of_another_run_are_not_overwritten(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_model_and_checkpoints_of_another_run_are_not_overwritten(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     objects = {entry.key: entry.etag for entry in s3.list("undisturbed/")}
     same = crew.alone(flags("undisturbed"))
     model = crew.alone(flags("undisturbed", seed=1))
     checkpoints = crew.alone(flags("undisturbed", seed=1, out="elsewhere"))
     assert (same.code(), model.code(), checkpoints.code()) == (0, 78, 78)
     assert "is the model of another run" in model.said()
-    assert "belongs to another run" in checkpoints.said() and "nothing was changed" in checkpoints.said()
+    assert (
+        "belongs to another run" in checkpoints.said()
+        and "nothing was changed" in checkpoints.said()
+    )
     assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == objects
 
 
@@ -230,13 +267,33 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
     crew: Crew, s3: Store, undisturbed: str, tmp_path: Path
 ) -> None:
     argv = flags("torchrun", workers=2, checkpoint_steps=2)
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=9"]
-    environment = os.environ | crew.environment | {"TOY_HOLD": "16 30", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    agent = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=9",
+    ]
+
+    environment = (
+        os.environ
+        | crew.environment
+        | {
+            "TOY_HOLD": "16 30",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+    )
+
     log = tmp_path / "torchrun.log"
     with log.open("w") as file:
         run = subprocess.Popen(
-            [*agent, "-m", "rekindle", "step", "steps.train", *argv], env=environment, stderr=file, stdout=file
+            [*agent, "-m", "rekindle", "step", "steps.train", *argv],
+            env=environment,
+            stderr=file,
+            stdout=file,
         )
+
     try:
         crew.until(lambda: "held at 16\n" in log.read_text())
         crew.until(lambda: len(list(s3.list("torchrun/checkpoints/manifests/"))) > 0)
@@ -248,6 +305,7 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
         assert run.wait(30) == 1  # torchrun ignores the exit codes of workers
     finally:
         run.kill()
+
     step = json.loads(s3.get(json.loads(s3.get("torchrun/checkpoints/latest"))["manifest"]))["step"]
     assert f"left after step {step}, after SIGTERM" in log.read_text()
     rest = crew.alone(argv)
@@ -255,7 +313,9 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
     assert sha256(s3, "torchrun") == undisturbed
 
 
-def test_torchruns_environment_gives_the_same_weights(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_torchruns_environment_gives_the_same_weights(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("environment", workers=2)
     world = crew.meeting | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     members = [crew.alone(argv, RANK=str(rank), **world) for rank in range(2)]
@@ -280,7 +340,8 @@ def test_a_finished_model_ends_the_run_even_if_its_writer_did_not_report_it(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     argv = flags("silent", workers=2, min_workers=2)
-    coordinator, waiting = crew.coordinator(argv), crew.worker("waiting", argv)
+    coordinator = crew.coordinator(argv)
+    waiting = crew.worker("waiting", argv)
     crew.until(lambda: joined(s3, "silent"))
     assert crew.alone(argv).code() == 0  # without a coordinator
     assert (coordinator.code(), waiting.code()) == (0, 0), coordinator.said()

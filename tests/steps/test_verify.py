@@ -40,14 +40,26 @@ def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tuple[str, release.Outputs, dict[str, Any]]:
+def released(
+    s3: Store, small_dataset: Path, expert: Path, report: Path
+) -> tuple[str, release.Outputs, dict[str, Any]]:
     """Name, outputs of release and inputs of verify."""
     name = f"fraud-{uuid4().hex[:6]}"
     run_id = tracking.start_run("verify", name)
+
     outputs = release.run(
-        release.Inputs(name=name, verdict="release", run_id=run_id, model=expert, dataset=small_dataset, report=report)
+        release.Inputs(
+            name=name,
+            verdict="release",
+            run_id=run_id,
+            model=expert,
+            dataset=small_dataset,
+            report=report,
+        )
     )
+
     sha256 = json.loads((expert / "model.json").read_text())["sha256"]
+
     inputs = {
         "name": name,
         "model_sha256": sha256,
@@ -57,6 +69,7 @@ def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tupl
         "sample": 60,
         "report": report,
     }
+
     return name, outputs, inputs
 
 
@@ -64,7 +77,9 @@ Released = tuple[str, release.Outputs, dict[str, Any]]
 
 
 @pytest.mark.slow
-def test_a_served_release_is_replayed_and_promoted(released: Released, report: Path, tmp_path: Path) -> None:
+def test_a_served_release_is_replayed_and_promoted(
+    released: Released, report: Path, tmp_path: Path
+) -> None:
     name, outputs, inputs = released
     with Running(f"--model={outputs.model_uri}") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
@@ -72,20 +87,29 @@ def test_a_served_release_is_replayed_and_promoted(released: Released, report: P
         assert result.max_difference <= 1e-5
         assert result.endpoint == server.url
         champion = tracking.champion(name)
-        assert champion == tracking.Release(outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1")
+        assert champion == tracking.Release(
+            outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1"
+        )
         assert (result.former, result.expired) == ("", [])
-        assert scrape(server.url, outputs.version, {}).popitem()[1]["rows"] == 0  # no client has sent an instance
+        # no client has sent an instance
+        assert scrape(server.url, outputs.version, {}).popitem()[1]["rows"] == 0
 
         # the same server, judged by other scores: one of them is wrong
         requests = read_predictions(report, 60)
         record_predictions(
-            tmp_path, ((request, [value + 0.25 for value in expected]) for request, expected in requests)
+            tmp_path,
+            ((request, [value + 0.25 for value in expected]) for request, expected in requests),
         )
         changed = inputs | {"report": tmp_path, "version": "99", "endpoint": server.url}
+
         with pytest.raises(
-            DataError, match=r'60 of 60 replayed test rows .* {"transaction_id": \d+.*: served 0\.\d+, offline'
+            DataError,
+            match=(
+                r'60 of 60 replayed test rows .* {"transaction_id": \d+.*: served 0\.\d+, offline'
+            ),
         ):
             verify.run(verify.Inputs(**changed))
+
         assert tracking.champion(name) == champion
 
     refused = pytest.raises(DataError, match=r"Raise serve\.max_bytes or serve\.max_instances")
@@ -108,11 +132,18 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
 
     model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
     schema = model.metadata.get_input_schema()
-    assert schema and [(c.name, c.type, c.required) for c in schema][-1] == ("amount", AnyType(), True)
+
+    assert schema and [(c.name, c.type, c.required) for c in schema][-1] == (
+        "amount",
+        AnyType(),
+        True,
+    )
+
     outputs_schema = model.metadata.get_output_schema()
     assert outputs_schema and [column.type for column in outputs_schema] == [DataType.double]
     app = TestClient(init(model))  # as `mlflow models serve` does
     assert len(model.predict(model.input_example)) == 1
+
     with Running(f"--model={outputs.model_uri}") as server:
         server.until_ready()
         for request, _ in list(read_predictions(report, 60))[:3]:
@@ -123,11 +154,17 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
             assert model.predict(frame, params=params) == served
             body = {"dataframe_records": request["instances"], "params": params}
             assert app.post("/invocations", json=body).json() == {"predictions": served}
-            alone = server.client.post(path, json={"instances": request["instances"]}).json()["predictions"]
-            assert model.predict(frame.assign(time=pd.to_datetime(frame["time"]))) == alone != served
+            alone = server.client.post(path, json={"instances": request["instances"]}).json()[
+                "predictions"
+            ]
+            assert (
+                model.predict(frame.assign(time=pd.to_datetime(frame["time"]))) == alone != served
+            )
 
 
-def release_shaky(store: Store, fault: str, folder: Path, max_batch: int) -> tuple[str, dict[str, Any]]:
+def release_shaky(
+    store: Store, fault: str, folder: Path, max_batch: int
+) -> tuple[str, dict[str, Any]]:
     """Release a model of `shaky`; return its URI, and inputs of verify."""
     dataset, model, report = (folder / name for name in ("dataset", "model", "report"))
     prepare(shaky, shaky.Data(source=f"fault://{fault}"), dataset)
@@ -140,9 +177,21 @@ def release_shaky(store: Store, fault: str, folder: Path, max_batch: int) -> tup
     evaluate(shaky, model, None, dataset, report, Gate(), max_batch)
     (report / "verdict.json").write_text("{}")
     name = f"shaky-{uuid4().hex[:6]}"
-    inputs: dict[str, Any] = {"name": name, "verdict": "release", "run_id": tracking.start_run("verify", name)}
+
+    inputs: dict[str, Any] = {
+        "name": name,
+        "verdict": "release",
+        "run_id": tracking.start_run("verify", name),
+    }
+
     outputs = release.run(release.Inputs(**inputs, model=model, dataset=dataset, report=report))
-    return outputs.model_uri, {"name": name, "model_sha256": sha256, "version": outputs.version, "report": report}
+
+    return outputs.model_uri, {
+        "name": name,
+        "model_sha256": sha256,
+        "version": outputs.version,
+        "report": report,
+    }
 
 
 @pytest.mark.parametrize(
@@ -150,11 +199,15 @@ def release_shaky(store: Store, fault: str, folder: Path, max_batch: int) -> tup
     [
         (
             "neighbours",
-            "40 of 40 .* another prediction with other rows in the batch than alone .*a BatchNorm normalizes",
+            (
+                "40 of 40 .* another prediction with other rows in the batch than alone .*a"
+                " BatchNorm normalizes"
+            ),
         ),
         pytest.param(
             "train mode",
-            r"40 of 40 .* another prediction at each request .*The model is in train mode \(dropout\)",
+            r"40 of 40 .* another prediction at each request .*The model is in train mode"
+            r" \(dropout\)",
             marks=pytest.mark.slow,
         ),
     ],
@@ -163,26 +216,39 @@ def test_a_prediction_that_depends_on_its_batch_is_not_promoted(
     fault: str, reason: str, s3: Store, tmp_path: Path
 ) -> None:
     uri, inputs = release_shaky(s3, fault, tmp_path, max_batch=16)
-    with Running(f"--model={uri}") as server, pytest.raises(DataError, match=f"{reason}.* is not promoted"):
+    with (
+        Running(f"--model={uri}") as server,
+        pytest.raises(DataError, match=f"{reason}.* is not promoted"),
+    ):
         verify.run(verify.Inputs(endpoint=server.url, **inputs))
     assert tracking.champion(inputs["name"]) is None
 
 
-def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(s3: Store, tmp_path: Path) -> None:
+def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(
+    s3: Store, tmp_path: Path
+) -> None:
     uri, inputs = release_shaky(s3, "none", tmp_path, max_batch=1)
     with Running(f"--model={uri}", "--max-batch=7") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
         assert (result.replayed, result.compared) == (40, "within 1e-05, in batches of up to 7")
+
     with Running(f"--model={uri}", "--max-batch=1") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
         assert (result.max_difference, result.compared) == (0, "to the bit, in batches of up to 1")
-        rows, numerics = list(read_predictions(inputs["report"], 40)), read_numerics(inputs["report"])
-        changed = [(request, [[y + 1e-9 for y in row] for row in expected]) for request, expected in rows]
+        rows = list(read_predictions(inputs["report"], 40))
+        numerics = read_numerics(inputs["report"])
+        changed = [
+            (request, [[y + 1e-9 for y in row] for row in expected]) for request, expected in rows
+        ]
         record_predictions(inputs["report"], changed, numerics)
+
         with pytest.raises(DataError, match=r"40 of 40 .* than offline \(by more than 0\)"):
             verify.run(verify.Inputs(endpoint=server.url, **inputs))
+
         record_predictions(inputs["report"], changed, "another processor")
-        assert verify.run(verify.Inputs(endpoint=server.url, **inputs)).compared.startswith("within 1e-05")
+        assert verify.run(verify.Inputs(endpoint=server.url, **inputs)).compared.startswith(
+            "within 1e-05"
+        )
 
 
 class Liar(BaseHTTPRequestHandler):
@@ -196,7 +262,10 @@ class Liar(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked += 1
-        sha256 = "old" if self.server.asked <= self.server.old else self.server.sha256
+        if self.server.asked <= self.server.old:
+            sha256 = "old"
+        else:
+            sha256 = self.server.sha256
         self.reply({"predictions": [0.5 for _ in request["instances"]]}, sha256)
 
     def reply(self, body: dict[str, Any], sha256: str) -> None:
@@ -234,15 +303,22 @@ def verify_inputs(server: Any, report: Path, seconds: float) -> verify.Inputs:
 
 
 def test_differing_scores_prevent_the_promotion(liar: Any, report: Path) -> None:
-    with pytest.raises(DataError, match=r"20 of 20 replayed .* Version 1 is not promoted; the current version"):
+    with pytest.raises(
+        DataError, match=r"20 of 20 replayed .* Version 1 is not promoted; the current version"
+    ):
         verify.run(verify_inputs(liar, report, 5))
     assert tracking.champion("nobody") is None
 
 
-def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(liar: Any, tmp_path: Path) -> None:
+def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(
+    liar: Any, tmp_path: Path
+) -> None:
     rows = [({"x": number}, 0.5 + 0.1 * (number == 7)) for number in range(60)]
     batches = [rows[start : start + 6] for start in range(0, 60, 6)]
-    record_predictions(tmp_path, (({"instances": [x for x, _ in batch]}, [y for _, y in batch]) for batch in batches))
+    record_predictions(
+        tmp_path,
+        (({"instances": [x for x, _ in batch]}, [y for _, y in batch]) for batch in batches),
+    )
     with pytest.raises(DataError, match=r'1 of 24 replayed .* \{"x": 7\}: served 0.5, offline 0.6'):
         verify.run(verify_inputs(liar, tmp_path, 5))
     with gzip.open(tmp_path / PREDICTIONS, "wb") as file:
@@ -262,7 +338,9 @@ def test_a_service_that_never_serves_the_weights_is_an_error(
     liar: Any, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     liar.sha256 = "another"
-    with pytest.raises(RekindleError, match=f"does not serve the model {SHA256[:12]} in time .*another"):
+    with pytest.raises(
+        RekindleError, match=f"does not serve the model {SHA256[:12]} in time .*another"
+    ):
         verify.run(verify_inputs(liar, report, 0.3))
     monkeypatch.setenv("MY_MODEL_SERVICE_HOST", "10.1.2.3")
     monkeypatch.setenv("MY_MODEL_SERVICE_PORT", "81")
@@ -279,23 +357,46 @@ def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
     name = f"cards-{uuid4().hex[:6]}"
     run_id = tracking.start_run(name, name)
     versions = [
-        tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}).version for n in ("aa", "bb", "cc")
+        tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}).version
+        for n in ("aa", "bb", "cc")
     ]
     promotion.promote(s3, name, versions[0], "", f"{name}-1")
     promotion.promote(s3, name, versions[1], versions[0], f"{name}-2")
     (tmp_path / "verdict.json").write_text('{"verdict": "release"}')
-    target: dict[str, Any] = {"name": name, "version": versions[2], "champion": versions[0], "deployment": f"{name}-3"}
+
+    target: dict[str, Any] = {
+        "name": name,
+        "version": versions[2],
+        "champion": versions[0],
+        "deployment": f"{name}-3",
+    }
+
     return verify.Inputs(
-        **target, report=tmp_path, model_sha256="cc" * 32, run_id=run_id, model_uri=f"releases/{name}/c/"
+        **target,
+        report=tmp_path,
+        model_sha256="cc" * 32,
+        run_id=run_id,
+        model_uri=f"releases/{name}/c/",
     )
 
 
 def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped_nor_deleted(
     changed: verify.Inputs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, own, new = changed.name, f"{changed.name}-0123456789ab-abcdef", changed.deployment
-    foreign_names = ["payments-db", name, f"{own}-canary", f"other-{own}", "payments-0123456789ab-abcdef"]
+    name = changed.name
+    own = f"{changed.name}-0123456789ab-abcdef"
+    new = changed.deployment
+
+    foreign_names = [
+        "payments-db",
+        name,
+        f"{own}-canary",
+        f"other-{own}",
+        "payments-0123456789ab-abcdef",
+    ]
+
     inputs = changed.model_copy(update={"champion": "2", "keep_releases": 1})
+
     for foreign in foreign_names:
         tracking.record_deployment(name, "1", foreign)
         tracking.promote(name, "2", own)
@@ -313,16 +414,33 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
 def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     changed: verify.Inputs, s3: Store
 ) -> None:
-    name, compared = changed.name, Comparison(1e-5)
+    name = changed.name
+    compared = Comparison(1e-5)
+
     again = changed.model_copy(update={"repetitions": 1})
     for inputs in (again, again.model_copy(update={"champion": "2", "canary": "champion changed"})):
         outputs = verify.conclude(inputs, compared)
-        assert outputs == {"promoted": False, "former": f"{name}-2", "running": [f"{name}-3"], "expired": []}
-    with pytest.raises(promotion.ChampionChanged, match=r"was compared with version 1, but by now .* version 2"):
+        assert outputs == {
+            "promoted": False,
+            "former": f"{name}-2",
+            "running": [f"{name}-3"],
+            "expired": [],
+        }
+
+    with pytest.raises(
+        promotion.ChampionChanged, match=r"was compared with version 1, but by now .* version 2"
+    ):
         verify.conclude(changed, compared)
+
     assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)
     outputs = verify.conclude(changed.model_copy(update={"champion": "2"}), compared)
     assert (outputs["promoted"], outputs["former"]) == (True, f"{name}-2")
     champion = tracking.champion(name)
-    assert champion and champion.version == "3" and tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
+
+    assert (
+        champion
+        and champion.version == "3"
+        and tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
+    )
+
     assert json.loads(s3.get(f"releases/{name}/c/verdict.json")) == {"verdict": "release"}

@@ -1,11 +1,13 @@
-"""containerSet templates: the containers of one pod as processes, started in the order of their dependencies.
+"""containerSet templates: the containers of one pod as processes, started in the order of their
+dependencies.
 
     group = ContainerSet(template, run, cluster)
-    for name, process in group.start_ready(now): ...    # then group.on_exit(name, now), until group.completed
+    for name, process in group.start_ready(now): ...    # then group.on_exit(name, now), until
+    group.completed
 
-Each container has its own root and shares the volumes; the container `main` has the outputs. `retries` is the total
-number of attempts, as in Argo. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
-inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
+Each container has its own root and shares the volumes; the container `main` has the outputs.
+`retries` is the total number of attempts, as in Argo. Source: Argo's container_set_template.go,
+operator.go (assessNodeStatus, inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,13 @@ from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
 from argolocal.pods import filesystem
 from argolocal.pods.kinds.sidecars import KINDS, Sidecars
-from argolocal.pods.process import ContainerRun, Process, StartError, missing_command_message, start_container
+from argolocal.pods.process import (
+    ContainerRun,
+    Process,
+    StartError,
+    missing_command_message,
+    start_container,
+)
 
 COMMAND_ERROR_CODE = 64  # exit code of a container whose command could not run
 START_ERROR_CODE = 128  # exit code of a container that no runtime can start
@@ -39,7 +47,9 @@ def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 def main_container(template: dict[str, Any]) -> dict[str, Any]:
     """Return the container whose outputs are collected, or {}."""
     if "containerSet" in template:
-        return next((container for container in members(template) if container["name"] == "main"), {})
+        return next(
+            (container for container in members(template) if container["name"] == "main"), {}
+        )
     return template.get("container") or template.get("script") or {}
 
 
@@ -50,17 +60,23 @@ class ContainerSet(Sidecars):
         super().__init__({}, run, cluster)
         self.main, self.is_inline = main_container(template), not template.get("name")
         self.containers = {container["name"]: container for container in members(template)}
-        self.sidecar_specs = [container for container in self.containers.values() if container["name"] != "main"]
+        self.sidecar_specs = [
+            container for container in self.containers.values() if container["name"] != "main"
+        ]
         strategy = template["containerSet"].get("retryStrategy") or {}
-        self.retry_delay = gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+        self.retry_delay = (
+            gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+        )
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
         self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
         self.codes: dict[str, int] = {}  # exit codes of completed containers
-        self.visible_codes: dict[str, int] = {}  # exit codes of completed containers as their dependents see them
+        # exit codes of completed containers as their dependents see them
+        self.visible_codes: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.view: filesystem.View | None = None  # file system of the container `main`
-        self.events: list[tuple[str, str, str]] = []  # name, phase and message of newly completed containers
+        # name, phase and message of newly completed containers
+        self.events: list[tuple[str, str, str]] = []
 
     @property
     def completed(self) -> bool:
@@ -71,7 +87,8 @@ class ContainerSet(Sidecars):
         return min(self.retry_at.values(), default=None)
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
-        """Start the containers that are ready, and yield their names and processes. Raises ConfigError, OSError."""
+        """Start the containers that are ready, and yield their names and processes. Raises
+        ConfigError, OSError."""
         has_changed = True
         while has_changed:
             has_changed = False
@@ -79,12 +96,14 @@ class ContainerSet(Sidecars):
                 if self.retry_at.get(name, 0) > now or not self._dependencies_succeeded(name):
                     has_changed |= name in self.codes
                     continue
+
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
                 if self.attempts_left[name] < 0:  # this happens only with `retries: 0`
                     self._end(name, 0)
                 else:
                     self._try_start(name)
+
                 if name in self.running:
                     yield name, self.running[name]
                 else:
@@ -97,7 +116,10 @@ class ContainerSet(Sidecars):
             self._end(name, START_ERROR_CODE, str(error))
         except (FileNotFoundError, PermissionError) as error:
             # Argo loses the exit code of a container with dependencies
-            visible_code = 0 if self.containers[name].get("dependencies") else COMMAND_ERROR_CODE
+            if self.containers[name].get("dependencies"):
+                visible_code = 0
+            else:
+                visible_code = COMMAND_ERROR_CODE
             self._end(name, COMMAND_ERROR_CODE, missing_command_message(error), visible_code)
 
     def on_exit(self, name: str, now: float) -> None:
@@ -117,25 +139,36 @@ class ContainerSet(Sidecars):
             self._end(name, SIGTERM_EXIT_CODE)
 
     def failure(self) -> str:
-        """Return Argo's message for the failed container whose name sorts first (`main` in inline templates), or ""."""
+        """Return Argo's message for the failed container whose name sorts first (`main` in inline
+        templates), or ""."""
         failed_names = sorted(
             (name for name, code in self.codes.items() if code),
             key=lambda name: (self.is_inline and name != "main", name),
         )
-        return self._message(failed_names[0]).removesuffix(": ") if failed_names else ""
+        if failed_names:
+            return self._message(failed_names[0]).removesuffix(": ")
+        return ""
 
     def _pending(self) -> list[str]:
-        return [name for name in self.containers if name not in self.codes and name not in self.running]
+        return [
+            name for name in self.containers if name not in self.codes and name not in self.running
+        ]
 
     def _dependencies_succeeded(self, name: str) -> bool:
         for dependency in self.containers[name].get("dependencies") or []:
             if dependency not in self.visible_codes:
                 return False
-            if code := self.visible_codes[dependency]:
+
+            code = self.visible_codes[dependency]
+            if code:
                 self._end(
-                    name, COMMAND_ERROR_CODE, f'dependency "{dependency}" exited with non-zero code: {code}', code
+                    name,
+                    COMMAND_ERROR_CODE,
+                    f'dependency "{dependency}" exited with non-zero code: {code}',
+                    code,
                 )
                 return False
+
         return True
 
     def _run(self, name: str) -> Process:
@@ -146,43 +179,86 @@ class ContainerSet(Sidecars):
         return self._start(self.containers[name])
 
     def _end(self, name: str, code: int, error: str = "", visible_code: int | None = None) -> None:
-        self.codes[name], self.visible_codes[name] = code, code if visible_code is None else visible_code
+        self.codes[name] = code
+        self.visible_codes[name] = code if visible_code is None else visible_code
         self.errors[name] = error
         phase = {0: "Succeeded", COMMAND_ERROR_CODE: "Error"}.get(code, "Failed")
         self.events.append((name, phase, self._message(name) if code else ""))
 
     def _message(self, name: str) -> str:
-        return f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}): {self.errors[name]}"
+        return (
+            f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}):"
+            f" {self.errors[name]}"
+        )
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a containerSet that Argo rejects or that this system does not support."""
-    group, where = template["containerSet"], f"{where}.containerSet"
-    dependencies = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
+    """Raise ConfigError for a containerSet that Argo rejects or that this system does not
+    support."""
+    group = template["containerSet"]
+    where = f"{where}.containerSet"
+
+    dependencies = {
+        container["name"]: container.get("dependencies") or [] for container in group["containers"]
+    }
     if not dependencies or len(dependencies) != len(group["containers"]):
-        raise ConfigError(f"{where}.containers must have at least one container, each with a different name.")
+        raise ConfigError(
+            f"{where}.containers must have at least one container, each with a different name."
+        )
+
     for index, container in enumerate(group["containers"]):
         if container["name"] in RESERVED_NAMES or container["name"].startswith("artifact-plugin-"):
             name = f"{where}.containers[{index}].name is {container['name']!r}"
-            raise ConfigError(f"{name}, which is a name of Argo's own containers. Choose another name.")
-        if unknown := next((need for need in dependencies[container["name"]] if need not in dependencies), None):
             raise ConfigError(
-                f"{where}.containers[{index}].dependencies names {unknown!r}, which is not a container of the set."
+                f"{name}, which is a name of Argo's own containers. Choose another name."
             )
+
+        unknown = next(
+            (need for need in dependencies[container["name"]] if need not in dependencies), None
+        )
+        if unknown:
+            raise ConfigError(
+                f"{where}.containers[{index}].dependencies names {unknown!r}, which is not a"
+                " container of the set."
+            )
+
     try:
         TopologicalSorter(dependencies).prepare()
     except CycleError as error:
-        raise ConfigError(f"{where}.containers depend on each other: {' → '.join(error.args[1])}.") from None
-    files = [(template.get("inputs") or {}).get("artifacts"), *(template.get("outputs") or {}).values()]
-    if any(files) and "main" not in dependencies:
-        raise ConfigError(f'{where}.containers must include one named "main" if there are input artifacts or outputs.')
-    if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
-        raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one attempt.")
-    if template.get("daemon"):
-        raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a container.")
-    if other_kinds := [kind for kind in KINDS if template.get(kind)]:
         raise ConfigError(
-            f"{where} with {other_kinds[0]} is not supported by the local runner: move their containers to the set."
+            f"{where}.containers depend on each other: {' → '.join(error.args[1])}."
+        ) from None
+
+    files = [
+        (template.get("inputs") or {}).get("artifacts"),
+        *(template.get("outputs") or {}).values(),
+    ]
+    if any(files) and "main" not in dependencies:
+        raise ConfigError(
+            f'{where}.containers must include one named "main" if there are input artifacts or'
+            " outputs."
         )
+
+    retries = (group.get("retryStrategy") or {}).get("retries")
+    if retries is not None and str(retries) == "0":
+        raise ConfigError(
+            f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one"
+            " attempt."
+        )
+
+    if template.get("daemon"):
+        raise ConfigError(
+            f"{where} as a daemon is not supported by the local runner: use a container."
+        )
+
+    other_kinds = [kind for kind in KINDS if template.get(kind)]
+    if other_kinds:
+        raise ConfigError(
+            f"{where} with {other_kinds[0]} is not supported by the local runner: move their"
+            " containers to the set."
+        )
+
     if not filesystem.available():
-        raise ConfigError(f"{where} needs private mount namespaces, which are not available on this system.")
+        raise ConfigError(
+            f"{where} needs private mount namespaces, which are not available on this system."
+        )

@@ -1,7 +1,7 @@
 """Readiness probes of daemons: dependents of a daemon start when its probe passes.
 
-A failed probe is repeated after `periodSeconds`, but at most one second, because the kubelet probes more often while a
-container is not ready. Source: Argo's operator.go (assessNodeStatus).
+A failed probe is repeated after `periodSeconds`, but at most one second, because the kubelet probes
+more often while a container is not ready. Source: Argo's operator.go (assessNodeStatus).
 """
 
 import os
@@ -25,7 +25,8 @@ KINDS = ("exec", "httpGet", "tcpSocket")
 
 def wait_until_ready(run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]) -> bool:
     """Wait until the probe passes. Return False if the container exits first."""
-    probe, success_count = Probe(run.container, "readinessProbe"), 0
+    probe = Probe(run.container, "readinessProbe")
+    success_count = 0
     time.sleep(probe.delay)
     while is_running():
         success_count = success_count + 1 if _passes(probe, run, cluster) else 0
@@ -60,20 +61,31 @@ def check(template: dict[str, Any], where: str) -> None:
     """Raise ConfigError for a readiness probe that is not supported here."""
     kind = "container" if "container" in template else "script"
     container = template.get(kind) or {}
+
     if not template.get("daemon"):
         return
-    if probe := container.get("readinessProbe"):
+
+    probe = container.get("readinessProbe")
+    if probe:
         where = f"{where}.{kind}.readinessProbe"
         kinds = [kind for kind in KINDS if probe.get(kind)]
         if len(kinds) != 1:
-            raise ConfigError(f"{where} has {len(kinds)} of {', '.join(KINDS)}: it must have exactly one.")
+            raise ConfigError(
+                f"{where} has {len(kinds)} of {', '.join(KINDS)}: it must have exactly one."
+            )
+
         try:
-            port_number(container, (probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"])
+            port_number(
+                container, (probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"]
+            )
         except ValueError:
-            raise ConfigError(f"{where}.{kinds[0]}.port must be a number or the name of a container port.") from None
+            raise ConfigError(
+                f"{where}.{kinds[0]}.port must be a number or the name of a container port."
+            ) from None
+
     for index, sidecar in enumerate(template.get("sidecars") or []):
         if sidecar.get("readinessProbe"):
             raise ConfigError(
-                f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner in the pod of a "
-                "daemon: move the probe to the daemon."
+                f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner in"
+                " the pod of a daemon: move the probe to the daemon."
             )

@@ -17,16 +17,25 @@ Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of
 
 
 def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Result:
-    """List the keys and apply the transformations. Any error fails the node, even a missing bucket."""
+    """List the keys and apply the transformations. Any error fails the node, even a missing
+    bucket."""
     try:
         result = _keys(data["source"]["artifactPaths"]["s3"], store)
     except (StorageError, ConfigError) as error:
         return _failed(f"unable to process data source: unable to source artifact paths: {error}")
+
     for index, step in enumerate(data.get("transformation") or []):
         try:
-            result = evaluate(step["expression"], {"data": result}) if step.get("expression") else result
+            if step.get("expression"):
+                result = evaluate(step["expression"], {"data": result})
+            else:
+                result = result
         except ExprError as error:
-            return _failed(f"unable to process data transformation: error processing data step {index}: {error}")
+            return _failed(
+                f"unable to process data transformation: error processing data step {index}:"
+                f" {error}"
+            )
+
     return "Succeeded", "", {"result": gofmt.dumps(result), "exitCode": "0"}
 
 
@@ -34,7 +43,8 @@ def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[st
     """Return all keys below the key of `s3`. Raises StorageError, also if no such key exists."""
     if not s3.get("bucket"):  # Argo does not use the artifact repository's bucket here
         raise StorageError("Bucket name cannot be empty")
-    key, bucket = s3.get("key") or "", store(s3)
+    key = s3.get("key") or ""
+    bucket = store(s3)
     prefix = f"{posixpath.normpath(key)}/" if key else ""
     keys = [entry.key for entry in bucket.list(prefix) if not entry.key.endswith("/")]
     if not keys and not next(iter(bucket.list(key)), None):

@@ -2,7 +2,8 @@
 
     phase, message, outputs = send(template["http"], cluster.secret)
 
-The response body is `outputs.result`. Source: Argo's workflow/executor/agent.go (executeHTTPTemplate), v4.1.
+The response body is `outputs.result`. Source: Argo's workflow/executor/agent.go
+(executeHTTPTemplate), v4.1.
 """
 
 import base64
@@ -22,35 +23,58 @@ Secret = Callable[[str], Mapping[str, str]]
 
 
 def send(http: Mapping[str, Any], secret: Secret) -> Result:
-    """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo does."""
+    """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo
+    does."""
     try:
-        headers = [(header["name"], _header_value(header, secret)) for header in http.get("headers") or []]
+        headers = [
+            (header["name"], _header_value(header, secret)) for header in http.get("headers") or []
+        ]
         status, body, response_headers = _send(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (web.WebError, ValueError) as error:  # ValueError: bodyFrom is not base64
-        web_error = error if isinstance(error, web.WebError) else web.WebError(web.hide_password(http["url"]), error)
+        if isinstance(error, web.WebError):
+            web_error = error
+        else:
+            web_error = web.WebError(web.hide_password(http["url"]), error)
+
         method = (http.get("method") or "GET").capitalize()
         return "Failed", f'{method} "{web_error.url}": {_go_error(web_error)}', None
+
     condition = http.get("successCondition")
     if not condition:
-        succeeded, reason = 200 <= status < 300, f"received non-2xx response code: {status}"
+        succeeded = 200 <= status < 300
+        reason = f"received non-2xx response code: {status}"
     else:
-        request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
+        request = {key: http.get(key, "") for key in ("method", "url", "body")} | {
+            "headers": _canonical(headers)
+        }
         response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
         try:
             succeeded = evaluate_bool(condition, {"request": request, "response": response})
         except ExprError as error:
             return "Failed", str(error), None
+
         reason = f"successCondition '{condition}' evaluated false"
-    return ("Succeeded", "", {"result": body}) if succeeded else ("Failed", reason, {"result": body})
+
+    if succeeded:
+        return ("Succeeded", "", {"result": body})
+
+    return ("Failed", reason, {"result": body})
 
 
-def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
+def _send(
+    http: Mapping[str, Any], headers: list[tuple[str, str]]
+) -> tuple[int, str, list[tuple[str, str]]]:
     source = (http.get("bodyFrom") or {}).get("bytes")
-    body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
-    seconds, verify = http.get("timeoutSeconds"), not http.get("insecureSkipVerify")
-    method, timeout = http.get("method") or "GET", seconds and float(seconds)
+    if source:
+        body = base64.b64decode(source)
+    else:
+        body = (http.get("body") or "").encode() or None
+    seconds = http.get("timeoutSeconds")
+    verify = not http.get("insecureSkipVerify")
+    method = http.get("method") or "GET"
+    timeout = seconds and float(seconds)
     with web.request(http["url"], method, headers, body, timeout, verify) as response:
         web.copy(response, text := io.BytesIO(), MAX_BODY_BYTES)
         return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
@@ -59,7 +83,11 @@ def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int,
 def _go_error(web_error: web.WebError) -> str:
     """Return Go's message for a failed connection, which retry policies match."""
     error = web_error.cause
-    if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
+    if not isinstance(error, OSError) or error.errno not in (
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+    ):
         return str(error)
     parts = urllib.parse.urlsplit(web_error.url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
@@ -68,12 +96,16 @@ def _go_error(web_error: web.WebError) -> str:
 
 def _header_value(header: Mapping[str, Any], secret: Secret) -> str:
     reference = (header.get("valueFrom") or {}).get("secretKeyRef")
-    return secret(reference["name"])[reference["key"]] if reference else header.get("value") or ""
+    if reference:
+        return secret(reference["name"])[reference["key"]]
+    return header.get("value") or ""
 
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return headers like Go's http.Header: `Content-Type` → all its values."""
     values_by_name: dict[str, list[str]] = {}
     for name, value in headers:
-        values_by_name.setdefault("-".join(word.capitalize() for word in name.split("-")), []).append(value)
+        values_by_name.setdefault(
+            "-".join(word.capitalize() for word in name.split("-")), []
+        ).append(value)
     return values_by_name

@@ -1,4 +1,5 @@
-"""initContainers, which run in sequence before the main container, and sidecars, which run in parallel with it.
+"""initContainers, which run in sequence before the main container, and sidecars, which run in
+parallel with it.
 
     sidecars = Sidecars(template, run, cluster)
     process = sidecars.next_init(); sidecars.start_sidecars(); failure = sidecars.stop(grace)
@@ -21,7 +22,8 @@ from argolocal.pods import artifacts, filesystem
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-TERMINATED_EXIT_CODES = (0, 137, 143)  # exit codes of a sidecar that ended on request, perhaps by SIGTERM or SIGKILL
+# exit codes of a sidecar that ended on request, perhaps by SIGTERM or SIGKILL
+TERMINATED_EXIT_CODES = (0, 137, 143)
 KINDS = ("initContainers", "sidecars")
 
 
@@ -29,7 +31,8 @@ class Sidecars:
     """The init containers and sidecars of one pod."""
 
     def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
-        self.run, self.cluster = run, cluster
+        self.run = run
+        self.cluster = cluster
         self.main = template.get("container") or template.get("script") or {}
         artifacts = (template.get("inputs") or {}).get("artifacts") or []
         self.input_paths = [artifact["path"] for artifact in artifacts if artifact.get("path")]
@@ -54,24 +57,33 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed before, else ""."""
-        processes = dict(self.running)  # two threads may call `stop`: to collect outputs, and to stop the run
+        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed before,
+        else ""."""
+        # two threads may call `stop`: to collect outputs, and to stop the run
+        processes = dict(self.running)
         for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)
+
         kill_at = time.monotonic() + grace
         for process in processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, kill_at - time.monotonic()))
+
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
+
         self.running.clear()
         self.log_error = next(
-            (process.log_pipe.error for process in processes.values() if process.log_pipe.error), self.log_error
+            (process.log_pipe.error for process in processes.values() if process.log_pipe.error),
+            self.log_error,
         )
         for container in (*self.sidecar_specs, *self.init_specs):
             artifacts.remove_directory(self._root(container))
+
         failed_sidecars = (
-            (name, process) for name, process in processes.items() if process.code not in TERMINATED_EXIT_CODES
+            (name, process)
+            for name, process in processes.items()
+            if process.code not in TERMINATED_EXIT_CODES
         )
         return next((f"{name}: {process.failure}" for name, process in failed_sidecars), "")
 
@@ -79,29 +91,54 @@ class Sidecars:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
     def _start(self, container: dict[str, Any]) -> Process:
-        mirrored_mounts, input_volumes = self._mirror_mounts() if container.get("mirrorVolumeMounts") else ([], {})
+        mirrored_mounts, input_volumes = (
+            self._mirror_mounts() if container.get("mirrorVolumeMounts") else ([], {})
+        )
         mounts = [*(container.get("volumeMounts") or []), *mirrored_mounts]
         log = self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
         main = {**container, "name": "main", "volumeMounts": mounts}
-        run = replace(self.run, container=main, root=self._root(container), log=log, private_paths=(), stdout=None)
-        return start_container(replace(run, volumes={**self.run.volumes, **input_volumes}), self.cluster)
+
+        run = replace(
+            self.run,
+            container=main,
+            root=self._root(container),
+            log=log,
+            private_paths=(),
+            stdout=None,
+        )
+
+        return start_container(
+            replace(run, volumes={**self.run.volumes, **input_volumes}), self.cluster
+        )
 
     def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
-        """Return the mounts of the main container: its volumes, and its input artifacts, which are mounts in Argo."""
+        """Return the mounts of the main container: its volumes, and its input artifacts, which are
+        mounts in Argo."""
         mounts = [*(self.main.get("volumeMounts") or [])]
+
         unmounted_paths = [
             path
             for path in self.input_paths
             if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
         ]
-        host_paths = {path: filesystem.path_in_root(self.run.root, path) for path in unmounted_paths}
+
+        host_paths = {
+            path: filesystem.path_in_root(self.run.root, path) for path in unmounted_paths
+        }
         existing_paths = {path: host for path, host in host_paths.items() if host.exists()}
         mounts += [{"name": f"input-artifacts{path}", "mountPath": path} for path in existing_paths]
-        return mounts, {f"input-artifacts{path}": VolumeDirectory(host) for path, host in existing_paths.items()}
+
+        return mounts, {
+            f"input-artifacts{path}": VolumeDirectory(host) for path, host in existing_paths.items()
+        }
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a pod with several containers if this system does not support such pods."""
+    """Raise ConfigError for a pod with several containers if this system does not support such
+    pods."""
     kinds = [kind for kind in KINDS if template.get(kind)]
     if kinds and not filesystem.available():
-        raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which is not available on this system.")
+        raise ConfigError(
+            f"{where}.{kinds[0]} needs a private mount namespace, which is not available on this"
+            " system."
+        )

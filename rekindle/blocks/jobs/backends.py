@@ -20,7 +20,8 @@ class Backend:
     success: Callable[[ClusterConfig], str]
     failure: tuple[str, ...]
     host: str  # host name of the coordinator; {0} is the job's name
-    # maximum length of a job's name: the names of the job's pods are longer, and limited to 63 characters
+    # maximum length of a job's name: the names of the job's pods are longer, and limited to 63
+    # characters
     max_name_length: int = 45
     runtime: ManifestBuilder | None = None  # object that must be applied before the job
 
@@ -34,9 +35,16 @@ BACKENDS = {
         pytorch_job.HOST,
         max_name_length=53,
     ),
-    "jobset": Backend("JobSet", job_set.job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST),
+    "jobset": Backend(
+        "JobSet", job_set.job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST
+    ),
     "trainjob": Backend(
-        "TrainJob", train_job.train_job, train_job.success, train_job.FAILURE, train_job.HOST, runtime=train_job.runtime
+        "TrainJob",
+        train_job.train_job,
+        train_job.success,
+        train_job.FAILURE,
+        train_job.HOST,
+        runtime=train_job.runtime,
     ),
 }
 ELASTIC_KINDS = frozenset(backend.kind for backend in BACKENDS.values())

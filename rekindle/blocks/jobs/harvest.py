@@ -1,8 +1,8 @@
 """Extra elastic workers on idle capacity (`cluster.harvest`), as a Deployment with the job's name.
 
-A queue such as Kueue admits and evicts each pod of the Deployment individually; to change the size of a job, the queue
-would stop the whole job. The extra workers join the job's coordinator like other workers, so the result does
-not depend on when they join or leave.
+A queue such as Kueue admits and evicts each pod of the Deployment individually; to change the size
+of a job, the queue would stop the whole job. The extra workers join the job's coordinator like
+other workers, so the result does not depend on when they join or leave.
 
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
 """
@@ -20,31 +20,44 @@ KIND = "deployment"
 
 
 def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """Return the settings of the job itself: with `cluster.harvest`, the job has only `train.min_workers` workers.
+    """Return the settings of the job itself: with `cluster.harvest`, the job has only
+    `train.min_workers` workers.
 
     Raises ConfigError if no workers are left for the Deployment.
     """
     if not cluster.harvest:
         return train
+
     if train.max_workers <= train.min_workers:
         raise ConfigError(
-            f"cluster.harvest is on, but train.max_workers is {train.max_workers}: it must exceed train.min_workers "
-            f"({train.min_workers}). Raise train.max_workers or lower train.min_workers; neither changes the result."
+            f"cluster.harvest is on, but train.max_workers is {train.max_workers}: it must exceed"
+            f" train.min_workers ({train.min_workers}). Raise train.max_workers or lower"
+            " train.min_workers; neither changes the result."
         )
+
     return train.model_copy(update={"workers": train.min_workers})
 
 
-def harvest(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str) -> Manifest:
+def harvest(
+    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str
+) -> Manifest:
     """Return the Deployment of the workers beyond `train.min_workers`.
 
-    `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if the numbers of
-    workers are not multiples of the number of GPUs per pod.
+    `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if
+    the numbers of workers are not multiples of the number of GPUs per pod.
     """
-    gpus, pod = workers_per_pod(train, cluster), cluster.pod("train")
-    pod = pod if cluster.gang else pod.model_copy(update={"priority_class": cluster.harvest_priority})
+    gpus = workers_per_pod(train, cluster)
+    pod = cluster.pod("train")
+
+    if cluster.gang:
+        pod = pod
+    else:
+        pod = pod.model_copy(update={"priority_class": cluster.harvest_priority})
+
     cluster = cluster.model_copy(
         update={"pods": cluster.pods | {"train": pod}, "queue_priority": cluster.harvest_priority}
     )
+
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -1,7 +1,8 @@
 """A JobSet whose Job `lead` is the coordinator, and whose workers are Jobs of one pod each.
 
-Each worker has its own Job because the Job controller's back-off (10, 20, 40 s ...) applies to all pods of a Job. With
-JobSet's feature gate RestartJob (`cluster.restart_job`), the Job of a lost worker is recreated in 1-3 s instead of 10.
+Each worker has its own Job because the Job controller's back-off (10, 20, 40 s ...) applies to all
+pods of a Job. With JobSet's feature gate RestartJob (`cluster.restart_job`), the Job of a lost
+worker is recreated in 1-3 s instead of 10.
 
 Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 """
@@ -16,25 +17,36 @@ from rekindle.training.spec import TrainConfig
 SUCCESS = "status.terminalState == Completed"
 FAILURE = ("status.terminalState == Failed",)
 
-LEAD, WORKER = "lead", "worker"
-HOST = f"{{0}}-{LEAD}-0-0.{{0}}"  # host name of the coordinator: its pod, in the Service with the JobSet's name
+LEAD = "lead"
+WORKER = "worker"
+# host name of the coordinator: its pod, in the Service with the JobSet's name
+HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
 UNLIMITED_RETRIES = 100_000  # retries of a pod: the coordinator decides when the run fails
-SIGNAL_EXIT_CODES = [129, 130, 131, 134, 135, 137, 139, 143]  # exit codes of the coordinator that cause a restart
+# exit codes of the coordinator that cause a restart
+SIGNAL_EXIT_CODES = [129, 130, 131, 134, 135, 137, 139, 143]
 
 
 def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the JobSet `name` (at most 45 characters, as its pods' names are longer); all processes get `flags`.
+    """Return the JobSet `name` (at most 45 characters, as its pods' names are longer); all
+    processes get `flags`.
 
-    The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not divisible by the number
-    of GPUs per pod.
+    The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
+    divisible by the number of GPUs per pod.
     """
     pods = train.workers // workers_per_pod(train, cluster)
-    backoff_limit, restart_policy, rules = UNLIMITED_RETRIES, "OnFailure", list[Manifest]()
+    backoff_limit = UNLIMITED_RETRIES
+    restart_policy = "OnFailure"
+    rules = list[Manifest]()
+
     if cluster.restart_job:
-        backoff_limit, restart_policy = 0, "Never"
+        backoff_limit = 0
+        restart_policy = "Never"
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
-    pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {"restartPolicy": restart_policy}
+
+    pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {
+        "restartPolicy": restart_policy
+    }
     workers = {
         "backoffLimit": backoff_limit,
         **indexed_pod(pod, member_metadata(name, "worker", cluster.pod("train")), cluster),
@@ -43,6 +55,7 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {"name": WORKER, "replicas": pods, "template": {"spec": workers}},
     ]
+
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -52,15 +65,21 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
 
 
 def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the JobSpec of the coordinator: exit codes 1-127 fail the job; a signal or node loss restarts it."""
+    """Return the JobSpec of the coordinator: exit codes 1-127 fail the job; a signal or node loss
+    restarts it."""
     fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
     pod = coordinator(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
+
     return {
         "backoffLimit": UNLIMITED_RETRIES,
-        "activeDeadlineSeconds": 3600 * cluster.deadline_hours,  # Kubernetes restarts this deadline after a suspension
+        # Kubernetes restarts this deadline after a suspension
+        "activeDeadlineSeconds": 3600 * cluster.deadline_hours,
         "podFailurePolicy": {
             "rules": [
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                },
                 {"action": "FailJob", "onExitCodes": fatal},
             ]
         },
@@ -78,7 +97,8 @@ def indexed_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig) -> Ma
 
 
 def lead_policies(rules: list[Manifest]) -> Manifest:
-    """Return the fields of a JobSetSpec that make the JobSet succeed or fail with its coordinator."""
+    """Return the fields of a JobSetSpec that make the JobSet succeed or fail with its
+    coordinator."""
     return {
         "network": {"enableDNSHostnames": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [LEAD]},

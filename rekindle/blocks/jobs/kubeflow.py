@@ -1,8 +1,8 @@
-"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` lists the differences between the kinds
-of jobs.
+"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` lists the differences
+between the kinds of jobs.
 
-Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go, core/status.go, util/status.go,
-and for each kind KIND_types.go and KIND_controller.go.
+Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go,
+core/status.go, util/status.go, and for each kind KIND_types.go and KIND_controller.go.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,11 @@ from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# Failed has an index from 1 to 4: the operator appends conditions, Created is the first condition, and Running and
-# Restarting replace each other.
+# Failed has an index from 1 to 4: the operator appends conditions, Created is the first condition,
+# and Running and Restarting replace each other.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
-IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
+# as process 1, a bare `sleep` ignores SIGTERM
+IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"
 RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
 
 
@@ -35,8 +36,8 @@ class Replica:
 class Role(NamedTuple):
     """The allowed number of pods in a role, and their restart policy.
 
-    OnFailure: the kubelet restarts the container, the operator replaces evicted pods. ExitCode: exit codes 1-127
-    fail the job, 128 and above (a signal, a drain) replace the pod.
+    OnFailure: the kubelet restarts the container, the operator replaces evicted pods. ExitCode:
+    exit codes 1-127 fail the job, 128 and above (a signal, a drain) replace the pod.
     """
 
     restart_policy: str = "OnFailure"
@@ -48,25 +49,27 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """The roles and success condition of one kind of job. The leading pod of a job is never on preemptible nodes."""
+    """The roles and success condition of one kind of job. The leading pod of a job is never on
+    preemptible nodes."""
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    completing_roles: tuple[str, ...] = ()  # roles that complete the job: the job needs at least one of them
+    # roles that complete the job: the job needs at least one of them
+    completing_roles: tuple[str, ...] = ()
 
 
 FRAMEWORKS = {
-    # Containers find each other through TF_CONFIG. The job completes with the Chief; without a Chief, with worker 0 or,
-    # if successPolicy is "AllWorkers", with all workers. A deleted worker (a drain, a preemption) fails the job; with
-    # enableDynamicWorker=True, workers may join and leave, and TF_CONFIG has only the worker itself and the parameter
-    # servers.
+    # Containers find each other through TF_CONFIG. The job completes with the Chief; without a
+    # Chief, with worker 0 or, if successPolicy is "AllWorkers", with all workers. A deleted worker
+    # (a drain, a preemption) fails the job; with enableDynamicWorker=True, workers may join and
+    # leave, and TF_CONFIG has only the worker itself and the parameter servers.
     "TFJob": Framework(
         {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
         completing_roles=("Chief", "Worker"),
     ),
-    # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and WORLD_SIZE describe the
-    # process. The Master is rank 0 and trains, too. The restart policy is ExitCode: with other policies, a lost
-    # pod fails the job.
+    # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and
+    # WORLD_SIZE describe the process. The Master is rank 0 and trains, too. The restart policy is
+    # ExitCode: with other policies, a lost pod fails the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
@@ -75,11 +78,13 @@ FRAMEWORKS = {
     # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
     "PaddleJob": Framework({"Master": Role(max_pods=1), "Worker": Role(min_pods=1)}),
     # All processes are equal, and worker 0 coordinates them. Each process calls
-    # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
+    # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES,
+    # PROCESS_ID).
     "JAXJob": Framework({"Worker": Role(min_pods=1)}),
-    # The Launcher runs `mpirun` on the Workers through `kubectl exec`. A deleted or drained worker is replaced (with
-    # OnFailure the job would fail); a worker that its node evicts for lack of memory fails the job. An MPIJob cannot
-    # run in a namespace that enforces the PodSecurity standard `restricted`: the operator's init container violates it.
+    # The Launcher runs `mpirun` on the Workers through `kubectl exec`. A deleted or drained worker
+    # is replaced (with OnFailure the job would fail); a worker that its node evicts for lack of
+    # memory fails the job. An MPIJob cannot run in a namespace that enforces the PodSecurity
+    # standard `restricted`: the operator's init container violates it.
     "MPIJob": Framework(
         {
             "Launcher": Role(min_pods=1, max_pods=1, has_account=False),
@@ -93,20 +98,28 @@ FRAMEWORKS = {
 def training_job(
     kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: Any
 ) -> Manifest:
-    """Return the job `name` (at most 50 characters, as its pods' names are longer); `spec`: more fields of the spec.
+    """Return the job `name` (at most 50 characters, as its pods' names are longer); `spec`: more
+    fields of the spec.
 
-    Raises ConfigError for a kind that the operator dropped, an unknown role, or a wrong number of pods.
+    Raises ConfigError for a kind that the operator dropped, an unknown role, or a wrong number of
+    pods.
     """
     check_replicas(kind, name, replicas)
     framework = FRAMEWORKS[kind]
+
     specs = {
         role: replica_spec(
-            replica.count, framework.roles[role].restart_policy, replica.pod, role_pod(kind, role, replica, cluster)
+            replica.count,
+            framework.roles[role].restart_policy,
+            replica.pod,
+            role_pod(kind, role, replica, cluster),
         )
         for role, replica in replicas.items()
     }
+
     workers = replicas.get("Worker") or next(iter(replicas.values()))
     restart_limit = RESTARTS_PER_POD * sum(replica.count for replica in replicas.values())
+
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": kind,
@@ -124,19 +137,24 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
     job = f"{kind} {name}"
     if kind in REMOVED:
         raise ConfigError(f"{job}: {REMOVED[kind]}.")
+
     framework = FRAMEWORKS[kind]
     for role in replicas.keys() - framework.roles.keys():
-        hint = did_you_mean(role, set(framework.roles)) or f" Its roles: {', '.join(framework.roles)}."
+        hint = (
+            did_you_mean(role, set(framework.roles)) or f" Its roles: {', '.join(framework.roles)}."
+        )
         raise ConfigError(f"{job} has no role {role}.{hint}")
+
     for role, rule in framework.roles.items():
         count = replicas[role].count if role in replicas else 0
         if not rule.min_pods <= count <= rule.max_pods:
-            limits = (
-                f"{rule.min_pods}"
-                if rule.min_pods == rule.max_pods
-                else f"at least {rule.min_pods} and at most {rule.max_pods}"
-            )
+            if rule.min_pods == rule.max_pods:
+                limits = f"{rule.min_pods}"
+            else:
+                limits = f"at least {rule.min_pods} and at most {rule.max_pods}"
+
             raise ConfigError(f"{job} has {count} {role}: there must be {limits}.")
+
     if framework.completing_roles and not replicas.keys() & set(framework.completing_roles):
         roles = " nor a ".join(framework.completing_roles)
         raise ConfigError(f"{job} has neither a {roles}: it would never complete. Add one.")
@@ -144,12 +162,25 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
 
 def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """Return the PodSpec of a role's pods."""
-    job, rule = JOBS[kind], FRAMEWORKS[kind].roles[role]
-    config = replica.pod.on_demand() if role in job.leader_roles else replica.pod
+    job = JOBS[kind]
+    rule = FRAMEWORKS[kind].roles[role]
+
+    if role in job.leader_roles:
+        config = replica.pod.on_demand()
+    else:
+        config = replica.pod
+
     main = container(job.container_name, config, replica.args)
-    main |= {"command": ["sh", "-c"], "args": [IDLE_COMMAND]} if rule.is_idle else {}
-    pod = pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
-    omitted_fields = () if rule.has_account else ("serviceAccountName", "automountServiceAccountToken")
+    main.update({"command": ["sh", "-c"], "args": [IDLE_COMMAND]} if rule.is_idle else {})
+    pod = pod_spec(
+        config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds
+    )
+
+    if rule.has_account:
+        omitted_fields = ()
+    else:
+        omitted_fields = ("serviceAccountName", "automountServiceAccountToken")
+
     return {field: value for field, value in pod.items() if field not in omitted_fields}
 
 
@@ -168,7 +199,7 @@ def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None 
     The deadline of the job is only a safeguard: the workflow has its own deadline.
     """
     policy = {"minAvailable": min_pods} if min_pods else {}
-    policy |= gang.fields("policy", cluster, workers.priority_class)
+    policy.update(gang.fields("policy", cluster, workers.priority_class))
     return {
         "cleanPodPolicy": "Running",
         "activeDeadlineSeconds": 60 * workers.deadline_minutes,

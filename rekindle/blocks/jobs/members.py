@@ -1,4 +1,5 @@
-"""PodSpecs of an elastic training, for every kind of job: one coordinator, and workers that may join and leave."""
+"""PodSpecs of an elastic training, for every kind of job: one coordinator, and workers that may
+join and leave."""
 
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
@@ -18,8 +19,9 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 
-# The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs, so it uses the
-# memory of the pod; it has no size limit, so it may use all of that memory. By default, /dev/shm would have only 64 MB.
+# The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs, so
+# it uses the memory of the pod; it has no size limit, so it may use all of that memory. By default,
+# /dev/shm would have only 64 MB.
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
@@ -27,53 +29,90 @@ METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
 
 
 def run_secret(name: str) -> Manifest:
-    """Return the Secret of the job `name`, which authenticates its processes to each other; Argo generates the value.
+    """Return the Secret of the job `name`, which authenticates its processes to each other; Argo
+    generates the value.
 
-    The value is visible to users who may read Secrets and, while the pod that applies the Secret exists, to users who
-    may read pods.
+    The value is visible to users who may read Secrets and, while the pod that applies the Secret
+    exists, to users who may read pods.
     """
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "labels": OF_WORKFLOW}}
-    return secret | {"type": "Opaque", "data": {SECRET_FIELD: "{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": OF_WORKFLOW},
+    }
+
+    return secret | {
+        "type": "Opaque",
+        "data": {SECRET_FIELD: "{{=sprig.b64enc(sprig.randAlphaNum(43))}}"},
+    }
 
 
 def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
-    """Return the number of workers in a pod, one per GPU. Raises ConfigError if a pod would have fewer."""
+    """Return the number of workers in a pod, one per GPU. Raises ConfigError if a pod would have
+    fewer."""
     gpus = max(1, cluster.pod("train").gpus)
+
     for key in ("workers", "max_workers"):
-        if (number := getattr(train, key)) % gpus:
+        number = getattr(train, key)
+        if number % gpus:
             raise ConfigError(
-                f"train.{key} is {number}: it must be a multiple of cluster.pods.train.gpus ({gpus}), as each pod "
-                f"runs one worker per GPU. Set it to {number - number % gpus or gpus}, or change the GPUs of a pod; "
-                "neither changes the result."
+                f"train.{key} is {number}: it must be a multiple of cluster.pods.train.gpus"
+                f" ({gpus}), as each pod runs one worker per GPU. Set it to"
+                f" {number - number % gpus or gpus}, or change the GPUs of a pod; neither changes"
+                " the result."
             )
+
     return gpus
 
 
 def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
-    """Return the metadata of a pod, with the labels of an operator for network policies, metrics and logs."""
+    """Return the metadata of a pod, with the labels of an operator for network policies, metrics
+    and logs."""
     return pod_metadata(pod, OF_WORKFLOW | {JOB_NAME: name, REPLICA_TYPE: role})
 
 
-def coordinator(name: str, cluster: ClusterConfig, flags: list[str], container_name: str) -> Manifest:
-    """Return the PodSpec of the coordinator; each kind of job prescribes the name of its container."""
+def coordinator(
+    name: str, cluster: ClusterConfig, flags: list[str], container_name: str
+) -> Manifest:
+    """Return the PodSpec of the coordinator; each kind of job prescribes the name of its
+    container."""
     pod = cluster.pod("coordinator")
     args = ["-m", "rekindle.training.membership.server", *flags]
-    variables = {"REKINDLE_DEADLINE": 60 * cluster.pod("train").deadline_minutes, "REKINDLE_METRICS": METRICS_PORT}
+    variables = {
+        "REKINDLE_DEADLINE": 60 * cluster.pod("train").deadline_minutes,
+        "REKINDLE_METRICS": METRICS_PORT,
+    }
     env = [*POD_IP, _secret_variable(name), *image_digest(cluster.pod("train").image)]
     env += ({"name": key, "value": str(value)} for key, value in variables.items())
     ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
     main = container(container_name, pod, args, env=env, ports=ports)
-    # the operator checks the job's deadline only after an event of a pod: the end of this pod is such an event
-    return pod_spec(pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours)
+
+    # the operator checks the job's deadline only after an event of a pod: the end of this pod is
+    # such an event
+    return pod_spec(
+        pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours
+    )
 
 
 def worker(
-    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], container_name: str, host: str = ""
+    name: str,
+    train: TrainConfig,
+    cluster: ClusterConfig,
+    flags: list[str],
+    container_name: str,
+    host: str = "",
 ) -> Manifest:
-    """Return the PodSpec of a worker pod; `host`: host name of the coordinator, unless the job's operator sets it."""
-    pod, gpus = cluster.pod("train"), workers_per_pod(train, cluster)
+    """Return the PodSpec of a worker pod; `host`: host name of the coordinator, unless the job's
+    operator sets it."""
+    pod = cluster.pod("train")
+    gpus = workers_per_pod(train, cluster)
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
-    variables = {"MASTER_ADDR": host, "PET_NPROC_PER_NODE": str(gpus) if gpus > 1 else ""} if host else {}
+
+    if host:
+        variables = {"MASTER_ADDR": host, "PET_NPROC_PER_NODE": str(gpus) if gpus > 1 else ""}
+    else:
+        variables = {}
+
     main = container(
         container_name,
         pod,
@@ -87,9 +126,18 @@ def worker(
         ],
         volumeMounts=[*MOUNTS, SHARED_MOUNT],
     )
-    pod_fields = {"volumes": [*pod_volumes(pod), SHARED_MEMORY], "terminationGracePeriodSeconds": pod.grace_seconds}
-    return volume.mount_cache(pod_spec(pod, cluster.pod_account, [main], **pod_fields), cluster.cache)
+
+    pod_fields = {
+        "volumes": [*pod_volumes(pod), SHARED_MEMORY],
+        "terminationGracePeriodSeconds": pod.grace_seconds,
+    }
+    return volume.mount_cache(
+        pod_spec(pod, cluster.pod_account, [main], **pod_fields), cluster.cache
+    )
 
 
 def _secret_variable(name: str) -> Manifest:
-    return {"name": "REKINDLE_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET_FIELD}}}
+    return {
+        "name": "REKINDLE_SECRET",
+        "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET_FIELD}},
+    }

@@ -14,31 +14,39 @@ SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
 HOST = "{0}-master-0"  # host name of the coordinator
 
 
-def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the job `name` (at most 53 characters, as its pods' names are longer). All processes get `flags` and the
-    Secret `name`.
+def pytorch_job(
+    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]
+) -> Manifest:
+    """Return the job `name` (at most 53 characters, as its pods' names are longer). All processes
+    get `flags` and the Secret `name`.
 
-    The Master's exit code decides: 0 completes the job, 1-127 fail it, 128 and above (a signal, a drain) restart the
-    Master. Workers are always restarted: the coordinator decides when the run fails. A pod with several GPUs runs one
-    worker per GPU. Raises ConfigError if the numbers of workers are not multiples of the number of GPUs per pod.
+    The Master's exit code decides: 0 completes the job, 1-127 fail it, 128 and above (a signal, a
+    drain) restart the Master. Workers are always restarted: the coordinator decides when the run
+    fails. A pod with several GPUs runs one worker per GPU. Raises ConfigError if the numbers of
+    workers are not multiples of the number of GPUs per pod.
     """
     gpus = workers_per_pod(train, cluster)
     min_pods = -(-train.min_workers // gpus)
     master_pod = coordinator(name, cluster, flags, "pytorch")
     worker_pod = worker(name, train, cluster, flags, "pytorch")
+
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": gang.metadata(name, cluster),
         "spec": {
-            "runPolicy": run_policy(cluster, cluster.pod("train"), min_pods + 1)  # + 1 for the coordinator
-            # the coordinator enforces the time limit of an attempt, which counts only while workers train
+            # + 1 for the coordinator
+            "runPolicy": run_policy(cluster, cluster.pod("train"), min_pods + 1)
+            # the coordinator enforces the time limit of an attempt, which counts only while workers
+            # train
             | {"activeDeadlineSeconds": 3600 * cluster.deadline_hours},
             **({"nprocPerNode": str(gpus)} if gpus > 1 else {}),
             "elasticPolicy": {"minReplicas": min_pods, "maxReplicas": train.max_workers // gpus},
             "pytorchReplicaSpecs": {
                 "Master": replica_spec(1, "ExitCode", cluster.pod("coordinator"), master_pod),
-                "Worker": replica_spec(train.workers // gpus, "OnFailure", cluster.pod("train"), worker_pod),
+                "Worker": replica_spec(
+                    train.workers // gpus, "OnFailure", cluster.pod("train"), worker_pod
+                ),
             },
         },
     }

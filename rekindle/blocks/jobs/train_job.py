@@ -1,13 +1,21 @@
 """An elastic TrainJob of Kubeflow Trainer v2, with a TrainingRuntime that adds the coordinator.
 
-A TrainJob sets only the command of its nodes, so each training has its own runtime, applied before the job. A lost node
-is replaced after 10 s or more (the Job controller's back-off, which all nodes share); a crash restarts the container.
+A TrainJob sets only the command of its nodes, so each training has its own runtime, applied before
+the job. A lost node is replaced after 10 s or more (the Job controller's back-off, which all nodes
+share); a crash restarts the container.
 
 Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.job_set import HOST, LEAD, UNLIMITED_RETRIES, indexed_pod, lead_job, lead_policies
+from rekindle.blocks.jobs.job_set import (
+    HOST,
+    LEAD,
+    UNLIMITED_RETRIES,
+    indexed_pod,
+    lead_job,
+    lead_policies,
+)
 from rekindle.blocks.jobs.members import member_metadata, worker, workers_per_pod
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
@@ -16,23 +24,30 @@ from rekindle.training.spec import TrainConfig
 __all__ = ["FAILURE", "HOST", "runtime", "success", "train_job"]
 
 API = "trainer.kubeflow.org/v1alpha1"
-# name of the Job and the container for which Trainer sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...
+# name of the Job and the container for which Trainer sets PET_NNODES, PET_NODE_RANK,
+# PET_MASTER_ADDR, ...
 NODE = "node"
-FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))  # Suspended may be the first condition
+# Suspended may be the first condition
+FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 
 def success(cluster: ClusterConfig) -> str:
-    """Return the condition of success: Complete is the first condition or, in a queue of Kueue, follows Suspended."""
+    """Return the condition of success: Complete is the first condition or, in a queue of Kueue,
+    follows Suspended."""
     return f"status.conditions.{int(bool(gang.fields('labels', cluster)))}.type == Complete"
 
 
 def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the TrainingRuntime of the job `name`: a JobSet of the coordinator and a Job for the nodes."""
-    pod = worker(name, train, cluster, flags, NODE, HOST.format(name)) | {"restartPolicy": "OnFailure"}
+    """Return the TrainingRuntime of the job `name`: a JobSet of the coordinator and a Job for the
+    nodes."""
+    pod = worker(name, train, cluster, flags, NODE, HOST.format(name)) | {
+        "restartPolicy": "OnFailure"
+    }
     nodes = {
         "backoffLimit": UNLIMITED_RETRIES,
         **indexed_pod(pod, member_metadata(name, "worker", cluster.pod("train")), cluster),
     }
+
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {
@@ -44,11 +59,17 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
             },
         },
     ]
-    group_policy, metadata = gang.fields("runtime", cluster), gang.queue_metadata(cluster)
+
+    group_policy = gang.fields("runtime", cluster)
+    metadata = gang.queue_metadata(cluster)
+
     return {
         "apiVersion": API,
         "kind": "TrainingRuntime",
-        "metadata": {"name": name, "labels": OF_WORKFLOW | {"trainer.kubeflow.org/framework": "torch"}},
+        "metadata": {
+            "name": name,
+            "labels": OF_WORKFLOW | {"trainer.kubeflow.org/framework": "torch"},
+        },
         "spec": {
             "mlPolicy": {"numNodes": 1, "torch": {}},
             **({"podGroupPolicy": group_policy} if group_policy else {}),
@@ -61,7 +82,8 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
 
 
 def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the TrainJob `name` (at most 45 characters, as its pods' names are longer), which uses its runtime."""
+    """Return the TrainJob `name` (at most 45 characters, as its pods' names are longer), which uses
+    its runtime."""
     gpus = workers_per_pod(train, cluster)
     return {
         "apiVersion": API,

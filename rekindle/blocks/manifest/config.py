@@ -1,9 +1,12 @@
-"""Read and validate a config, and record the origin of each value: default < file < environment < --set.
+"""Read and validate a config, and record the origin of each value: default < file < environment <
+--set.
 
     name: demo
-    train: {workers: 3}      # REKINDLE_TRAIN__WORKERS=4 overrides the file, --set train.workers=5 overrides both
+    train: {workers: 3}      # REKINDLE_TRAIN__WORKERS=4 overrides the file, --set train.workers=5
+    overrides both
 
-The class of each section is next to the code that it configures; the workload defines the sections `data` and `model`.
+The class of each section is next to the code that it configures; the workload defines the sections
+`data` and `model`.
 """
 
 import operator
@@ -16,7 +19,14 @@ from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
@@ -27,7 +37,15 @@ from rekindle.errors import ConfigError, did_you_mean, without_user
 from rekindle.gate import Gate, check_bounds
 from rekindle.release.config import RetentionConfig, ServeConfig
 from rekindle.release.watch.notification import NotifyConfig
-from rekindle.sections import Section, Setting, absolute_paths, broken_rule, known_keys, leaves, settings
+from rekindle.sections import (
+    Section,
+    Setting,
+    absolute_paths,
+    broken_rule,
+    known_keys,
+    leaves,
+    settings,
+)
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
@@ -45,10 +63,19 @@ def _default_section(section: type[Section]) -> Any:
 class ScheduleConfig(Section):
     """The schedule of the pipeline on a cluster."""
 
-    cron: str = Field("0 3 * * 1", description="minute, hour, day of the month, month, day of the week (0 is Sunday)")
-    timezone: str = Field("UTC", description="time zone of `cron`; daylight saving may skip or double a run")
-    deadline_minutes: int = Field(60, ge=1, description="number of minutes that a missed run may start late")
-    keep_succeeded: int = Field(3, ge=0, description="number of succeeded runs to keep in the cluster")
+    cron: str = Field(
+        "0 3 * * 1",
+        description="minute, hour, day of the month, month, day of the week (0 is Sunday)",
+    )
+    timezone: str = Field(
+        "UTC", description="time zone of `cron`; daylight saving may skip or double a run"
+    )
+    deadline_minutes: int = Field(
+        60, ge=1, description="number of minutes that a missed run may start late"
+    )
+    keep_succeeded: int = Field(
+        3, ge=0, description="number of succeeded runs to keep in the cluster"
+    )
     keep_failed: int = Field(3, ge=0, description="number of failed runs to keep in the cluster")
     suspend: bool = Field(False, description="suspend the schedule")
 
@@ -57,14 +84,16 @@ class ScheduleConfig(Section):
     def _cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; schedule.timezone sets the time zone")
-        if reason := crontab.schedule_error(text):
+        reason = crontab.schedule_error(text)
+        if reason:
             raise ValueError(reason)
         return text
 
     @field_validator("timezone")
     @classmethod
     def _timezone(cls, name: str) -> str:
-        if reason := crontab.timezone_error(name):
+        reason = crontab.timezone_error(name)
+        if reason:
             raise ValueError(reason)
         return name
 
@@ -74,12 +103,20 @@ class Config(Section):
 
     name: str = Field(
         pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$",
-        description="name of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
+        description=(
+            "name of the pipeline, its models and its deployment: a DNS label of at most 30"
+            " characters"
+        ),
     )
-    pipeline: str = Field(DEFAULT_PIPELINE, description="module whose `build(config)` returns the Workflow")
-    workload: str = Field(description="module that defines the data, the model and its metrics, such as steps.digits")
+    pipeline: str = Field(
+        DEFAULT_PIPELINE, description="module whose `build(config)` returns the Workflow"
+    )
+    workload: str = Field(
+        description="module that defines the data, the model and its metrics, such as steps.digits"
+    )
     families: list[str] = Field(
-        default_factory=list, description="families of the workload to train; validation chooses one (empty: all)"
+        default_factory=list,
+        description="families of the workload to train; validation chooses one (empty: all)",
     )
     data: DataConfig
     model: Section
@@ -96,7 +133,9 @@ class Config(Section):
     @classmethod
     def _turn_off(cls, notify: Any) -> Any:
         """Let `notify: null` mean the default, without notifications."""
-        return NotifyConfig() if notify is None else notify
+        if notify is None:
+            return NotifyConfig()
+        return notify
 
     @field_validator("*")
     @classmethod
@@ -112,8 +151,11 @@ def _working_directory(key: str) -> Path:
     return Path.cwd()
 
 
-def resolve_data(data: DataConfig, folder_of: Callable[[str], Path] = _working_directory) -> DataConfig:
-    """Return the section `data` with absolute paths. A relative path is relative to the folder of its key."""
+def resolve_data(
+    data: DataConfig, folder_of: Callable[[str], Path] = _working_directory
+) -> DataConfig:
+    """Return the section `data` with absolute paths. A relative path is relative to the folder of
+    its key."""
     if "://" not in data.source:
         source = str(folder_of("data.source") / Path(data.source).expanduser())
         data = data.model_copy(update={"source": source})
@@ -121,8 +163,13 @@ def resolve_data(data: DataConfig, folder_of: Callable[[str], Path] = _working_d
 
 
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of each text in the user's own sections that seems to be a relative path of a file."""
-    own_sections = [*(type(config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
+    """Yield (key, value) of each text in the user's own sections that seems to be a relative path
+    of a file."""
+    own_sections = [
+        *(type(config).model_fields.keys() - Config.model_fields.keys()),
+        "data",
+        "model",
+    ]
     for section in sorted(own_sections):
         for key, value in leaves(getattr(config, section), section):
             if isinstance(value, str) and value and _is_relative_path(value):
@@ -147,19 +194,29 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield (dotted path, value, origin) of every value in the order of the sections, with pods as rendered."""
+        """Yield (dotted path, value, origin) of every value in the order of the sections, with pods
+        as rendered."""
         values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
         names = dict.fromkeys([*DEFAULTS, *cluster.pods])
-        values["cluster"]["pods"] = {name: cluster.pod(name).model_dump(mode="json") for name in names}
+
+        values["cluster"]["pods"] = {
+            name: cluster.pod(name).model_dump(mode="json") for name in names
+        }
         for keys, value in _leaves(values):
             path = ".".join(keys)
-            derived = cluster.origin(keys[2], keys[3]) if keys[:2] == ("cluster", "pods") else ""
+            if keys[:2] == ("cluster", "pods"):
+                derived = cluster.origin(keys[2], keys[3])
+            else:
+                derived = ""
+
             yield path, value, derived or self.origin(path)
 
     def origin_below(self, path: str) -> str:
         """Return the origin of a value below `path`; "" if no such value is set."""
-        return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
+        return next(
+            (origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), ""
+        )
 
     def origin(self, path: str) -> str:
         """Return the origin of the value at `path`, or of the value that contains it."""
@@ -171,46 +228,64 @@ class Loaded:
 
 
 def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`. With `loaded`, the keys that its workload and pipeline add are included.
+    """Describe the keys at and below `key`. With `loaded`, the keys that its workload and pipeline
+    add are included.
 
     Raises ConfigError if no config has such a key.
     """
     return settings(type(loaded.config) if loaded else Config, key)
 
 
-def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
-    """Load the config in `file` with its overrides. Raises a ConfigError that names each wrong key or value.
+def load_config(
+    file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Loaded:
+    """Load the config in `file` with its overrides. Raises a ConfigError that names each wrong key
+    or value.
 
-    A Python file is a pipeline: its config has the defaults and the file's name.
-    A relative path that does not exist in the working directory is looked up in the project. In a file of another
-    project, `data.source` and the values of type `Path` in the user's own sections are relative to that project.
+    A Python file is a pipeline: its config has the defaults and the file's name. A relative path
+    that does not exist in the working directory is looked up in the project. In a file of another
+    project, `data.source` and the values of type `Path` in the user's own sections are relative to
+    that project.
     """
     file = project.config(Path(file))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     sections: set[str] = set()  # paths of values that have keys below them
-    for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
+
+    for keys, value, origin in _settings(
+        file, sets, os.environ if environment is None else environment
+    ):
         _assign(values, keys, value, origin)
         path = ".".join(keys)
         if path in sections:
             origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")}
+
         origins[path] = origin
         sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
+
     if "workload" not in values:
         raise ConfigError(_missing_workload(file))
+
     modules = {"workload": values["workload"], "pipeline": values.get("pipeline", DEFAULT_PIPELINE)}
     for key, module in modules.items():
         if not isinstance(module, str) or not module:
-            raise ConfigError(f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module.")
+            raise ConfigError(
+                f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module."
+            )
+
     with _prefixed(origins["workload"]):
         workload = load(modules["workload"])
+
     with _prefixed(origins.get("pipeline", str(file))):
         model = _schema(**modules)
+
     other_root = project.other_project(file)
 
     def folder_of(key: str) -> Path:
         origin = Loaded(model.model_construct(), origins).origin(key)
-        return other_root if other_root and origin in (str(file), "default") else Path.cwd()
+        if other_root and origin in (str(file), "default"):
+            return other_root
+        return Path.cwd()
 
     try:
         config = _validate(model, values, folder_of)
@@ -218,51 +293,76 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
         lines = dict.fromkeys(
-            _sentence(model, e, loaded.origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
+            _sentence(model, e, loaded.origin, loaded.origin_below, str(file))
+            for e in errors[:MAX_ERRORS]
         )
-        remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
+
+        if len(errors) > MAX_ERRORS:
+            remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."]
+        else:
+            remainder = []
+
         raise ConfigError(without_user("\n".join([*lines, *remainder]))) from error
+
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
     with _prefixed(loaded.origin_below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
+
     with _prefixed(loaded.origin("train.validation")):
         check_training(config.train, workload)
+
     with _prefixed(loaded.origins.get("train.validation", str(file))):
-        families.check_validation(families.select(workload, config.families), config.train.validation)
+        families.check_validation(
+            families.select(workload, config.families), config.train.validation
+        )
+
     return loaded
 
 
 def _reject_passwords(loaded: Loaded) -> None:
-    """Raise ConfigError for a URL with a password: the config is recorded, and is shown by `ps` during a run."""
+    """Raise ConfigError for a URL with a password: the config is recorded, and is shown by `ps`
+    during a run."""
     for key, value in leaves(loaded.config, ""):
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD.search(value):
             raise ConfigError(
-                f"{without_user(loaded.origin(name))}: {name} is a URL with a password, and whoever can read the "
-                "manifest or MLflow can read the config: remove it. A step can read a password from its environment, "
-                "which has the keys of the Secret rekindle-s3."
+                f"{without_user(loaded.origin(name))}: {name} is a URL with a password, and whoever"
+                " can read the manifest or MLflow can read the config: remove it. A step can read"
+                " a password from its environment, which has the keys of the Secret rekindle-s3."
             )
 
 
-def _validate(model: type[Config], values: dict[str, Any], folder_of: Callable[[str], Path]) -> Config:
+def _validate(
+    model: type[Config], values: dict[str, Any], folder_of: Callable[[str], Path]
+) -> Config:
     """Validate the values of a config. Raises ValidationError.
 
-    Pydantic looks up a `FilePath` or `DirectoryPath` in the working directory. It may lie in the folder of its key.
+    Pydantic looks up a `FilePath` or `DirectoryPath` in the working directory. It may lie in the
+    folder of its key.
     """
     context = {"folder_of": folder_of}
+
     try:
         return model.model_validate(values, context=context)
     except ValidationError as error:
-        missing_paths = [item for item in error.errors() if item["type"] in ("path_not_file", "path_not_directory")]
+        missing_paths = [
+            item
+            for item in error.errors()
+            if item["type"] in ("path_not_file", "path_not_directory")
+        ]
         if not missing_paths:
             raise
 
     for item in missing_paths:
         *parents, last_key = item["loc"]
-        with suppress(KeyError, IndexError, TypeError):  # the location of a value in a union has further parts
+        # the location of a value in a union has further parts
+        with suppress(KeyError, IndexError, TypeError):
             holder: Any = reduce(operator.getitem, parents, cast(Any, values))
-            holder[last_key] = str(folder_of(".".join(map(str, item["loc"]))) / Path(holder[last_key]).expanduser())
+            holder[last_key] = str(
+                folder_of(".".join(map(str, item["loc"]))) / Path(holder[last_key]).expanduser()
+            )
+
     return model.model_validate(values, context=context)
 
 
@@ -277,33 +377,55 @@ def _prefixed(origin: str) -> Iterator[None]:
 
 @cache
 def _schema(workload: str, pipeline: str) -> type[Config]:
-    """Return the pydantic model of a config: `Config`, or the pipeline's subclass, with the workload's sections."""
-    module, base = load(workload), Config
+    """Return the pydantic model of a config: `Config`, or the pipeline's subclass, with the
+    workload's sections."""
+    module = load(workload)
+    base = Config
+
     if pipeline != DEFAULT_PIPELINE:
         base = getattr(project.load(pipeline, "pipeline", ("build",)), "Config", Config)
+
     if not (isinstance(base, type) and issubclass(base, Config)):
-        raise ConfigError(f"{pipeline}.Config is {base!r}: it must be a class that inherits from rekindle.Config.")
+        raise ConfigError(
+            f"{pipeline}.Config is {base!r}: it must be a class that inherits from rekindle.Config."
+        )
+
     sections: dict[str, Any] = {"data": (module.Data, ...), "model": (module.Model, module.Model())}
     fields = base.model_fields
-    overridden = {name for name in sections if fields[name].annotation is not Config.model_fields[name].annotation}
-    return create_model("Config", __base__=base, **{name: sections[name] for name in sections.keys() - overridden})
 
+    overridden = {
+        name
+        for name in sections
+        if fields[name].annotation is not Config.model_fields[name].annotation
+    }
 
-def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[Keys, Any, str]]:
-    content = (
-        {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")} if file.suffix == ".py" else None
+    return create_model(
+        "Config", __base__=base, **{name: sections[name] for name in sections.keys() - overridden}
     )
+
+
+def _settings(
+    file: Path, sets: Iterable[str], environment: Mapping[str, str]
+) -> Iterator[tuple[Keys, Any, str]]:
+    if file.suffix == ".py":
+        content = {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")}
+    else:
+        content = None
+
     for keys, value in _leaves(content or _read(file)):
         yield keys, value, str(file)
+
     variables.check(environment)
     for name, text in sorted(environment.items()):
         keys = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
         if variables.sets_config(name):
             yield keys, _parse_value(text, name), name
+
     for item in sets:
         path, equals, text = item.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
+
         yield tuple(path.strip().split(".")), _parse_value(text, f"--set {item}"), f"--set {item}"
 
 
@@ -312,20 +434,32 @@ def _read(file: Path) -> dict[str, Any]:
         documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
         files = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
-        raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), files)}") from error
+        raise ConfigError(
+            f"{file} does not exist: give a config file.{did_you_mean(str(file), files)}"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
+
     values = documents[0] if len(documents) == 1 else documents
     if not isinstance(values, dict):
-        content = f"{len(documents)} documents" if len(documents) != 1 else type(values).__name__
-        raise ConfigError(f"{file} holds {content}: a config must be a mapping, see configs/demo.yaml.")
+        if len(documents) != 1:
+            content = f"{len(documents)} documents"
+        else:
+            content = type(values).__name__
+
+        raise ConfigError(
+            f"{file} holds {content}: a config must be a mapping, see configs/demo.yaml."
+        )
+
     if "apiVersion" in values:
         raise ConfigError(f"{file} is a manifest, not a config: use --manifest {file}.")
+
     return values
 
 
 def _parse_value(text: str, origin: str) -> Any:
-    """Parse lists, mappings and null as YAML; other values stay text, which the field's type converts."""
+    """Parse lists, mappings and null as YAML; other values stay text, which the field's type
+    converts."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
         return next(iter(parse(text, origin)), None)
     return text
@@ -347,34 +481,63 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
         if inner is None:  # an empty section, such as `train:`
             inner = values[parent] = {}
         if not isinstance(inner, dict):
-            raise ConfigError(f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it cannot have keys below it.")
+            raise ConfigError(
+                f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it cannot have keys"
+                " below it."
+            )
         values = inner
     values[last] = value
 
 
 def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
     keys = [str(key) for key in error["loc"] if key != "[key]"]
-    path, value = ".".join(keys), error["input"]
+    path = ".".join(keys)
+    value = error["input"]
     source = origin(path)
     location = file if source == "default" else source
+
     if error["type"] == "extra_forbidden":
         location = origins(path) or location
         valid = known_keys(model, keys[:-1])
-        hint = did_you_mean(keys[-1], valid) or (f" Known: {', '.join(sorted(valid))}." if valid else "")
+        hint = did_you_mean(keys[-1], valid) or (
+            f" Known: {', '.join(sorted(valid))}." if valid else ""
+        )
+
         return f"{location}: {path} is not a known key.{hint}"
+
     if error["type"] == "missing":
         return f"{location}: {path} is missing: it is required."
     if error["type"] in ("model_type", "dict_type") and value is None:
         return f"{location}: {path} is empty: give it keys, or remove it."
-    value_text = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
-    choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
+
+    if error["type"] == "value_error" and isinstance(value, Mapping):
+        value_text = ""
+    else:
+        value_text = f" is {value!r}"
+
+    if error["type"] == "literal_error":
+        choices = re.findall(r"'(.+?)'", error["ctx"]["expected"])
+    else:
+        choices = []
+
     hint = did_you_mean(str(value), choices)
     return f"{location}: {path or 'the config'}{value_text}: {broken_rule(model, error)}{hint}"
 
 
 def _missing_workload(file: Path) -> str:
     if file.suffix != ".py":
-        return f"{file}: workload is missing: name the module of the model, such as workload: steps.digits."
+        return (
+            f"{file}: workload is missing: name the module of the model, such as workload:"
+            " steps.digits."
+        )
+
     if not re.search(r"\bbuild\b", file.read_text(errors="replace")):
-        return f"{file} is not a pipeline, because it has no function build(config): give a config or a pipeline."
-    return f"{file}: this pipeline has no workload: add --set workload=MODULE, or give a config that names it."
+        return (
+            f"{file} is not a pipeline, because it has no function build(config): give a config or"
+            " a pipeline."
+        )
+
+    return (
+        f"{file}: this pipeline has no workload: add --set workload=MODULE, or give a config that"
+        " names it."
+    )

@@ -11,10 +11,15 @@ from rekindle import project
 from rekindle.blocks.manifest.repository import GitError, open_repository
 from rekindle.keys import CACHED
 
-RELEASED = ("git_sha", "lock_hash", "config_hash", "manifest_hash")  # parameters that are also recorded with a release
-PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # the parameter `manifest` is encoded by `pack`
-SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # parameters that only scheduled runs and runs of `backfill` set
-RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # parameters whose values are not part of the manifest's hash
+# parameters that are also recorded with a release
+RELEASED = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
+# the parameter `manifest` is encoded by `pack`
+PROVENANCE = (*RELEASED, "config", "manifest", CACHED)
+# parameters that only scheduled runs and runs of `backfill` set
+SCHEDULED = "scheduled-time"
+BACKFILL = "backfill"
+# parameters whose values are not part of the manifest's hash
+RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)
 
 
 LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock", "requirements.txt")
@@ -26,15 +31,19 @@ def parameter(name: str) -> str:
 
 
 def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:
-    """Return True if a template of the manifest uses the scheduled time, for example for a moving window."""
+    """Return True if a template of the manifest uses the scheduled time, for example for a moving
+    window."""
     return SCHEDULED in to_json(manifest["spec"].get("templates") or [])
 
 
 def git_sha() -> str:
-    """Return the commit of the project, with -dirty if files were changed; "" outside a repository."""
+    """Return the commit of the project, with -dirty if files were changed; "" outside a
+    repository."""
     try:
         with open_repository(project.root()) as repository:
-            return repository.commit() if repository else ""
+            if repository:
+                return repository.commit()
+            return ""
     except GitError as error:
         sys.stderr.write(f"warning: the manifest does not name a commit: {error}\n")
         return ""
@@ -47,7 +56,8 @@ def lock_file(folder: Path | None = None) -> Path | None:
     """
     folder = folder or project.root()
     for parent in (folder, *folder.parents):
-        if file := next((parent / name for name in LOCK_FILES if (parent / name).is_file()), None):
+        file = next((parent / name for name in LOCK_FILES if (parent / name).is_file()), None)
+        if file:
             return file
         if (parent / ".git").exists():
             break
@@ -57,4 +67,6 @@ def lock_file(folder: Path | None = None) -> Path | None:
 def lock_hash(folder: Path | None = None) -> str:
     """Return the sha256 of `lock_file`, or ""."""
     file = lock_file(folder)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+    if file:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    return ""

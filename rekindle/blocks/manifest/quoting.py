@@ -1,8 +1,9 @@
 """Quoting of template tags for the text in which they are replaced.
 
-Argo replaces a tag by its value, and then the text may be parsed again: the manifest of a resource template as JSON,
-`when` as an expression, flags by kubectl, arguments by the kubelet, which expands `$(VARIABLE)`. Values such as the
-outputs of a step come from outside, so each tag is quoted for the place where it stands.
+Argo replaces a tag by its value, and then the text may be parsed again: the manifest of a resource
+template as JSON, `when` as an expression, flags by kubectl, arguments by the kubelet, which expands
+`$(VARIABLE)`. Values such as the outputs of a step come from outside, so each tag is quoted for the
+place where it stands.
 """
 
 import re
@@ -22,22 +23,29 @@ WORD = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 
 def in_json(value: Any) -> Any:
-    """Return an object with the tags in its texts quoted for JSON, in which the object is rendered."""
+    """Return an object with the tags in its texts quoted for JSON, in which the object is
+    rendered."""
     return _quote_json(value, "toJson({0})[1:-1]")
 
 
 def input_text(value: Any) -> str:
-    """Format an input of a step. The tags in a value that the step reads as JSON are quoted for it."""
-    return to_text(value if isinstance(value, str) else _quote_json(value, "toJson(string({0}))[1:-1]"))
+    """Format an input of a step. The tags in a value that the step reads as JSON are quoted for
+    it."""
+    return to_text(
+        value if isinstance(value, str) else _quote_json(value, "toJson(string({0}))[1:-1]")
+    )
 
 
 def in_argument(text: str) -> str:
-    """Return an argument of a container with its `$` escaped: the kubelet replaces `$(NAME)` by a variable's value."""
+    """Return an argument of a container with its `$` escaped: the kubelet replaces `$(NAME)` by a
+    variable's value."""
     pieces: list[str] = []
     end = 0
     for match in TAG.finditer(text):
         pieces.append(text[end : match.start()].replace("$", "$$"))
-        pieces.append(_replace_tags(match[0], lambda expression: f"replace({expression}, '$', '$$')"))
+        pieces.append(
+            _replace_tags(match[0], lambda expression: f"replace({expression}, '$', '$$')")
+        )
         end = match.end()
     pieces.append(text[end:].replace("$", "$$"))
     return "".join(pieces)
@@ -46,26 +54,32 @@ def in_argument(text: str) -> str:
 def as_word(text: str) -> str:
     """Return a text for `when` or kubectl in which the value of a tag is empty unless it is a word.
 
-    A word has only letters, digits and `._/-`, and starts with a letter or digit: it neither ends a quoted text nor is
-    an option.
+    A word has only letters, digits and `._/-`, and starts with a letter or digit: it neither ends a
+    quoted text nor is an option.
     """
     return _replace_tags(text, lambda expression: f"sprig.regexFind('{WORD}', {expression})")
 
 
 def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its outputs, is not empty."""
-    return {"when": as_word(f"'{{{{={origin}}}}}' == ''")}  # Argo shows this condition in the message of a skipped task
+    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its
+    outputs, is not empty."""
+    # Argo shows this condition in the message of a skipped task
+    return {"when": as_word(f"'{{{{={origin}}}}}' == ''")}
 
 
 def as_integer(expression: str) -> str:
-    """Return a tag for the value of an expression as an integer; another value leaves the tag, which is refused."""
+    """Return a tag for the value of an expression as an integer; another value leaves the tag,
+    which is refused."""
     return f"{{{{=asInt({expression})}}}}"
 
 
 def _quote_json(value: Any, quoted: str) -> Any:
-    """Replace the tags in the texts of a value; `quoted`: the expression with {0} in place of that of the tag."""
+    """Replace the tags in the texts of a value; `quoted`: the expression with {0} in place of that
+    of the tag."""
     if isinstance(value, dict):
-        return {_quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()}
+        return {
+            _quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_quote_json(child, quoted) for child in value]
     if isinstance(value, str):
@@ -78,7 +92,10 @@ def _replace_tags(text: str, quote: Callable[[str], str]) -> str:
         is_expression, content = match.groups()
         if not is_expression and CLOSED.fullmatch(content.strip()):
             return match[0]
-        expression = content if is_expression else to_expression(content.strip())
+        if is_expression:
+            expression = content
+        else:
+            expression = to_expression(content.strip())
         return f"{{{{={quote(expression)}}}}}"
 
     return TAG.sub(substitute, text)

@@ -19,7 +19,13 @@ import yaml
 from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import FIRST_OF_NUMBERS, FLOAT, INTEGER, SHORT_BOOLEAN
 from rekindle import project
-from rekindle.blocks.manifest.provenance import PROVENANCE, RESERVED_PARAMETERS, SCHEDULED, git_sha, lock_hash
+from rekindle.blocks.manifest.provenance import (
+    PROVENANCE,
+    RESERVED_PARAMETERS,
+    SCHEDULED,
+    git_sha,
+    lock_hash,
+)
 from rekindle.blocks.pod import labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.step import pack
@@ -32,47 +38,72 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 Kind = Literal["workflow", "template", "cron"]
 
-MAX_BYTES = 1_200_000  # Kubernetes rejects objects of 1.5 MB, and Argo adds its status to the same object
+# Kubernetes rejects objects of 1.5 MB, and Argo adds its status to the same object
+MAX_BYTES = 1_200_000
 FIRST_KEYS = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 
 def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
-    """Return the manifest of a config; except for the git sha in its parameters, it is the same on every machine."""
+    """Return the manifest of a config; except for the git sha in its parameters, it is the same on
+    every machine."""
     manifest = _cron(config) if kind == "cron" else _workflow(config)
     if kind == "template":
         manifest["kind"] = "WorkflowTemplate"
         manifest["metadata"].pop("generateName", None)
         manifest["metadata"]["name"] = config.name
+
     manifest = order_keys(manifest)
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     config_values = config.model_dump(mode="json")
-    provenance = {"git_sha": git_sha(), "config": to_json(config_values), "config_hash": _sha256(config_values)}
-    provenance |= {"lock_hash": lock_hash()}
-    provenance["manifest_hash"] = manifest_sha256(manifest)
+
+    provenance = {
+        "git_sha": git_sha(),
+        "config": to_json(config_values),
+        "config_hash": _sha256(config_values),
+        "lock_hash": lock_hash(),
+        "manifest_hash": manifest_sha256(manifest),
+    }
+
     for parameter in parameters:
         if parameter["name"] in PROVENANCE:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
+
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
-    if prices := Prices.load(project.root()):  # not in the manifest itself, which must not depend on prices
+    # not in the manifest itself, which must not depend on prices
+    prices = Prices.load(project.root())
+    if prices:
         prices.check_pods(of_manifest(manifest))
-        metadata["annotations"] = metadata.get("annotations", {}) | {ANNOTATION: prices.model_dump_json()}
-    run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed_manifest = pack(to_json(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
+        metadata["annotations"] = metadata.get("annotations", {}) | {
+            ANNOTATION: prices.model_dump_json()
+        }
+
+    run = manifest | {
+        "kind": "Workflow",
+        "metadata": {"generateName": f"{config.name}-"} | metadata,
+    }
+    # contains all parameters except `manifest` itself
+    packed_manifest = pack(to_json(order_keys(run), indent=1))
     for parameter in parameters:
         if parameter["name"] == "manifest":
             parameter["value"] = packed_manifest
+
     size = len(to_json(manifest))
     if size > MAX_BYTES:
         sys.stderr.write(
-            f"warning: the manifest of {config.name} has {size:,} bytes; Kubernetes rejects 1,500,000 and more.\n"
+            f"warning: the manifest of {config.name} has {size:,} bytes; Kubernetes rejects"
+            " 1,500,000 and more.\n"
         )
+
     return manifest
 
 
 def _cron(config: "Config") -> Manifest:
-    """Return the CronWorkflow of the WorkflowTemplate `config.name`. Runs are named NAME-UNIXTIME, one at a time."""
-    schedule, run_metadata = config.schedule, {"labels": labels(config.name)}
+    """Return the CronWorkflow of the WorkflowTemplate `config.name`. Runs are named NAME-UNIXTIME,
+    one at a time."""
+    schedule = config.schedule
+    run_metadata = {"labels": labels(config.name)}
     arguments = {"parameters": [{"name": SCHEDULED, "value": "{{workflow.scheduledTime}}"}]}
+
     spec = {
         "schedules": [schedule.cron],
         "timezone": schedule.timezone,
@@ -84,24 +115,40 @@ def _cron(config: "Config") -> Manifest:
         "workflowMetadata": run_metadata,
         "workflowSpec": {"arguments": arguments, "workflowTemplateRef": {"name": config.name}},
     }
-    namespace = {"namespace": config.cluster.namespace} if config.cluster.namespace else {}
+
+    if config.cluster.namespace:
+        namespace = {"namespace": config.cluster.namespace}
+    else:
+        namespace = {}
+
     metadata = {"name": config.name, **run_metadata, **namespace}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "CronWorkflow", "metadata": metadata, "spec": spec}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "CronWorkflow",
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
 def _workflow(config: "Config") -> Manifest:
     from hera.workflows import Workflow
 
     pipeline = project.load(config.pipeline, "pipeline", ("build",))
-    location, build = str(pipeline.__file__), pipeline.build
+    location = str(pipeline.__file__)
+
+    build = pipeline.build
     if inspect.isfunction(build):
-        location = f"{inspect.unwrap(build).__code__.co_filename}:{inspect.unwrap(build).__code__.co_firstlineno}"
+        code = inspect.unwrap(build).__code__
+        location = f"{code.co_filename}:{code.co_firstlineno}"
+
     try:
         inspect.signature(build).bind(config)
     except TypeError as error:
         raise ConfigError(
             f"{location}: build must be a function of the config: def build(config). ({error})"
         ) from error
+
     try:
         workflow = build(config)
         if type(workflow) is Workflow:
@@ -109,18 +156,23 @@ def _workflow(config: "Config") -> Manifest:
     except RekindleError:
         raise
     except Exception as error:  # an error in the user's code
-        raise ConfigError(f"{project.describe(error)} Correct the pipeline {config.pipeline}.") from error
+        raise ConfigError(
+            f"{project.describe(error)} Correct the pipeline {config.pipeline}."
+        ) from error
+
     raise ConfigError(
-        f"{location}: build returns {type(workflow).__name__}: it must end with `return workflow`, a Workflow of Hera, "
-        "also for a WorkflowTemplate and a CronWorkflow."
+        f"{location}: build returns {type(workflow).__name__}: it must end with `return workflow`,"
+        " a Workflow of Hera, also for a WorkflowTemplate and a CronWorkflow."
     )
 
 
 def manifest_sha256(manifest: Mapping[str, Any]) -> str:
-    """Return the sha256 of the manifest's `spec` as JSON with sorted keys and without spaces, UTF-8.
+    """Return the sha256 of the manifest's `spec` as JSON with sorted keys and without spaces,
+    UTF-8.
 
-    A Workflow and the WorkflowTemplate of the same pipeline have the same hash: metadata is not included, nor are the
-    values of the workflow parameters that Rekindle sets (provenance, and the scheduled time of a run).
+    A Workflow and the WorkflowTemplate of the same pipeline have the same hash: metadata is not
+    included, nor are the values of the workflow parameters that Rekindle sets (provenance, and the
+    scheduled time of a run).
     """
     spec = copy.deepcopy(manifest["spec"])
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
@@ -130,33 +182,47 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
 
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as YAML, deterministically; texts of several lines (objects to apply) are block scalars."""
+    """Return the manifest as YAML, deterministically; texts of several lines (objects to apply) are
+    block scalars."""
     return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
-    """Compare `manifest` with the one in `file`, for tests; raise AssertionError with the differences.
+    """Compare `manifest` with the one in `file`, for tests; raise AssertionError with the
+    differences.
 
-    The values of provenance parameters (commit, hashes) are ignored. REGENERATE=1 in the environment writes the file.
+    The values of provenance parameters (commit, hashes) are ignored. REGENERATE=1 in the
+    environment writes the file.
     """
     manifest = copy.deepcopy(dict(manifest))
     for parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:
         if parameter["name"] in PROVENANCE:
             parameter["value"] = ""
+
     text = to_yaml(manifest)
     if os.environ.get("REGENERATE"):
         file.write_text(text)
+
     golden = file.read_text() if file.exists() else ""
-    changes = unified_diff(golden.splitlines(), text.splitlines(), str(file), "now", n=1, lineterm="")
-    assert text == golden, "\n".join([*changes, "if the change is intended, set REGENERATE=1 to update the file"])
+    changes = unified_diff(
+        golden.splitlines(), text.splitlines(), str(file), "now", n=1, lineterm=""
+    )
+    assert text == golden, "\n".join(
+        [*changes, "if the change is intended, set REGENERATE=1 to update the file"]
+    )
 
 
 def order_keys(value: Any) -> Any:
-    """Return plain data with sorted keys, except that identifying keys (kind, name, ...) come first."""
+    """Return plain data with sorted keys, except that identifying keys (kind, name, ...) come
+    first."""
     if isinstance(value, Mapping):
-        keys = sorted(value, key=lambda k: (FIRST_KEYS.index(k) if k in FIRST_KEYS else len(FIRST_KEYS), k))
+        keys = sorted(
+            value, key=lambda k: (FIRST_KEYS.index(k) if k in FIRST_KEYS else len(FIRST_KEYS), k)
+        )
         return {key: order_keys(value[key]) for key in keys}
-    return [order_keys(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [order_keys(item) for item in value]
+    return value
 
 
 def _sha256(value: Any) -> str:
@@ -172,7 +238,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
 
 
 _Dumper.add_representer(str, _text)

@@ -1,9 +1,10 @@
 """The git repository of a project, which may be untrusted: no program that it names is started.
 
-The configuration of a repository, its attributes and its hooks can name programs, and git has no switch against all of
-them. So git does not get this configuration: it reads the objects, the references and the index of the repository
-through a git directory of our own, which has no hooks, no remotes and only harmless settings. Objects of other
-repositories (alternates) are not read. This is the only module that starts git.
+The configuration of a repository, its attributes and its hooks can name programs, and git has no
+switch against all of them. So git does not get this configuration: it reads the objects, the
+references and the index of the repository through a git directory of our own, which has no hooks,
+no remotes and only harmless settings. Objects of other repositories (alternates) are not read. This
+is the only module that starts git.
 """
 
 import hashlib
@@ -25,7 +26,8 @@ TIMEOUT_S = 10
 CHECKOUT_TIMEOUT_S = 600
 MAX_TEXT_BYTES = 1 << 20  # of a file that git or this module parses, such as HEAD and config
 
-# settings that are values, not names of programs or files: git compares and writes files according to them
+# settings that are values, not names of programs or files: git compares and writes files according
+# to them
 CORE_SETTINGS = (
     "autocrlf",
     "checkstat",
@@ -36,13 +38,18 @@ CORE_SETTINGS = (
     "symlinks",
     "trustctime",
 )
-SETTINGS = {*(f"core.{name}" for name in CORE_SETTINGS), "extensions.objectformat", "extensions.refstorage"}
+SETTINGS = {
+    *(f"core.{name}" for name in CORE_SETTINGS),
+    "extensions.objectformat",
+    "extensions.refstorage",
+}
 SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 
 FOLDERS = ("refs", "reftable", "logs")  # parts of a repository that are only data
 FILES = ("packed-refs", "shallow", "info/attributes")
 LFS_POINTER = re.compile(
-    rb"version https://git-lfs\.github\.com/spec/v1\n(?:[^\n]*\n)*?oid sha256:(?P<oid>[0-9a-f]{64})\n"
+    rb"version https://git-lfs\.github\.com/spec/v1\n(?:[^\n]*\n)*?oid"
+    rb" sha256:(?P<oid>[0-9a-f]{64})\n"
     rb"size (?P<size>[0-9]{1,18})\n"
 )
 LFS_POINTER_BYTES = 1024
@@ -54,15 +61,19 @@ class GitError(RekindleError):
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository. `git` sees it through `private`, a git directory without the settings of the repository."""
+    """A repository. `git` sees it through `private`, a git directory without the settings of the
+    repository."""
 
     top: Path  # the work tree
     git_dir: Path
     common: Path  # equal to `git_dir`, except in a linked work tree
     private: Path
 
-    def git(self, *arguments: str, index: Path | None = None, work_tree: Path | None = None) -> bytes:
-        """Return the output of a git command (default: on the index and work tree). Raises GitError."""
+    def git(
+        self, *arguments: str, index: Path | None = None, work_tree: Path | None = None
+    ) -> bytes:
+        """Return the output of a git command (default: on the index and work tree). Raises
+        GitError."""
         variables = {
             "GIT_OBJECT_DIRECTORY": str(self.common / "objects"),
             "GIT_INDEX_FILE": str(index or self.git_dir / "index"),
@@ -73,56 +84,85 @@ class Repository:
     def find_commit(self, revision: str) -> str:
         """Return the sha of a commit; "" if it does not exist."""
         try:
-            found = self.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+            found = self.git(
+                "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
+            )
         except GitError:
             return ""
         return found.decode().strip()
 
     def commit(self) -> str:
-        """Return the current commit, with -dirty if tracked files were changed; "" before the first commit."""
+        """Return the current commit, with -dirty if tracked files were changed; "" before the first
+        commit."""
         # The state of a submodule's own files would be read with the submodule's configuration.
-        flags = ["--untracked-files=no", "--ignore-submodules=dirty", "--no-renames", "--no-ahead-behind"]
+        flags = [
+            "--untracked-files=no",
+            "--ignore-submodules=dirty",
+            "--no-renames",
+            "--no-ahead-behind",
+        ]
+
         status = self.git("status", "--porcelain=2", "-z", "--branch", *flags)
         entries = status.decode(errors="surrogateescape").rstrip("\0").split("\0")
+
         commit = entries[0].removeprefix("# branch.oid ")
         if not commit.isalnum():
             return ""
+
         is_dirty = any(self._is_change(entry) for entry in entries if not entry.startswith("#"))
-        return f"{commit}-dirty" if is_dirty else commit
+        if is_dirty:
+            return f"{commit}-dirty"
+
+        return commit
 
     def _is_change(self, entry: str) -> bool:
-        """Return False if an entry of `git status` is a file of Git LFS with the content that was committed."""
+        """Return False if an entry of `git status` is a file of Git LFS with the content that was
+        committed."""
         fields = entry.split(" ", 8)
-        is_changed_file = fields[:2] == ["1", ".M"] and fields[3] == fields[4] == fields[5] and fields[3][:3] == "100"
+
+        is_changed_file = (
+            fields[:2] == ["1", ".M"]
+            and fields[3] == fields[4] == fields[5]
+            and fields[3][:3] == "100"
+        )
         if not is_changed_file:
             return True
+
         object_id, name = fields[7:]
         try:
             size = int(self.git("cat-file", "-s", object_id))
-            text = self.git("cat-file", "blob", object_id) if size <= LFS_POINTER_BYTES else b""
+            if size <= LFS_POINTER_BYTES:
+                text = self.git("cat-file", "blob", object_id)
+            else:
+                text = b""
         except GitError:  # a partial clone does not have the object
             return True
+
         pointer = LFS_POINTER.fullmatch(text)
         return pointer is None or not _has_content(self.top / name, pointer)
 
     def check_out(self, commit: str, folder: Path) -> None:
-        """Write the files of a commit to the empty `folder`. The index and the work tree stay as they are."""
+        """Write the files of a commit to the empty `folder`. The index and the work tree stay as
+        they are."""
         index = folder.with_suffix(".index")
         self.git("read-tree", "--end-of-options", commit, index=index, work_tree=folder)
         self.git("checkout-index", "--all", "--force", index=index, work_tree=folder)
         self._restore_lfs_files(folder)
 
     def _restore_lfs_files(self, folder: Path) -> None:
-        """Replace the pointers of Git LFS by the files that this clone has fetched, as the filter of LFS would."""
+        """Replace the pointers of Git LFS by the files that this clone has fetched, as the filter
+        of LFS would."""
         objects = self.common / "lfs" / "objects"
         if not objects.is_dir():
             return
+
         for parent, _, names in os.walk(folder):
             for path in (Path(parent) / name for name in names):
                 text = _read_if_regular(path, LFS_POINTER_BYTES)
                 pointer = LFS_POINTER.fullmatch(text) if text else None
                 if not pointer:
                     continue
+
                 oid = pointer["oid"].decode()
                 source = objects / oid[:2] / oid[2:4] / oid
                 # a link of the commit may lead to a file outside of the folder
@@ -132,7 +172,8 @@ class Repository:
 
 @contextmanager
 def open_repository(folder: Path) -> Iterator[Repository | None]:
-    """Yield the repository that contains `folder`, or None. Raises GitError if it cannot be read."""
+    """Yield the repository that contains `folder`, or None. Raises GitError if it cannot be
+    read."""
     top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if top is None:
         yield None
@@ -146,56 +187,76 @@ def open_repository(folder: Path) -> Iterator[Repository | None]:
 
 
 def _git_dir(top: Path) -> Path:
-    """Return the git directory of a work tree; in a linked work tree and a submodule, `.git` is a file."""
+    """Return the git directory of a work tree; in a linked work tree and a submodule, `.git` is a
+    file."""
     path = top / ".git"
     git_dir = path if path.is_dir() else _named_folder(path, "gitdir:")
     if git_dir is None:
-        raise GitError(f"{path} is neither a git directory, nor a file that names one: clone the repository again.")
+        raise GitError(
+            f"{path} is neither a git directory, nor a file that names one: clone the repository"
+            " again."
+        )
     return git_dir
 
 
 def _named_folder(file: Path, prefix: str) -> Path | None:
-    """Return the folder that a file names, relative to the file's own folder; None if the file does not name one."""
+    """Return the folder that a file names, relative to the file's own folder; None if the file does
+    not name one."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
     name = text.removeprefix(prefix).strip()
     if not name or "\0" in name or not text.startswith(prefix):
         return None
     target = (file.parent / name).resolve()
-    return target if target.is_dir() else None
+    if target.is_dir():
+        return target
+    return None
 
 
 def _fill(repository: Repository) -> None:
     """Fill the private git directory: links to data, HEAD, and harmless settings."""
-    private, git_dir, common = repository.private, repository.git_dir, repository.common
+    private = repository.private
+    git_dir = repository.git_dir
+    common = repository.common
+
     head = _read_if_regular(git_dir / "HEAD")
     if head is None:
         raise GitError(
-            f"{git_dir} does not have a file HEAD, so it is not a git directory: clone the repository again."
+            f"{git_dir} does not have a file HEAD, so it is not a git directory: clone the"
+            " repository again."
         )
+
     alternates = common / "objects" / "info" / "alternates"
     if alternates.exists():
         raise GitError(
-            f"{alternates} names objects outside of the repository, which are not read: run `git repack -a -d`, and "
-            "remove this file."
+            f"{alternates} names objects outside of the repository, which are not read: run `git"
+            " repack -a -d`, and remove this file."
         )
+
     _reject_links(common / "objects")
     index = git_dir / "index"
     if index.exists() and not index.is_file():
         raise GitError(f"{index} is not a regular file: remove it, and run `git reset`.")
+
     (private / "HEAD").write_bytes(head)
     (private / "info").mkdir()
     for name in FOLDERS:
         if (common / name).is_dir():
             (private / name).symlink_to(common / name)
+
     for name in FILES:
         if (common / name).is_file():
             (private / name).symlink_to(common / name)
+
     for path in git_dir.glob("sharedindex.*"):  # parts of a split index
         if path.is_file():
             (private / path.name).symlink_to(path)
+
     settings = _settings(repository)
     if "extensions.refstorage" in settings and git_dir != common:
-        raise GitError(f"{git_dir} has another format of references than files: use the main work tree.")
+        raise GitError(
+            f"{git_dir} has another format of references than files: use the main work tree."
+        )
+
     (private / "config").write_text(_format_config(settings))
 
 
@@ -204,29 +265,51 @@ def _reject_links(objects: Path) -> None:
     for path in (objects, *objects.glob("*"), *objects.glob("*/*")):
         if path.is_symlink():
             raise GitError(
-                f"{path} is a link to objects outside of the repository, which are not read: clone the repository "
-                "again."
+                f"{path} is a link to objects outside of the repository, which are not read: clone"
+                " the repository again."
             )
 
 
 def _settings(repository: Repository) -> dict[str, str]:
     """Return the harmless settings of the user, and of the repository."""
     (repository.private / "config").write_text(_format_config({}))
-    user = _run(repository.private, ["config", "-z", "--list"], {}, repository.private, with_user_settings=True)
+
+    user = _run(
+        repository.private,
+        ["config", "-z", "--list"],
+        {},
+        repository.private,
+        with_user_settings=True,
+    )
+
     texts = [user]
+
     for file in (repository.common / "config", repository.git_dir / "config.worktree"):
         if _read_if_regular(file) is not None:
-            texts.append(_run(repository.private, ["config", "-z", "--no-includes", "--list", "--file", str(file)]))
+            texts.append(
+                _run(
+                    repository.private,
+                    ["config", "-z", "--no-includes", "--list", "--file", str(file)],
+                )
+            )
+
     settings: dict[str, str] = {}
     for entry in b"".join(texts).decode(errors="surrogateescape").split("\0"):
         name, separator, value = entry.partition("\n")
         if name in SETTINGS and SETTING_VALUE.fullmatch(value):
             settings[name] = value if separator else "true"
+
     return settings
 
 
 def _format_config(settings: Mapping[str, str]) -> str:
-    lines = ["[core]", "repositoryformatversion = 1", "bare = false", "fsmonitor = false", "attributesfile = /dev/null"]
+    lines = [
+        "[core]",
+        "repositoryformatversion = 1",
+        "bare = false",
+        "fsmonitor = false",
+        "attributesfile = /dev/null",
+    ]
     for name, value in settings.items():
         section, _, key = name.partition(".")
         lines += [f"[{section}]", f"{key} = {value}"]
@@ -240,22 +323,30 @@ def _run(
     folder: Path | None = None,
     with_user_settings: bool = False,
 ) -> bytes:
-    """Run git on the private git directory, without network access; return its output. Raises GitError."""
+    """Run git on the private git directory, without network access; return its output. Raises
+    GitError."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {
-        "GIT_DIR": str(private),
-        "GIT_ALLOW_PROTOCOL": "",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_NO_REPLACE_OBJECTS": "1",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_TERMINAL_PROMPT": "0",
-        **(variables or {}),
-    }
+
+    environment.update(
+        {
+            "GIT_DIR": str(private),
+            "GIT_ALLOW_PROTOCOL": "",
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_NO_LAZY_FETCH": "1",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_TERMINAL_PROMPT": "0",
+            **(variables or {}),
+        }
+    )
+
     if not with_user_settings:
-        environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+        environment["GIT_CONFIG_NOSYSTEM"] = "1"
+        environment["GIT_CONFIG_GLOBAL"] = os.devnull
+
     is_checkout = arguments[0] in ("read-tree", "checkout-index")
     timeout = CHECKOUT_TIMEOUT_S if is_checkout else TIMEOUT_S
+
     try:
         process = subprocess.run(
             ["git", *arguments],
@@ -269,14 +360,17 @@ def _run(
         raise GitError("git is not installed: install it.") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(f"git {arguments[0]} failed: {error}") from None
+
     if process.returncode:
         reason = process.stderr.decode(errors="replace").strip()
         raise GitError(f"git {arguments[0]} says: {shorten(reason[:500])}")
+
     return process.stdout
 
 
 def _read_if_regular(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes | None:
-    """Return the content of a file; None if it does not exist, is not a regular file or is too large."""
+    """Return the content of a file; None if it does not exist, is not a regular file or is too
+    large."""
     try:
         return read_regular(path, limit)
     except OSError:

@@ -1,11 +1,13 @@
-"""Environment variables with the prefix REKINDLE_: REKINDLE_TRAIN__WORKERS=3 sets train.workers of a config."""
+"""Environment variables with the prefix REKINDLE_: REKINDLE_TRAIN__WORKERS=3 sets train.workers of
+a config."""
 
 from collections.abc import Iterable
 
 from rekindle.errors import ConfigError
 
 PREFIX = "REKINDLE_"
-PROCESS_SETTINGS = (  # settings of a process, not keys of a config
+# settings of a process, not keys of a config
+PROCESS_SETTINGS = (
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
     *("METRICS", "NOTICE", "PATH", "SECRET", "SHM", "TOKEN"),
 )
@@ -14,13 +16,24 @@ PROCESS_SETTINGS = (  # settings of a process, not keys of a config
 def sets_config(name: str) -> bool:
     """Return True if a variable sets a key of the config."""
     suffix = name.removeprefix(PREFIX)
-    return name.startswith(PREFIX) and suffix not in PROCESS_SETTINGS and not suffix.startswith("TEST_")
+    return (
+        name.startswith(PREFIX)
+        and suffix not in PROCESS_SETTINGS
+        and not suffix.startswith("TEST_")
+    )
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise ConfigError for a misspelt process setting: if it were ignored, another home or project could be used."""
+    """Raise ConfigError for a misspelt process setting: if it were ignored, another home or project
+    could be used."""
     for name in filter(sets_config, names):
-        from difflib import get_close_matches  # imported only here: `rekindle --help` does not need difflib
+        # imported only here: `rekindle --help` does not need difflib
+        from difflib import get_close_matches
 
-        if similar_names := get_close_matches(name.removeprefix(PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8):
-            raise ConfigError(f'{name} is not a variable of Rekindle. Did you mean "{PREFIX}{similar_names[0]}"?')
+        similar_names = get_close_matches(
+            name.removeprefix(PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8
+        )
+        if similar_names:
+            raise ConfigError(
+                f'{name} is not a variable of Rekindle. Did you mean "{PREFIX}{similar_names[0]}"?'
+            )

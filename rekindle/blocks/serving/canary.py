@@ -1,8 +1,9 @@
-"""Gives a candidate a share of the traffic: approximately by its number of pods, or exactly by an HTTPRoute.
+"""Gives a candidate a share of the traffic: approximately by its number of pods, or exactly by an
+HTTPRoute.
 
-steps.canary decides the share, when it grows, and from the champion's pods the number of the candidate's pods. The
-template `rollout` applies the share and calls itself until the step ends the rollout, so the template does not depend
-on the number of `serve.canary.steps`.
+steps.canary decides the share, when it grows, and from the champion's pods the number of the
+candidate's pods. The template `rollout` applies the share and calls itself until the step ends the
+rollout, so the template does not depend on the number of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,17 @@ from rekindle.blocks.serving.route import http_route
 from rekindle.release.config import ServeConfig
 from rekindle.step import to_text
 
-CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # keys of the labels of a canary's objects
+# keys of the labels of a canary's objects
+CANARY = "rekindle.dev/canary"
+WORKFLOW = "rekindle.dev/workflow"
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
 CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"  # empty if no champion exists
 PODS_PATH = {"replicas": "{.spec.replicas}"}
-OUTCOME_EXPRESSION = f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary : tasks.next.outputs.parameters.canary"
+OUTCOME_EXPRESSION = (
+    f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary :"
+    " tasks.next.outputs.parameters.canary"
+)
 
 
 def rollout(
@@ -35,60 +41,111 @@ def rollout(
     deployment: Manifest,
     can_repeat: bool,
 ) -> DAG:
-    """Return a DAG that increases a candidate's share from `percent`, at first 0; its output `canary` has the outcome.
+    """Return a DAG that increases a candidate's share from `percent`, at first 0; its output
+    `canary` has the outcome.
 
-    `unique_name` returns unique template names, `watch` is the template of steps.canary, and `deployment`
-    is the candidate's Deployment. `can_repeat`: input of the step.
+    `unique_name` returns unique template names, `watch` is the template of steps.canary, and
+    `deployment` is the candidate's Deployment. `can_repeat`: input of the step.
     """
     candidate = {field: text(field) for field in CANDIDATE_INPUTS}
     watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
-    rule_inputs = {"name": model, "rule": to_text(serve.canary), "can_repeat": to_text(can_repeat)}
-    rule_inputs |= {"servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}"}
+
+    rule_inputs = {
+        "name": model,
+        "rule": to_text(serve.canary),
+        "can_repeat": to_text(can_repeat),
+        "servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}",
+    }
+
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
+
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
         values = candidate | {"percent": text("percent")} | rule_inputs
-        pods = read(unique_name("champion-pods"), "deployment", text("former"), PODS_PATH, ("former",))
+        pods = read(
+            unique_name("champion-pods"), "deployment", text("former"), PODS_PATH, ("former",)
+        )
         Task(name="champion", template=pods, arguments={"former": text("former")})
         watch_inputs = {field: value for field, value in values.items() if field != "model_uri"}
         Task(name="watch", template=watch, arguments=watch_inputs, depends="champion")
-        if is_split := bool(serve.canary and serve.canary.gateway):
+
+        is_split = bool(serve.canary and serve.canary.gateway)
+        if is_split:
             values = {"server": text("server"), "replicas": watch_outputs["replicas"]}
-            Task(name="scale", template=scale(unique_name("scale"), STARTUP_SECONDS), arguments=values, depends="watch")
+            Task(
+                name="scale",
+                template=scale(unique_name("scale"), STARTUP_SECONDS),
+                arguments=values,
+                depends="watch",
+            )
+
         share = _share_template(unique_name("share"), model, serve, deployment)
         after = SCALED if is_split else "watch"
-        Task(name="share", template=share, arguments=arguments(share, candidate | watch_outputs), depends=after)
+
         Task(
-            name="next", template=dag.name, arguments=candidate | {"percent": watch_outputs["percent"]}, depends="share"
+            name="share",
+            template=share,
+            arguments=arguments(share, candidate | watch_outputs),
+            depends=after,
         )
+
+        Task(
+            name="next",
+            template=dag.name,
+            arguments=candidate | {"percent": watch_outputs["percent"]},
+            depends="share",
+        )
+
     for task in dag.tasks[2:]:
         task.when = as_word(f"'{watch_outputs['percent']}' != '0'")  # pyright: ignore[reportAttributeAccessIssue]
         if task.name == "scale":
             task.when += f" && {{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
+
     return dag
 
 
 def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
-        return apply(name, http_route(model, serve, text("server")), inputs=("server", "percent"), retry=retries(2))
+        return apply(
+            name,
+            http_route(model, serve, text("server")),
+            inputs=("server", "percent"),
+            retry=retries(2),
+        )
+
     inputs = ("model_uri", "server", "version", "former", "replicas")
+
     return apply(
-        name, _canary_deployment(deployment, model), inputs=inputs, retry=retries(2), success=SUCCESS, failure=FAILURE
+        name,
+        _canary_deployment(deployment, model),
+        inputs=inputs,
+        retry=retries(2),
+        success=SUCCESS,
+        failure=FAILURE,
     )
 
 
 def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
-    """Return a Deployment with `replicas` pods of the candidate that share the Service of the current version.
+    """Return a Deployment with `replicas` pods of the candidate that share the Service of the
+    current version.
 
-    The pods have the labels of `former`, the current Deployment, which the Service selects; the new Deployment selects
-    them by another label.
+    The pods have the labels of `former`, the current Deployment, which the Service selects; the new
+    Deployment selects them by another label.
     """
     selector = {"app.kubernetes.io/name": model, CANARY: text("server")}
     template = deployment["spec"]["template"]
     pod_labels = template["metadata"]["labels"] | labels(model, text("former")) | selector
     pods = {"template": template | {"metadata": {"labels": pod_labels}}}
+
     return deployment | {
-        "metadata": {"name": f"{text('server')}-canary", "labels": selector | {WORKFLOW: "{{workflow.name}}"}},
-        "spec": deployment["spec"] | {"replicas": number("replicas"), "selector": {"matchLabels": selector}} | pods,
+        "metadata": {
+            "name": f"{text('server')}-canary",
+            "labels": selector | {WORKFLOW: "{{workflow.name}}"},
+        },
+        "spec": (
+            deployment["spec"]
+            | {"replicas": number("replicas"), "selector": {"matchLabels": selector}}
+            | pods
+        ),
     }

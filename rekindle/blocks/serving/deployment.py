@@ -1,23 +1,34 @@
 """The Deployment that serves one release of a model.
 
-Each release has its own Deployment, so that the release can be verified before it gets traffic, and a rollback
-restores its weights, image, flags and resources.
+Each release has its own Deployment, so that the release can be verified before it gets traffic, and
+a rollback restores its weights, image, flags and resources.
 """
 
 from math import ceil
 
-from rekindle.blocks.pod import POD_IP, SERVING_SECRET, Manifest, container, environment, metadata, pod_spec, token
+from rekindle.blocks.pod import (
+    POD_IP,
+    SERVING_SECRET,
+    Manifest,
+    container,
+    environment,
+    metadata,
+    pod_spec,
+    token,
+)
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
 
-# The conditions Available and Progressing, in any order, have these reasons when all pods of the manifest that the
-# controller has observed are ready. Right after an apply, this may still be the previous manifest, because a condition
-# cannot compare observedGeneration with generation: steps.verify waits for the new pods, and a failure of the previous
-# manifest only costs one attempt.
+# The conditions Available and Progressing, in any order, have these reasons when all pods of the
+# manifest that the controller has observed are ready. Right after an apply, this may still be the
+# previous manifest, because a condition cannot compare observedGeneration with generation:
+# steps.verify waits for the new pods, and a failure of the previous manifest only costs one
+# attempt.
 SUCCESS = ",".join(
-    f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
+    f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)"
+    for i in range(2)
 )
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
 # network policies select this label: configs/platform/network.yaml
@@ -25,27 +36,42 @@ SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:
-    """Return the labels of a model's objects or, with `server`, of the model's Deployment `server`."""
+    """Return the labels of a model's objects or, with `server`, of the model's Deployment
+    `server`."""
     instance = {"app.kubernetes.io/instance": server} if server else {}
     return {"app.kubernetes.io/name": model} | instance
 
 
 def deployment(
-    model: str, server: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str], version: str = ""
+    model: str,
+    server: str,
+    serve: ServeConfig,
+    cluster: ClusterConfig,
+    flags: list[str],
+    version: str = "",
 ) -> Manifest:
-    """Return the Deployment `server`, which runs `rekindle step steps.serve FLAGS` for `version` of the model.
+    """Return the Deployment `server`, which runs `rekindle step steps.serve FLAGS` for `version` of
+    the model.
 
     Source: Kubernetes apps/v1 DeploymentSpec.
     """
     selector = labels(model, server)
+
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": server, "labels": selector, "annotations": {VERSION_ANNOTATION: version}},
+        "metadata": {
+            "name": server,
+            "labels": selector,
+            "annotations": {VERSION_ANNOTATION: version},
+        },
         "spec": {
             "replicas": serve.min_replicas,
             "selector": {"matchLabels": selector},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+            },
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
             "template": {
@@ -56,10 +82,14 @@ def deployment(
     }
 
 
-def _server_pod(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the PodSpec of a server; by default, the server requests one core per thread of its processes."""
+def _server_pod(
+    labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]
+) -> Manifest:
+    """Return the PodSpec of a server; by default, the server requests one core per thread of its
+    processes."""
     pod = cluster.pod("serve")
     pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
+
     main = container(
         "serve",
         pod,
@@ -71,9 +101,13 @@ def _server_pod(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConf
         readinessProbe=_probe("/health/ready", period=2, failures=3),
         livenessProbe=_probe("/health/live", period=10, failures=3),
     )
+
     # + 5 s to exit
     grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds + serve.body_seconds) + 5
-    return pod_spec(pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace_seconds)
+
+    return pod_spec(
+        pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace_seconds
+    )
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:

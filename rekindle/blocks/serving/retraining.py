@@ -8,15 +8,19 @@ from rekindle.blocks.resource import apply
 
 
 def retraining(pipeline: str) -> Resource:
-    """Return a template that starts a run of `pipeline` and does not wait; the run is named like scheduled runs.
+    """Return a template that starts a run of `pipeline` and does not wait; the run is named like
+    scheduled runs.
 
-    The workflow's ServiceAccount needs the permissions of `rekindle platform render --with retraining`.
+    The workflow's ServiceAccount needs the permissions of `rekindle platform render --with
+    retraining`.
     """
     name = f"{pipeline}-{{{{workflow.creationTimestamp.s}}}}"
+
     workflow = {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": {"name": name, "labels": labels(pipeline)},
         "spec": {"workflowTemplateRef": {"name": pipeline}},
     }
+
     return apply("retrain", workflow, flags=["--server-side"], retry=retries(2))

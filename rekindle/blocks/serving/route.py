@@ -12,7 +12,9 @@ def route(model: str, serve: ServeConfig) -> Manifest | None:
     """Return the HTTPRoute or Ingress of `serve.host`, or None without a host."""
     if not serve.host:
         return None
-    return http_route(model, serve) if serve.gateway else _ingress(model, serve)
+    if serve.gateway:
+        return http_route(model, serve)
+    return _ingress(model, serve)
 
 
 def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
@@ -22,22 +24,37 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
 
     Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
     """
-    namespace, _, gateway = (serve.gateway or (serve.canary and serve.canary.gateway) or "").rpartition("/")
+    namespace, _, gateway = (
+        serve.gateway or (serve.canary and serve.canary.gateway) or ""
+    ).rpartition("/")
     parent = {"name": gateway} | ({"namespace": namespace} if namespace else {})
     predict, other = _paths(model)
     paths = [{"type": "Exact", "value": predict}, {"type": "PathPrefix", "value": other}]
-    champion, candidate = {"name": model, "port": serve.port}, {"name": server, "port": PORT}
-    rule: dict[str, Any] = {"matches": [{"path": path} for path in paths], "backendRefs": [champion]}
+    champion = {"name": model, "port": serve.port}
+    candidate = {"name": server, "port": PORT}
+    rule: dict[str, Any] = {
+        "matches": [{"path": path} for path in paths],
+        "backendRefs": [champion],
+    }
+
     if server and serve.canary and serve.canary.shadow:
         rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
     elif server:
         weights = integer("100 - asInt(inputs.parameters.percent)"), number("percent")
-        rule["backendRefs"] = [champion | {"weight": weights[0]}, candidate | {"weight": weights[1]}]
+        rule["backendRefs"] = [
+            champion | {"weight": weights[0]},
+            candidate | {"weight": weights[1]},
+        ]
+
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
         "metadata": _metadata(model, serve),
-        "spec": {"parentRefs": [parent], **({"hostnames": [serve.host]} if serve.host else {}), "rules": [rule]},
+        "spec": {
+            "parentRefs": [parent],
+            **({"hostnames": [serve.host]} if serve.host else {}),
+            "rules": [rule],
+        },
     }
 
 
@@ -47,13 +64,16 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
     # ingress-nginx rejects a colon in paths of the types Exact and Prefix
     kinds = ("ImplementationSpecific", "Prefix")
     paths = [
-        {"path": path, "pathType": kind, "backend": backend} for path, kind in zip(_paths(model), kinds, strict=True)
+        {"path": path, "pathType": kind, "backend": backend}
+        for path, kind in zip(_paths(model), kinds, strict=True)
     ]
     spec: dict[str, Any] = {"rules": [{"host": serve.host, "http": {"paths": paths}}]}
+
     if serve.ingress_class:
         spec["ingressClassName"] = serve.ingress_class
     if serve.tls_secret:
         spec["tls"] = [{"hosts": [serve.host], "secretName": serve.tls_secret}]
+
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "Ingress",
@@ -63,10 +83,14 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
 
 
 def _paths(model: str) -> tuple[str, str]:
-    """Return the public paths: a path, and a prefix of whole parts of a path. Probes and metrics are not public."""
+    """Return the public paths: a path, and a prefix of whole parts of a path. Probes and metrics
+    are not public."""
     return f"/v1/models/{model}:predict", f"/v1/models/{model}"
 
 
 def _metadata(model: str, serve: ServeConfig) -> Manifest:
-    annotations = {"annotations": serve.annotations} if serve.annotations else {}
+    if serve.annotations:
+        annotations = {"annotations": serve.annotations}
+    else:
+        annotations = {}
     return {"name": model, "labels": labels(model), **annotations}

@@ -6,19 +6,23 @@ from rekindle.release.config import PORT
 
 
 def service(model: str, port: int, server: str) -> Manifest:
-    """Return the Service for clients, which selects the pods of `server`. Source: Kubernetes v1 ServiceSpec."""
+    """Return the Service for clients, which selects the pods of `server`. Source: Kubernetes v1
+    ServiceSpec."""
     return _service(model, labels(model), {"port": port}, labels(model, server))
 
 
 def address(model: str, server: str) -> Manifest:
-    """Return the headless Service of the pods of `server`, for their verification before they get traffic."""
+    """Return the headless Service of the pods of `server`, for their verification before they get
+    traffic."""
     selector = labels(model, server)
     manifest = _service(server, selector, {"port": PORT}, selector)
-    manifest["spec"] |= {"clusterIP": "None"}
+    manifest["spec"]["clusterIP"] = "None"
     return manifest
 
 
-def _service(name: str, labels: dict[str, str], port: Manifest, selector: dict[str, str]) -> Manifest:
+def _service(
+    name: str, labels: dict[str, str], port: Manifest, selector: dict[str, str]
+) -> Manifest:
     ports = [{"name": "http", **port, "targetPort": "http"}]
     return {
         "apiVersion": "v1",

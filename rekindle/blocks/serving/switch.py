@@ -1,8 +1,9 @@
-"""Tasks that switch the traffic to the servers of a release and scale the servers of earlier releases to zero.
+"""Tasks that switch the traffic to the servers of a release and scale the servers of earlier
+releases to zero.
 
-A run may be interrupted before any of its tasks and resumed after another release or a rollback got the traffic.
-Therefore the objects are read first, then the champion; a change is applied only to an object that is unchanged since
-it was read. If an object has changed, all tasks are repeated.
+A run may be interrupted before any of its tasks and resumed after another release or a rollback got
+the traffic. Therefore the objects are read first, then the champion; a change is applied only to an
+object that is unchanged since it was read. If an object has changed, all tasks are repeated.
 """
 
 from collections.abc import Callable
@@ -19,33 +20,46 @@ from rekindle.blocks.serving.route import route
 from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
 
-SERVER, VERSION = text("server"), text("version")
+SERVER = text("server")
+VERSION = text("version")
 SERVES_CHAMPION = as_word(f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'")
 # the earlier Deployment exists and has pods
 HAS_PODS = as_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
 
 
-def switch(unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
-    """Return a DAG that switches clients to the Deployment `server` if `server` serves the champion.
+def switch(
+    unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig
+) -> DAG:
+    """Return a DAG that switches clients to the Deployment `server` if `server` serves the
+    champion.
 
-    If the autoscaler has given an earlier Deployment more pods than `min_replicas`, `server` first gets as many pods.
-    The DAG scales the Deployments in its input `running` to zero. `unique_name` returns unique template names, and
-    `champion` is the template of steps.champion. The output `deployment` is the Deployment that serves the champion.
+    If the autoscaler has given an earlier Deployment more pods than `min_replicas`, `server` first
+    gets as many pods. The DAG scales the Deployments in its input `running` to zero. `unique_name`
+    returns unique template names, and `champion` is the template of steps.champion. The output
+    `deployment` is the Deployment that serves the champion.
     """
     deployment_fields = {
         "server": "{.metadata.name}",
         "generation": "{.metadata.generation}",
         "replicas": "{.spec.replicas}",
     }
-    service_version = read(unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"})
-    earlier_template = read(unique_name("earlier"), "deployment", SERVER, deployment_fields, ("server",))
+
+    service_version = read(
+        unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
+    )
+    earlier_template = read(
+        unique_name("earlier"), "deployment", SERVER, deployment_fields, ("server",)
+    )
     templates = _apply_templates(unique_name, model, serve)
     deployment = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
     outputs = [Parameter(name="deployment", value_from=deployment)]
     inputs = [Parameter(name="server"), Parameter(name="running")]
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
-    with DAG(name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
+
+    with DAG(
+        name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)
+    ) as dag:
         Task(name="service-version", template=service_version)
         Task(
             name="earlier",
@@ -53,8 +67,20 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
             arguments={"server": "{{item}}"},
             with_param="{{inputs.parameters.running}}",
         )
-        values = {"name": model, "server": SERVER, "deployments": "{{tasks.earlier.outputs.parameters}}"}
-        Task(name="champion", template=champion, arguments=values, depends="service-version && earlier")
+
+        values = {
+            "name": model,
+            "server": SERVER,
+            "deployments": "{{tasks.earlier.outputs.parameters}}",
+        }
+
+        Task(
+            name="champion",
+            template=champion,
+            arguments=values,
+            depends="service-version && earlier",
+        )
+
         Task(
             name="scale",
             template=scale(unique_name("scale"), STARTUP_SECONDS),
@@ -62,45 +88,79 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
             when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve.min_replicas}}}}}",
             depends="champion",
         )
-        Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends=SCALED)
-        Task(name="autoscaler", template=templates["autoscaler"], arguments={"server": SERVER}, depends="service")
+
+        Task(
+            name="service",
+            template=templates["service"],
+            arguments={"server": SERVER} | version,
+            depends=SCALED,
+        )
+
+        Task(
+            name="autoscaler",
+            template=templates["autoscaler"],
+            arguments={"server": SERVER},
+            depends="service",
+        )
+
         Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
+
         if "route" in templates:
             Task(name="route", template=templates["route"], depends="service")
+
         for task in dag.tasks[4:]:
             task.when = SERVES_CHAMPION  # pyright: ignore[reportAttributeAccessIssue]
+
         Task(
             name="retire",
             template=_retire_template(unique_name("retire")),
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
             with_param="{{tasks.earlier.outputs.parameters}}",
-            when=" && ".join([SERVES_CHAMPION, HAS_PODS, as_word(f"'{{{{item.server}}}}' != '{SERVER}'")]),
+            when=" && ".join(
+                [SERVES_CHAMPION, HAS_PODS, as_word(f"'{{{{item.server}}}}' != '{SERVER}'")]
+            ),
             depends="autoscaler",
         )
+
     return dag
 
 
-def _apply_templates(unique_name: Callable[[str], str], model: str, serve: ServeConfig) -> dict[str, Resource]:
+def _apply_templates(
+    unique_name: Callable[[str], str], model: str, serve: ServeConfig
+) -> dict[str, Resource]:
     """Return the templates that apply the model's objects, by task."""
     manifest = service(model, serve.port, SERVER)
-    manifest["metadata"] |= {"resourceVersion": VERSION}
+    manifest["metadata"]["resourceVersion"] = VERSION
+
     templates = {
-        "service": apply(unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)),
-        "autoscaler": apply(
-            unique_name("autoscaler"), autoscaler(model, serve, SERVER), inputs=("server",), retry=retries(2)
+        "service": apply(
+            unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)
         ),
-        "disruption-budget": apply(unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)),
+        "autoscaler": apply(
+            unique_name("autoscaler"),
+            autoscaler(model, serve, SERVER),
+            inputs=("server",),
+            retry=retries(2),
+        ),
+        "disruption-budget": apply(
+            unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)
+        ),
     }
+
     # the HTTPRoute of a canary is applied before and after the switch
-    if (public := route(model, serve)) and not (serve.canary and serve.canary.gateway):
+    public = route(model, serve)
+    if public and not (serve.canary and serve.canary.gateway):
         templates["route"] = apply(unique_name("route"), public, retry=retries(2))
+
     return templates
 
 
 def _retire_template(name: str) -> Resource:
-    """Return the template that scales a Deployment to zero if it is unchanged; the object stays for a rollback."""
+    """Return the template that scales a Deployment to zero if it is unchanged; the object stays for
+    a rollback."""
     test_operation = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
     replace_operation = {"op": "replace", "path": "/spec/replicas", "value": 0}
+
     return Resource(
         name=name,
         action="patch",

@@ -16,30 +16,53 @@ from rekindle.cluster.api import Cluster
 DAY = click.DateTime(["%Y-%m-%d"])
 
 FIXED_DATA = (
-    "every run of this backfill trains on the same data, because the pipeline {} does not use the scheduled time. "
-    "Configure a moving window, such as `data.window` of the fraud workload (docs/time.md)."
+    "every run of this backfill trains on the same data, because the pipeline {} does not use the"
+    " scheduled time. Configure a moving window, such as `data.window` of the fraud workload"
+    " (docs/time.md)."
 )
 
 
 @command
 @configured
-@click.option("--from", "first_day", type=DAY, required=True, metavar="DATE", help="First day, such as 2026-03-01.")
-@click.option("--to", "last_day", type=DAY, required=True, metavar="DATE", help="Last day, included.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of parallel runs.")
+@click.option(
+    "--from",
+    "first_day",
+    type=DAY,
+    required=True,
+    metavar="DATE",
+    help="First day, such as 2026-03-01.",
+)
+@click.option(
+    "--to", "last_day", type=DAY, required=True, metavar="DATE", help="Last day, included."
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Number of parallel runs.",
+)
 @cluster_flag
 @output_option("text", "json")
 def backfill(
-    source: Source, first_day: datetime, last_day: datetime, parallel: int, cluster: Cluster | None, as_json: bool
+    source: Source,
+    first_day: datetime,
+    last_day: datetime,
+    parallel: int,
+    cluster: Cluster | None,
+    as_json: bool,
 ) -> int:
     """Run the missed runs of a schedule, with the data of their time.
 
-    One run is started for each time of schedule.cron between two days. Models are evaluated and recorded, but no model
-    is released. Without a moving window, all runs train on the same data, and a warning says so. If the command is
-    stopped or killed, repeat it to continue. On a cluster, the runs are created from the schedule that `rekindle
-    schedule CONFIG` applied. Exit codes: 0 all runs succeeded, 1 a run failed, 2 bad usage or config.
+    One run is started for each time of schedule.cron between two days. Models are evaluated and
+    recorded, but no model is released. Without a moving window, all runs train on the same data,
+    and a warning says so. If the command is stopped or killed, repeat it to continue. On a cluster,
+    the runs are created from the schedule that `rekindle schedule CONFIG` applied. Exit codes: 0
+    all runs succeeded, 1 a run failed, 2 bad usage or config.
 
     Example:
-      rekindle backfill configs/demo.yaml --set data.window=60d --from 2024-03-01 --to 2024-03-31 --parallel 2
+      rekindle backfill configs/demo.yaml --set data.window=60d --from 2024-03-01 --to 2024-03-31 \\
+        --parallel 2
     """
     from rekindle.blocks.manifest.provenance import uses_scheduled_time
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
@@ -50,11 +73,26 @@ def backfill(
         settings = source.load().config
         if not cluster:
             settings.data.check_source()
+
         manifest = render_manifest(settings)
-        runs = missed_runs(settings, manifest_sha256(manifest), first_day.date(), last_day.date(), datetime.now(UTC))
-        execute = select_executor(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
+        runs = missed_runs(
+            settings,
+            manifest_sha256(manifest),
+            first_day.date(),
+            last_day.date(),
+            datetime.now(UTC),
+        )
+
+        execute = select_executor(
+            homes.path() if cluster else homes.current(), manifest, settings.name, cluster
+        )
+
     if not uses_scheduled_time(manifest):
         click.echo(f"warning: {FIXED_DATA.format(settings.name)}", err=True)
+
     rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
     click.echo(to_json({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
-    return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1
+    if all(row["phase"] == "Succeeded" for row in rows):
+        return 0
+
+    return 1

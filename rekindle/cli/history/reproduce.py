@@ -9,34 +9,51 @@ from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.errors import ConfigError
 
-CANNOT_BE_EQUAL, DIFFERENT = 2, 3  # exit codes
+# exit codes
+CANNOT_BE_EQUAL = 2
+DIFFERENT = 3
 
 
 @command
 @click.argument("model", type=Name(), metavar="MODEL[@VERSION]")
 @click.option(
-    "--data", default="", metavar="SOURCE", help="Place of the same data, if it has moved: a path or s3:// URI."
+    "--data",
+    default="",
+    metavar="SOURCE",
+    help="Place of the same data, if it has moved: a path or s3:// URI.",
 )
-@click.option("--commit", default="", metavar="REVISION", help="Commit to use instead of the release's commit.")
+@click.option(
+    "--commit",
+    default="",
+    metavar="REVISION",
+    help="Commit to use instead of the release's commit.",
+)
 @click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
 @click.option("--ignore-errors", is_flag=True, help="Train in spite of errors.")
 @parameters_option("Value for a suspended step, as in `rekindle resume`.")
 @output_option("text", "json")
 def reproduce(
-    model: str, data: str, commit: str, check: bool, ignore_errors: bool, parameters: tuple[str, ...], as_json: bool
+    model: str,
+    data: str,
+    commit: str,
+    check: bool,
+    ignore_errors: bool,
+    parameters: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Train the model of a release again, and compare the weights.
 
-    The release records its commit, config, parameters, packages and the digest of its data. The command lists what is
-    missing or differs on this machine, runs the pipeline of that commit in a temporary folder with services of its own,
-    and compares the sha256 of the weights. A difference is an error if it changes the weights, such as other code, data
-    or processors, or a warning if it may change them. Different weights are explained by the first difference: of the
-    dataset, the settings, the machine, or the loss of a step. Nothing is released, and the project, home and services
-    stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the addresses of its services:
-    MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
+    The release records its commit, config, parameters, packages and the digest of its data. The
+    command lists what is missing or differs on this machine, runs the pipeline of that commit in a
+    temporary folder with services of its own, and compares the sha256 of the weights. A difference
+    is an error if it changes the weights, such as other code, data or processors, or a warning if
+    it may change them. Different weights are explained by the first difference: of the dataset, the
+    settings, the machine, or the loss of a step. Nothing is released, and the project, home and
+    services stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the
+    addresses of its services: MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
 
-    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error (see --ignore-errors),
-    3 different weights.
+    Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error
+    (see --ignore-errors), 3 different weights.
 
     Example:
       rekindle reproduce demo
@@ -48,19 +65,37 @@ def reproduce(
     name, _, version = model.partition("@")
     if "@" in model and not version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
+
     with errors_as_json(as_json):
         request = Request(name, version, commit, data, ignore_errors, check, pairs_of(parameters))
         result = reproduce(home(), request, lambda line: click.echo(line, err=True))
+
     if as_json:
         click.echo(to_json(result.as_json(), indent=2))
+
     compared = result.comparison
     if not compared:
         if result.fatal and not check:
-            raise ConfigError("nothing was trained: correct the errors above, or add --ignore-errors.")
+            raise ConfigError(
+                "nothing was trained: correct the errors above, or add --ignore-errors."
+            )
+
         if not result.findings:
             click.echo("no difference was found", err=True)
-        return CANNOT_BE_EQUAL if result.fatal else 0
+        if result.fatal:
+            return CANNOT_BE_EQUAL
+
+        return 0
+
     if not as_json:
         text = f"equal: the weights of {name} {result.origin.version} are {compared.sha256}"
-        click.echo(text if compared.equal else f"different: {compared.difference}\nsha256 {compared.sha256}")
-    return 0 if compared.equal else DIFFERENT
+        click.echo(
+            text
+            if compared.equal
+            else f"different: {compared.difference}\nsha256 {compared.sha256}"
+        )
+
+    if compared.equal:
+        return 0
+
+    return DIFFERENT

@@ -19,30 +19,42 @@ from rekindle.errors import ConfigError
 
 
 def check_sweep(config: Any) -> None:
-    """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload cannot be trained."""
+    """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload
+    cannot be trained."""
     from rekindle.training.search.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
         raise ConfigError(
-            f"{config.pipeline} is not a sweep: a config for `rekindle sweep` needs `pipeline: pipelines.sweep` and a "
-            "section `sweep`, see configs/sweep.yaml. To run this config, use `rekindle run`."
+            f"{config.pipeline} is not a sweep: a config for `rekindle sweep` needs `pipeline:"
+            " pipelines.sweep` and a section `sweep`, see configs/sweep.yaml. To run this config,"
+            " use `rekindle run`."
         )
     check_training(config)
 
 
 @command
 @configured
-@click.option("--of", "name", type=Run(), metavar="RUN", help="Show the trials of this run; start no sweep.")
+@click.option(
+    "--of", "name", type=Run(), metavar="RUN", help="Show the trials of this run; start no sweep."
+)
 @cluster_flag
 @output_option("text", "json")
 @ask_option
 @no_cache_option
-def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bool, yes: bool, no_cache: bool) -> int:
+def sweep(
+    source: Source,
+    name: str | None,
+    cluster: Cluster | None,
+    as_json: bool,
+    yes: bool,
+    no_cache: bool,
+) -> int:
     """Run a sweep of hyper-parameters, and list its trials.
 
-    CONFIG has a section `sweep`. Trials train in parallel on this machine, the best trials of each rung continue from
-    where they paused, and the best of the last rung is the candidate. A sweep is a run like any other: `rekindle
-    resume` resumes it, `rekindle submit CONFIG` runs it on a cluster. Exit codes: the same as for `rekindle run`.
+    CONFIG has a section `sweep`. Trials train in parallel on this machine, the best trials of each
+    rung continue from where they paused, and the best of the last rung is the candidate. A sweep is
+    a run like any other: `rekindle resume` resumes it, `rekindle submit CONFIG` runs it on a
+    cluster. Exit codes: the same as for `rekindle run`.
 
     Example:
       rekindle sweep configs/sweep.yaml --set sweep.trials=18
@@ -51,26 +63,44 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
     from rekindle.view.history import trials
 
     if bool(name) == bool(source.config):
-        raise click.UsageError("give a config with a section `sweep`, or --of RUN to show the trials of a run.")
+        raise click.UsageError(
+            "give a config with a section `sweep`, or --of RUN to show the trials of a run."
+        )
+
     if name:
         with run_output(as_json):
-            sweep_trials = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
+            if cluster:
+                sweep_trials = trials.trials_on_cluster(cluster, name)
+            else:
+                sweep_trials = trials.trials_here(home(), name)
+
         table = "\n".join(sweep_trials.pop("table"))
         click.echo(to_json({"workflow": name, **sweep_trials}, indent=2) if as_json else table)
         return 0
+
     if cluster:
-        raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
+        raise click.UsageError(
+            "--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`."
+        )
+
     from argolocal.view import runs
     from rekindle.view import foreground, reuse
 
     with run_output(as_json):
         workflow, _ = source.manifests(check_sweep, to_run_here=True)
         values = reuse.add_cached(home(), workflow, {}, not no_cache)
+
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
             code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
-        result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
+
+        if as_json:
+            result = json.loads(out.getvalue())
+        else:
+            result = {"workflow": runs.newest(home())}
+
         sweep_trials = trials.trials_here(home(), result["workflow"])
+
     table = "\n".join(["", *sweep_trials.pop("table")])
     click.echo(to_json(result | sweep_trials) if as_json else table)
     return code

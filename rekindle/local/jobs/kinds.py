@@ -1,4 +1,5 @@
-"""Kinds of objects that run locally: the kinds of argolocal, training jobs, JobSets and TrainJobs."""
+"""Kinds of objects that run locally: the kinds of argolocal, training jobs, JobSets and
+TrainJobs."""
 
 from argolocal.controllers.base import Controller
 from argolocal.controllers.kinds import Kinds

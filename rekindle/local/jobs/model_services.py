@@ -1,7 +1,7 @@
 """The Deployments and Services of models. The port of a Service is a setting of the config.
 
-If the user has not chosen a port, the Service gets a free port when it is applied: a training may take hours, and other
-programs and runs may take a port during this time.
+If the user has not chosen a port, the Service gets a free port when it is applied: a training may
+take hours, and other programs and runs may take a port during this time.
 """
 
 import fcntl
@@ -15,11 +15,13 @@ from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError, say
 from rekindle.local.ports import PORTS_TO_TRY, move_server_port, move_service_port
 
-ANY_PORT = "rekindle.dev/any-port"  # annotation of a workflow whose model may be served at any free port
+# annotation of a workflow whose model may be served at any free port
+ANY_PORT = "rekindle.dev/any-port"
 
 
 def allow_any_port(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workflow with the permission to serve its model at any free port of this machine."""
+    """Return the workflow with the permission to serve its model at any free port of this
+    machine."""
     metadata = workflow["metadata"]
     annotations = (metadata.get("annotations") or {}) | {ANY_PORT: "true"}
     return {**workflow, "metadata": {**metadata, "annotations": annotations}}
@@ -28,7 +30,10 @@ def allow_any_port(workflow: Mapping[str, Any]) -> dict[str, Any]:
 def may_use_any_port(workflow: Mapping[str, Any]) -> bool:
     """Return True if the workflow has the permission of `allow_any_port`."""
     metadata = workflow.get("metadata")
-    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    if isinstance(metadata, dict):
+        annotations = metadata.get("annotations")
+    else:
+        annotations = None
     return isinstance(annotations, dict) and annotations.get(ANY_PORT) == "true"
 
 
@@ -51,9 +56,11 @@ class ModelServices(Services):
         spec = obj.get("spec") or {}
         if not spec.get("ports"):
             return super().apply(obj)  # raises ConfigError
+
         if is_headless(obj):
             self.check(obj)
             return super().apply(move_service_port(self.cluster, obj))
+
         if not self._may_use_any_port():
             return super().apply(obj)
 
@@ -77,23 +84,40 @@ class ModelServices(Services):
         name = obj["metadata"]["name"]
         first_entry, *other_entries = obj["spec"]["ports"]
         default = first_entry["port"]
+
         current = self.read(name)
-        first_choice = current["spec"]["ports"][0]["port"] if current else default
+        if current:
+            first_choice = current["spec"]["ports"][0]["port"]
+        else:
+            first_choice = default
+
         ports_of_others = self._ports_of_other_services(name)
 
         for port in (first_choice, *range(default, default + PORTS_TO_TRY)):
             if port in ports_of_others:
                 continue
-            moved = {**obj, "spec": {**obj["spec"], "ports": [{**first_entry, "port": port}, *other_entries]}}
+
+            moved = {
+                **obj,
+                "spec": {**obj["spec"], "ports": [{**first_entry, "port": port}, *other_entries]},
+            }
             with suppress(ConfigError):
                 self.check(moved)
                 if port != default:
                     reason = f"because port {default} is taken (setting serve.port)"
                     say(f"note: the model is served at port {port}, {reason}.")
+
                 return moved
+
         return obj
 
     def _ports_of_other_services(self, name: str) -> set[int]:
-        """Return the ports of the other Services of this home, also of those that `rekindle down` has stopped."""
+        """Return the ports of the other Services of this home, also of those that `rekindle down`
+        has stopped."""
         services = [service for other, service in self.objects().items() if other != name]
-        return {port["port"] for service in services if not is_headless(service) for port in service["spec"]["ports"]}
+        return {
+            port["port"]
+            for service in services
+            if not is_headless(service)
+            for port in service["spec"]["ports"]
+        }

@@ -14,30 +14,38 @@ from argolocal.common.processes import python
 from argolocal.controllers.pod import Pod
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
-from rekindle.local.jobs.frameworks import MPI_DIRECTORY, Object, pod_name, replica_count, replicas_of
+from rekindle.local.jobs.frameworks import (
+    MPI_DIRECTORY,
+    Object,
+    pod_name,
+    replica_count,
+    replicas_of,
+)
 
 VOLUME = "mpi-job-config"
 
 
 def worker_names(obj: Object) -> list[str]:
-    return (
-        [pod_name(obj, "Worker", i) for i in range(replica_count(obj, "Worker"))]
-        if "Worker" in replicas_of(obj)
-        else []
-    )
+    if "Worker" in replicas_of(obj):
+        return [pod_name(obj, "Worker", i) for i in range(replica_count(obj, "Worker"))]
+    return []
 
 
 def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run. An init container of the operator makes the Launcher wait for all Workers."""
+    """Return True if all Workers run. An init container of the operator makes the Launcher wait for
+    all Workers."""
     return all(name in pods and pods[name].running for name in worker_names(obj))
 
 
 def write_files(obj: Object, folder: Path) -> None:
-    """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's elastic mode."""
+    """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's
+    elastic mode."""
     folder.mkdir(parents=True, exist_ok=True)
-    slots, names = obj["spec"].get("slotsPerWorker", 1), worker_names(obj)
+    slots = obj["spec"].get("slotsPerWorker", 1)
+    names = worker_names(obj)
     agent = shlex.join(python(kubexec.__file__))
     (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
+
     scripts = {
         "kubexec.sh": f'exec {agent} "$(dirname "$0")" "$@"',
         "discover_hosts.sh": "\n".join(f"echo {name}:{slots}" for name in names),
@@ -51,9 +59,11 @@ def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
     """Write the pids and environments of the Workers for kubexec.py."""
     processes = {name: pod.process for name, pod in pods.items() if pod.process}
     records = {
-        name: {"pid": process.pid, "environment": dict(process.environment)} for name, process in processes.items()
+        name: {"pid": process.pid, "environment": dict(process.environment)}
+        for name, process in processes.items()
     }
-    path, text = folder / kubexec.WORKERS_FILE, to_json(records)
+    path = folder / kubexec.WORKERS_FILE
+    text = to_json(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, 0o600)  # the environments may contain secret keys
@@ -67,7 +77,12 @@ def mount_files(
     Without mount namespaces, the environment has the path of `folder` instead of /etc/mpi.
     """
     if not filesystem.available():
-        return dict(spec), {name: value.replace(MPI_DIRECTORY, str(folder)) for name, value in env.items()}, {}
+        return (
+            dict(spec),
+            {name: value.replace(MPI_DIRECTORY, str(folder)) for name, value in env.items()},
+            {},
+        )
+
     (container,) = spec["containers"]
     mounts = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": MPI_DIRECTORY}]
     return {**spec, "containers": [container | {"volumeMounts": mounts}]}, env, {VOLUME: folder}

@@ -1,9 +1,10 @@
-"""Kubeflow's training jobs: replicas as child processes, with the environment, restarts and status of the operator.
+"""Kubeflow's training jobs: replicas as child processes, with the environment, restarts and status
+of the operator.
 
-Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and each kind's
-KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS names, a shorter back-off before
-restarts (pod.py), failure messages quote the pod's log, and processes that `mpirun` starts in a Worker see the
-Launcher's files.
+Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and each
+kind's KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS
+names, a shorter back-off before restarts (pod.py), failure messages quote the pod's log, and
+processes that `mpirun` starts in a Worker see the Launcher's files.
 """
 
 import fcntl
@@ -62,17 +63,21 @@ class TrainingJobs(Controller):
         self.jobs: dict[str, Job] = {}
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a job that the operator's webhook rejects or that makes the operator fail."""
+        """Raise ConfigError for a job that the operator's webhook rejects or that makes the
+        operator fail."""
         super().check(obj)
         label = f"{self.kind} {obj['metadata']['name']}"
         if self.api_versions and obj.get("apiVersion", JOB_VERSION) not in self.api_versions:
-            raise ConfigError(f"{label}: its apiVersion is {obj['apiVersion']}: use {self.api_versions[0]}.")
+            raise ConfigError(
+                f"{label}: its apiVersion is {obj['apiVersion']}: use {self.api_versions[0]}."
+            )
         reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
             sole_container(replica["template"]["spec"], f"{label}: {role}")
 
     def apply(self, obj: Object) -> Object:
-        """Apply the job, at another port if a program has taken the job's default port from all pods."""
+        """Apply the job, at another port if a program has taken the job's default port from all
+        pods."""
         self.check(obj)
         return super().apply(move_job_port(self.cluster, obj, self.read(obj["metadata"]["name"])))
 
@@ -87,7 +92,8 @@ class TrainingJobs(Controller):
         return obj
 
     def delete(self, name: str) -> bool:
-        if job := self.jobs.pop(name, None):
+        job = self.jobs.pop(name, None)
+        if job:
             terminate_all([*job.pods.values(), *job.terminating], float("inf"))
             os.close(job.lock)
         rmtree(shared_memory(self.run, name), ignore_errors=True)
@@ -106,7 +112,9 @@ class TrainingJobs(Controller):
 
     def stop(self, grace: float) -> None:
         jobs = list(self.jobs.values())
-        terminate_all([pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace)
+        terminate_all(
+            [pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace
+        )
         for job in jobs:
             os.close(job.lock)
         self.jobs.clear()
@@ -115,21 +123,26 @@ class TrainingJobs(Controller):
         """Remove leftovers of completed jobs of this run."""
         for name in self.names():
             obj = self.read(name) or {}
-            if is_finished(status := obj.get("status") or {}):
+            status = obj.get("status") or {}
+            if is_finished(status):
                 self._clean(obj, status)
 
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
         rmtree(self._files(obj), ignore_errors=True)
         if not condition(status, "Failed"):  # a failed job's directories stay for diagnosis
-            for folder in (self.run / kind / pod for kind in ("pods", "volumes") for pod in self.pods_of(obj)):
+            for folder in (
+                self.run / kind / pod for kind in ("pods", "volumes") for pod in self.pods_of(obj)
+            ):
                 rmtree(folder, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
-        """Take over an unfinished job that no process runs; its pods are lost, as if a node were lost."""
+        """Take over an unfinished job that no process runs; its pods are lost, as if a node were
+        lost."""
         name = obj["metadata"]["name"]
         if name in self.jobs or is_finished(obj.get("status") or {}):
             return
+
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -137,18 +150,25 @@ class TrainingJobs(Controller):
         except BlockingIOError:
             os.close(lock)
             return
+
         self.jobs[name] = Job(lock)
         if condition(obj.get("status") or {}, "Running"):
             status = obj["status"]
             set_condition(
-                status, self.kind, "Restarting", f"{self.kind} {name} is restarting because its node was lost."
+                status,
+                self.kind,
+                "Restarting",
+                f"{self.kind} {name} is restarting because its node was lost.",
             )
             self._save(name, status)
 
     def _reconcile(self, obj: Object, job: Job) -> None:
-        name, status = obj["metadata"]["name"], obj.get("status") or {}
+        name = obj["metadata"]["name"]
+        status = obj.get("status") or {}
         job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        succeeded_pods = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")))
+        succeeded_pods = set(
+            filter(None, obj["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(","))
+        )
         self._advance(obj, job, status, succeeded_pods)
         self._save(name, status, succeeded_pods)
         if is_finished(status) and not job.pods and not job.terminating:
@@ -159,7 +179,9 @@ class TrainingJobs(Controller):
         """Fail a job that cannot be reconciled."""
         name = obj["metadata"]["name"]
         status = (self.read(name) or obj).get("status") or {}
-        self._set_failed(status, f"{self.kind} {name} is failed because of an error: {describe(error)}")
+        self._set_failed(
+            status, f"{self.kind} {name} is failed because of an error: {describe(error)}"
+        )
         self._remove(job, list(job.pods))
         self._save(name, status)
 
@@ -168,10 +190,13 @@ class TrainingJobs(Controller):
         set_condition(status, self.kind, "Failed", message)
 
     def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
-        """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have succeeded."""
-        name, spec = obj["metadata"]["name"], obj["spec"]
+        """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have
+        succeeded."""
+        name = obj["metadata"]["name"]
+        spec = obj["spec"]
         policy = spec.get("runPolicy") or {}
         set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
+
         if not is_finished(status):
             if policy.get("suspend"):
                 self._remove(job, list(job.pods))
@@ -179,36 +204,65 @@ class TrainingJobs(Controller):
                 status.pop("startTime", None)
             else:
                 if is_suspended(status):
-                    set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is resumed.", "Resumed", "False")
+                    set_condition(
+                        status,
+                        self.kind,
+                        "Suspended",
+                        f"{self.kind} {name} is resumed.",
+                        "Resumed",
+                        "False",
+                    )
+
                 status.setdefault("startTime", timestamp(time.time()))
                 self._sync_pods(obj, job, succeeded_pods)
                 self._reap(obj, job, status, succeeded_pods)
-                if reason := find_exceeded_limit(policy, status, job):
+
+                reason = find_exceeded_limit(policy, status, job)
+                if reason:
                     status.setdefault("completionTime", timestamp(time.time()))
-                    set_condition(status, self.kind, "Failed", f"{self.kind} {name} has failed because it {reason}.")
+                    set_condition(
+                        status,
+                        self.kind,
+                        "Failed",
+                        f"{self.kind} {name} has failed because it {reason}.",
+                    )
+
             self._update_counts(obj, job, status, succeeded_pods)
+
         if is_finished(status):
             self._finish(_clean_policy(spec), job, status)
 
     def _sync_pods(self, obj: Object, job: Job, succeeded_pods: set[str]) -> None:
         """Create missing pods, and delete surplus pods."""
-        desired_pods, terminating_names = pods_of(obj), {pod.name for pod in job.terminating}
+        desired_pods = pods_of(obj)
+        terminating_names = {pod.name for pod in job.terminating}
+
         for pod, (role, index) in desired_pods.items():
             must_wait = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
-            if not must_wait and pod not in {*job.pods, *succeeded_pods, *job.failures, *terminating_names}:
+            if not must_wait and pod not in {
+                *job.pods,
+                *succeeded_pods,
+                *job.failures,
+                *terminating_names,
+            }:
                 job.pods[pod] = self._pod(obj, pod, role, index)
+
         self._remove(job, [pod for pod in job.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
             mpi.write_processes(self._files(obj), job.pods)
 
     def _pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
         spec = replicas_of(obj)[role]["template"]["spec"]
-        environment = operator_environment(obj, role, index, self.cluster.address) | self._memory(obj, spec)
+        environment = operator_environment(obj, role, index, self.cluster.address) | self._memory(
+            obj, spec
+        )
         directories = {}
         if role == "Launcher":
             mpi.write_files(obj, self._files(obj))
             spec, environment, directories = mpi.mount_files(spec, environment, self._files(obj))
-        return Pod(self.cluster, name, spec, self.run, environment, directories, claims=self._claims())
+        return Pod(
+            self.cluster, name, spec, self.run, environment, directories, claims=self._claims()
+        )
 
     def _claims(self) -> list[str]:
         """Return the names of the claims that the workflow of this run creates."""
@@ -221,12 +275,15 @@ class TrainingJobs(Controller):
         return self.run / "mpi" / obj["metadata"]["name"]
 
     def _reap(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
-        """Poll the pods. By restartPolicy, an exited pod succeeds, fails, restarts in place or is recreated."""
+        """Poll the pods. By restartPolicy, an exited pod succeeds, fails, restarts in place or is
+        recreated."""
         name = obj["metadata"]["name"]
+
         for pod in list(job.pods.values()):
             code = pod.poll()
             if code is None:
                 continue
+
             role = pods_of(obj)[pod.name][0]
             policy = replicas_of(obj)[role].get("restartPolicy", JOBS[self.kind].restart_policy)
             if policy == "Always" or (code and policy == "OnFailure"):
@@ -246,14 +303,21 @@ class TrainingJobs(Controller):
                 # with ExitCode, the operator does not set completionTime
                 if policy == "Never" or self.kind == "MPIJob":
                     status.setdefault("completionTime", timestamp(time.time()))
+
                 details = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                message = f"{self.kind} {name} is failed because 1 {role} replica(s) failed: {details}"
+                message = (
+                    f"{self.kind} {name} is failed because 1 {role} replica(s) failed: {details}"
+                )
                 set_condition(status, self.kind, "Failed", message)
 
-    def _update_counts(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
+    def _update_counts(
+        self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]
+    ) -> None:
         """Update replicaStatuses and the conditions derived from them."""
-        name, roles = obj["metadata"]["name"], {pod: role for pod, (role, _) in pods_of(obj).items()}
+        name = obj["metadata"]["name"]
+        roles = {pod: role for pod, (role, _) in pods_of(obj).items()}
         status["replicaStatuses"] = {}
+
         for role in sorted(replicas_of(obj)):
             counts = {
                 # a pod whose container is about to restart is in phase Running
@@ -261,24 +325,36 @@ class TrainingJobs(Controller):
                 "succeeded": sum(roles.get(pod) == role for pod in succeeded_pods),
                 "failed": sum(roles.get(pod) == role for pod in job.failures),
             }
+
             selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={role.lower()}"
-            status["replicaStatuses"][role] = {k: v for k, v in counts.items() if v} | {"selector": selector}
+            status["replicaStatuses"][role] = {k: v for k, v in counts.items() if v} | {
+                "selector": selector
+            }
+
         if is_finished(status):
             return
+
         if is_complete(obj, succeeded_pods):
             status.setdefault("completionTime", timestamp(time.time()))
-            set_condition(status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed.")
-        elif any(pod.running for key, pod in job.pods.items() if roles.get(key) == leading_role(obj)):
+            set_condition(
+                status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed."
+            )
+        elif any(
+            pod.running for key, pod in job.pods.items() if roles.get(key) == leading_role(obj)
+        ):
             set_condition(status, self.kind, "Running", f"{self.kind} {name} is running.")
 
     def _finish(self, clean_policy: str, job: Job, status: Object) -> None:
         if clean_policy in ("Running", "All"):
             self._remove(job, list(job.pods))
         else:  # no pod is deleted or restarted
-            job.pods = {key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None}
+            job.pods = {
+                key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None
+            }
         if condition(status, "Succeeded"):
             for counts in status["replicaStatuses"].values():
-                if total := counts.pop("active", 0) + counts.get("succeeded", 0):
+                total = counts.pop("active", 0) + counts.get("succeeded", 0)
+                if total:
                     counts["succeeded"] = total
 
     def _remove(self, job: Job, names: list[str]) -> None:
@@ -290,32 +366,43 @@ class TrainingJobs(Controller):
     def _save(self, name: str, status: Object, succeeded_pods: set[str] | None = None) -> None:
         def set_status(obj: Object | None) -> Object | None:
             if obj and succeeded_pods is not None:
-                obj["metadata"]["annotations"][SUCCEEDED_ANNOTATION] = ",".join(sorted(succeeded_pods))
+                obj["metadata"]["annotations"][SUCCEEDED_ANNOTATION] = ",".join(
+                    sorted(succeeded_pods)
+                )
             return obj and obj | {"status": status}
 
         self.change(name, set_status)
 
 
 def _clean_policy(spec: Object) -> str:
-    return (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
+    return (
+        (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
+    )
 
 
 def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
-    """Return the limit that a job exceeds, or "". Only in-place restarts count, as in the operator."""
+    """Return the limit that a job exceeds, or "". Only in-place restarts count, as in the
+    operator."""
     restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
     if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"
-    start_seconds = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+
+    start_seconds = (
+        time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    )
     if (
         policy.get("activeDeadlineSeconds") is not None
         and time.time() - start_seconds >= policy["activeDeadlineSeconds"]
     ):
         return "was active longer than specified deadline"
+
     return ""
 
 
 def condition(status: Object, condition_type: str) -> Object | None:
-    return next((entry for entry in status.get("conditions") or [] if entry["type"] == condition_type), None)
+    return next(
+        (entry for entry in status.get("conditions") or [] if entry["type"] == condition_type), None
+    )
 
 
 def is_finished(status: Object) -> bool:
@@ -327,17 +414,35 @@ def is_suspended(status: Object) -> bool:
 
 
 def set_condition(
-    status: Object, job_kind: str, condition_type: str, message: str, reason: str = "", value: str = "True"
+    status: Object,
+    job_kind: str,
+    condition_type: str,
+    message: str,
+    reason: str = "",
+    value: str = "True",
 ) -> None:
-    """Append a condition as the operator does: Failed is final, Running and Restarting replace each other."""
+    """Append a condition as the operator does: Failed is final, Running and Restarting replace each
+    other."""
     reason = f"{job_kind}{reason or condition_type}"
+
     current = condition(status, condition_type)
-    if condition(status, "Failed") or (current and (current["status"], current["reason"]) == (value, reason)):
+    if condition(status, "Failed") or (
+        current and (current["status"], current["reason"]) == (value, reason)
+    ):
         return
+
     opposite = {"Running": "Restarting", "Restarting": "Running"}.get(condition_type)
-    conditions = [entry for entry in status.get("conditions") or [] if entry["type"] not in (condition_type, opposite)]
+    conditions = [
+        entry
+        for entry in status.get("conditions") or []
+        if entry["type"] not in (condition_type, opposite)
+    ]
     if condition_type in ("Succeeded", "Failed", "Suspended"):
-        conditions = [entry | {"status": "False"} if entry["type"] == "Running" else entry for entry in conditions]
+        conditions = [
+            entry | {"status": "False"} if entry["type"] == "Running" else entry
+            for entry in conditions
+        ]
+
     stamp = timestamp(time.time())
     times = {"lastUpdateTime": stamp, "lastTransitionTime": stamp}
     entry = {"type": condition_type, "status": value, "reason": reason, "message": message, **times}

@@ -1,8 +1,9 @@
-"""Serve many connections with few threads: an idle client, or a client that sends its head slowly, holds no thread.
+"""Serve many connections with few threads: an idle client, or a client that sends its head slowly,
+holds no thread.
 
-A thread takes a connection once the complete head of a request has arrived (until then, the head is only peeked at),
-answers that request, and gives the connection back. A client that sends a body or reads an answer slowly occupies its
-thread; more threads are then started for waiting requests.
+A thread takes a connection once the complete head of a request has arrived (until then, the head is
+only peeked at), answers that request, and gives the connection back. A client that sends a body or
+reads an answer slowly occupies its thread; more threads are then started for waiting requests.
 """
 
 import errno
@@ -18,26 +19,39 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-THREADS = 32  # number of permanent threads; while all of them wait for slow clients, more threads are started
-BLOCKED_AFTER_S = 0.05  # if no thread takes a waiting request within this time, all threads count as blocked
+# number of permanent threads; while all of them wait for slow clients, more threads are started
+THREADS = 32
+# if no thread takes a waiting request within this time, all threads count as blocked
+BLOCKED_AFTER_S = 0.05
 IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
-NEXT_REQUEST_TIMEOUT_S = 0.02  # how long a thread waits for the next request: passing the connection back costs more
-MAX_CONNECTIONS = 8192  # with more open connections, the connection with the longest silence is closed
-MAX_HEAD_BYTES, HEAD_END = 32 << 10, b"\r\n\r\n"  # maximum size of a request's head in bytes, and the end of a head
+# how long a thread waits for the next request: passing the connection back costs more
+NEXT_REQUEST_TIMEOUT_S = 0.02
+# with more open connections, the connection with the longest silence is closed
+MAX_CONNECTIONS = 8192
+# maximum size of a request's head in bytes, and the end of a head
+MAX_HEAD_BYTES = 32 << 10
+HEAD_END = b"\r\n\r\n"
 WATCHED_EVENTS = select.EPOLLIN | select.EPOLLET
 REQUEST_LINE = re.compile(rb"[A-Z]{1,20} [\x21-\x7e\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class Connections:
-    """The connections of a socket. `answer(connection, head)` answers one request; True keeps the connection open."""
+    """The connections of a socket. `answer(connection, head)` answers one request; True keeps the
+    connection open."""
 
-    def __init__(self, listening: socket.socket, answer: Callable[[socket.socket, bytes], bool]) -> None:
-        self.listening, self.answer = listening, answer
-        self.silent_connections: dict[int, tuple[socket.socket, float]] = {}  # fd → connection, start of its silence
+    def __init__(
+        self, listening: socket.socket, answer: Callable[[socket.socket, bytes], bool]
+    ) -> None:
+        self.listening = listening
+        self.answer = answer
+        # fd → connection, start of its silence
+        self.silent_connections: dict[int, tuple[socket.socket, float]] = {}
         self.ready_connections: SimpleQueue[socket.socket] = SimpleQueue()
-        self.threads, self.taken_count, self.lock = 0, 0, threading.Lock()
+        self.threads = 0
+        self.taken_count = 0
+        self.lock = threading.Lock()
         self.poll = select.epoll()
         _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -49,6 +63,7 @@ class Connections:
         self._start_threads(THREADS)
         last_cleanup = last_progress = time.monotonic()
         taken_count = 0
+
         while True:
             for descriptor, _ in self.poll.poll(
                 IDLE_TIMEOUT_S / 10 if self.ready_connections.empty() else BLOCKED_AFTER_S
@@ -58,16 +73,23 @@ class Connections:
                 # connections that a thread serves are not in this dict
                 elif entry := self.silent_connections.get(descriptor):
                     self._check(entry[0])
+
             if self.ready_connections.empty() or self.taken_count != taken_count:
-                last_progress, taken_count = time.monotonic(), self.taken_count
+                last_progress = time.monotonic()
+                taken_count = self.taken_count
             elif time.monotonic() - last_progress > BLOCKED_AFTER_S:
                 self._start_threads(self.ready_connections.qsize())
                 last_progress = time.monotonic()
+
             if time.monotonic() - last_cleanup > IDLE_TIMEOUT_S / 10:
                 last_cleanup = time.monotonic()
                 start_limit = last_cleanup - IDLE_TIMEOUT_S
                 self._close(
-                    *(connection for connection, since in list(self.silent_connections.values()) if since < start_limit)
+                    *(
+                        connection
+                        for connection, since in list(self.silent_connections.values())
+                        if since < start_limit
+                    )
                 )
 
     def _accept(self) -> None:
@@ -80,22 +102,27 @@ class Connections:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._close_oldest()
                     return
+
                 continue  # the client has disconnected
+
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.silent_connections[connection.fileno()] = connection, time.monotonic()
             self.poll.register(connection, WATCHED_EVENTS)
+
             if len(self.silent_connections) > self.max_connections:
                 self._close_oldest()
 
     def _check(self, connection: socket.socket) -> None:
-        """Pass a connection to a thread if its head is complete; close it if the client left or its head is long."""
+        """Pass a connection to a thread if its head is complete; close it if the client left or its
+        head is long."""
         try:
             data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
             data = b""
+
         if HEAD_END in data:
             self.poll.modify(connection, 0)
             del self.silent_connections[connection.fileno()]
@@ -123,6 +150,7 @@ class Connections:
         while self._should_stay():
             connection = self.ready_connections.get()
             self.taken_count += 1
+
             try:
                 if self._serve(connection):
                     connection.setblocking(False)
@@ -133,27 +161,36 @@ class Connections:
                 pass
             except Exception:
                 traceback.print_exc(file=sys.stderr)
+
             connection.close()
 
     def _serve(self, connection: socket.socket) -> bool:
-        """Answer the requests that have arrived or arrive soon. Return False if the connection must be closed."""
+        """Answer the requests that have arrived or arrive soon. Return False if the connection must
+        be closed."""
         connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
+
         while True:
             try:
                 data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
             except TimeoutError:
                 return True
+
             if HEAD_END not in data:
                 return bool(data)
+
             head = connection.recv(data.index(HEAD_END) + len(HEAD_END), socket.MSG_WAITALL)
             connection.settimeout(STALL_TIMEOUT_S)
-            if fault := find_fault(head):
+
+            fault = find_fault(head)
+            if fault:
                 connection.sendall(response(400, fault))
                 return False
+
             if not self.answer(connection, head):
                 return False
             if not self.ready_connections.empty():
                 return True
+
             connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
 
     def _close_oldest(self) -> None:
@@ -174,11 +211,16 @@ def find_fault(head: bytes) -> str:
     if not REQUEST_LINE.fullmatch(first):
         return f"the request line is {first[:80]!r}: it must be METHOD TARGET HTTP/1.1."
     invalid_line = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
-    return "" if invalid_line is None else f"a header line is {invalid_line[:80]!r}: it must be NAME: VALUE."
+    if invalid_line is None:
+        return ""
+    return f"a header line is {invalid_line[:80]!r}: it must be NAME: VALUE."
 
 
 def response(status: int, body: str, headers: str = "", kind: str = "text/plain") -> bytes:
     """Return a complete answer that closes the connection; `headers`: additional lines."""
-    head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n{headers}Content-Type: {kind}; charset=utf-8\r\n"
+    head = (
+        f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n{headers}Content-Type: {kind};"
+        " charset=utf-8\r\n"
+    )
     data = body.encode()
     return f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data

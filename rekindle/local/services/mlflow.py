@@ -1,13 +1,15 @@
 """MLflow's server as one process, for one machine, protected by a token.
 
-    python -m rekindle.local.services.mlflow --fd 3 --store sqlite:///mlflow.db --artifacts s3://b/mlflow --record FILE
+    python -m rekindle.local.services.mlflow --fd 3 --store sqlite:///mlflow.db \\
+      --artifacts s3://b/mlflow --record FILE
 
-`mlflow server` imports everything twice (a parent that migrates the database, a uvicorn child), which takes 10 CPU
-seconds and 500 MB. This module serves the same Flask application (as `mlflow server --gunicorn-opts`) from threads of
-the process that migrated the database: 3 seconds and half the memory. Artifacts are proxied, so clients need only
-MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN; the server itself accesses them with MLFLOW_S3_ENDPOINT_URL and AWS_*.
-login.py refuses requests without the token by their heads. ASGI or WSGI middleware would be too late: the HTTP
-server has already read the request, and keeps a thread for it.
+`mlflow server` imports everything twice (a parent that migrates the database, a uvicorn child),
+which takes 10 CPU seconds and 500 MB. This module serves the same Flask application (as `mlflow
+server --gunicorn-opts`) from threads of the process that migrated the database: 3 seconds and half
+the memory. Artifacts are proxied, so clients need only MLFLOW_TRACKING_URI and
+MLFLOW_TRACKING_TOKEN; the server itself accesses them with MLFLOW_S3_ENDPOINT_URL and AWS_*.
+login.py refuses requests without the token by their heads. ASGI or WSGI middleware would be too
+late: the HTTP server has already read the request, and keeps a thread for it.
 """
 
 import argparse
@@ -33,7 +35,8 @@ class RequestStream(io.RawIOBase):
     """A request whose head has already been read: `head`, then the rest of the connection."""
 
     def __init__(self, head: bytes, connection: socket.socket) -> None:
-        self.head, self.connection = memoryview(head), connection
+        self.head = memoryview(head)
+        self.connection = connection
 
     def readable(self) -> bool:
         return True
@@ -42,12 +45,14 @@ class RequestStream(io.RawIOBase):
         if not self.head:
             return self.connection.recv_into(into)
         size = min(len(into), len(self.head))
-        into[:size], self.head = self.head[:size], self.head[size:]
+        into[:size] = self.head[:size]
+        self.head = self.head[size:]
         return size
 
 
 def settings(store: str, artifacts: str) -> Mapping[str, str]:
-    """Return the environment variables that mlflow.server reads on import, as `mlflow server` sets them."""
+    """Return the environment variables that mlflow.server reads on import, as `mlflow server` sets
+    them."""
     return {
         "_MLFLOW_SERVER_FILE_STORE": store,
         "_MLFLOW_SERVER_ARTIFACT_ROOT": ARTIFACT_ROOT,
@@ -60,54 +65,71 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
 
 
 def confine(destination: str) -> None:
-    """Restrict MLflow to artifacts below ARTIFACT_ROOT that are stored in the bucket of `destination`.
+    """Restrict MLflow to artifacts below ARTIFACT_ROOT that are stored in the bucket of
+    `destination`.
 
-    MLflow would otherwise follow paths on this machine, links, and every address that its libraries support.
+    MLflow would otherwise follow paths on this machine, links, and every address that its libraries
+    support.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.server import handlers
-    from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
+    from mlflow.store.artifact.artifact_repository_registry import (
+        get_registered_artifact_repositories,
+    )
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     repositories: dict[str, Any] = get_registered_artifact_repositories()
-    make_repository, bucket = repositories["s3"], f"{destination.rpartition('/')[0]}/"
+    make_repository = repositories["s3"]
+    bucket = f"{destination.rpartition('/')[0]}/"
 
     def make_confined(uri: str, **options: Any) -> Any:
-        # the whole bucket is allowed: the page of a model version reads the signature of its release
+        # the whole bucket is allowed: the page of a model version reads the signature of its
+        # release
         if not uri.startswith(bucket):
-            raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}, where artifacts must be.")
+            raise MlflowException.invalid_parameter_value(
+                f"{uri} is not below {bucket}, where artifacts must be."
+            )
         return make_repository(uri, **options)
 
     repositories.clear()
     repositories["s3"] = make_confined
 
     class Store(SqlAlchemyStore):
-        def create_experiment(self, name: Any, artifact_location: Any = None, tags: Any = None) -> Any:
+        def create_experiment(
+            self, name: Any, artifact_location: Any = None, tags: Any = None
+        ) -> Any:
             if artifact_location and (
-                not artifact_location.startswith(ARTIFACT_ROOT) or artifact_location.startswith(f"{ARTIFACT_ROOT}/")
+                not artifact_location.startswith(ARTIFACT_ROOT)
+                or artifact_location.startswith(f"{ARTIFACT_ROOT}/")
             ):
                 raise MlflowException.invalid_parameter_value(
-                    f"artifact_location is {artifact_location}: it must start with {ARTIFACT_ROOT}, or be left out."
+                    f"artifact_location is {artifact_location}: it must start with {ARTIFACT_ROOT},"
+                    " or be left out."
                 )
             return super().create_experiment(name, artifact_location, tags)
 
         def delete_run(self, run_id: Any) -> None:
-            """Delete a run, and its data too if retention removes the run: otherwise only `mlflow gc` frees space."""
+            """Delete a run, and its data too if retention removes the run: otherwise only `mlflow
+            gc` frees space."""
             removed = REMOVED in self.get_run(run_id).data.tags
             super().delete_run(run_id)
             if removed:
                 self._hard_delete_run(run_id)
 
-    handlers._tracking_store_registry.register("sqlite", lambda store_uri, artifact_uri: Store(store_uri, artifact_uri))
+    handlers._tracking_store_registry.register(
+        "sqlite", lambda store_uri, artifact_uri: Store(store_uri, artifact_uri)
+    )
 
 
 def create_database(store: str) -> None:
-    """Create the database atomically, if it is missing: MLflow cannot continue a partial creation."""
+    """Create the database atomically, if it is missing: MLflow cannot continue a partial
+    creation."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     path = Path(store.removeprefix("sqlite:///"))
     if path.exists():
         return
+
     new_path = path.with_name(f"{path.name}.new")
     new_path.unlink(missing_ok=True)
     engine = create_sqlalchemy_engine(f"sqlite:///{new_path}")
@@ -121,10 +143,22 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the listening socket")
     parser.add_argument("--store", required=True, help="URI of the database")
     parser.add_argument("--artifacts", required=True, help="s3:// URI for artifacts")
-    parser.add_argument("--record", type=Path, required=True, help="exit when this file is missing or has another pid")
+
+    parser.add_argument(
+        "--record",
+        type=Path,
+        required=True,
+        help="exit when this file is missing or has another pid",
+    )
+
     args = parser.parse_args()
-    if not (token := os.environ.pop(TOKEN_VARIABLE, "")):
-        raise SystemExit(f"{TOKEN_VARIABLE} is not set: clients authenticate with this token. Set it.")
+
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not token:
+        raise SystemExit(
+            f"{TOKEN_VARIABLE} is not set: clients authenticate with this token. Set it."
+        )
+
     end_unless_recorded(args.record)
     os.environ.update(settings(args.store, args.artifacts))
     from mlflow.server import app
@@ -155,7 +189,8 @@ def main() -> None:
     login = Login(token, port)
 
     def answer(connection: socket.socket, head: bytes) -> bool:
-        if refusal := login.answer(head):
+        refusal = login.answer(head)
+        if refusal:
             connection.sendall(refusal)
         else:
             Handler(connection, head)

@@ -1,12 +1,15 @@
-"""The embedded services: an S3 endpoint and MLflow, on 127.0.0.1, with their data in the home directory.
+"""The embedded services: an S3 endpoint and MLflow, on 127.0.0.1, with their data in the home
+directory.
 
-    services = Services(Path(".rekindle")); services.start(); services.ready(); services.environment()
+    services = Services(Path(".rekindle")); services.start(); services.ready();
+    services.environment()
 
-The first command that needs a service starts it; the service outlives this command and serves all later commands. The
-port, pid and start time of a service are in `services/<name>.json`. Concurrent commands start only one process (flock).
-The command creates the listening socket and passes it to the service, so `start` returns immediately and early requests
-wait instead of being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
-MLFLOW_TRACKING_URI to use real services.
+The first command that needs a service starts it; the service outlives this command and serves all
+later commands. The port, pid and start time of a service are in `services/<name>.json`. Concurrent
+commands start only one process (flock). The command creates the listening socket and passes it to
+the service, so `start` returns immediately and early requests wait instead of being refused. A dead
+service is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to use real
+services.
 """
 
 import fcntl
@@ -28,7 +31,14 @@ from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically, write_once
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
-from rekindle.errors import ConfigError, RekindleError, StorageError, TrackingError, say, without_user
+from rekindle.errors import (
+    ConfigError,
+    RekindleError,
+    StorageError,
+    TrackingError,
+    say,
+    without_user,
+)
 
 BUCKET = "rekindle"
 REGION = "us-east-1"
@@ -69,23 +79,31 @@ class Services:
         self.used_names: set[str] = set()  # names of services that this process uses
 
     def start(self, *names: str) -> None:
-        """Start the services `names` (default: all) unless they run or real services are set. Returns immediately."""
+        """Start the services `names` (default: all) unless they run or real services are set.
+        Returns immediately."""
         for name in names or SERVICES:
             if self.environ.get(ADDRESS_VARIABLES[name]):
                 continue
+
             self.used_names.add(name)
-            if (record := self.find(name)) and record.alive:
+            record = self.find(name)
+            if record and record.alive:
                 continue
-            if (child := self.children.get(name)) and (code := child.poll()) and code > 0:
+
+            child = self.children.get(name)
+            if child and (code := child.poll()) and code > 0:
                 # the service has exited with an error, so another start would not help
                 raise self._error(name, f"ended with code {code}")
+
             if name == "mlflow":
                 self.start("s3")
+
             with self._locked():
                 self._launch(name)
 
     def restart_dead(self) -> None:
-        """Restart dead services that no command has stopped, or that this process uses, and report each restart."""
+        """Restart dead services that no command has stopped, or that this process uses, and report
+        each restart."""
         for name in SERVICES:
             record = self.find(name)
             if name in self.used_names or (record and record.pid):
@@ -98,17 +116,23 @@ class Services:
 
         Raises StorageError or TrackingError if a real service is down.
         """
-        if real_url := self.environ.get(ADDRESS_VARIABLES[name]):
+        real_url = self.environ.get(ADDRESS_VARIABLES[name])
+        if real_url:
             _check_reachable(name, real_url)
             return real_url
+
         self.start(name)
         record = self.find(name)
         if not record:
-            raise ERROR_TYPES[name](f"{self.folder}/{name}.json was deleted by another command. Try again.")
+            raise ERROR_TYPES[name](
+                f"{self.folder}/{name}.json was deleted by another command. Try again."
+            )
+
         return record.url
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with the services' addresses for pods (the ConfigMap). Starts the services."""
+        """Return the variables with the services' addresses for pods (the ConfigMap). Starts the
+        services."""
         self.start()
         return self.store_environment() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
 
@@ -121,17 +145,22 @@ class Services:
         }
 
     def credentials(self) -> dict[str, str]:
-        """Return the keys of the S3 endpoint (the Secret): for a real S3 from the environment, else from the home."""
+        """Return the keys of the S3 endpoint (the Secret): for a real S3 from the environment, else
+        from the home."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
         return self._keep_secret(
             CREDENTIALS_FILE,
-            {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)},
+            {
+                "AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(),
+                "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30),
+            },
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the tokens of the model servers of this home, and write the header that sends the first of them."""
+        """Return the tokens of the model servers of this home, and write the header that sends the
+        first of them."""
         self._make_folder()
         text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
         # `curl -H @FILE` reads it: an argument of a command is visible to all users of the machine
@@ -145,17 +174,21 @@ class Services:
         return self.folder / "authorization"
 
     def store_serving_token(self) -> None:
-        """Make $REKINDLE_TOKEN, if it is set, the tokens of this home: another process starts the model servers.
+        """Make $REKINDLE_TOKEN, if it is set, the tokens of this home: another process starts the
+        model servers.
 
         Raises ConfigError.
         """
-        if (text := self.environ.get(SERVING_TOKEN)) is None:
+        text = self.environ.get(SERVING_TOKEN)
+        if text is None:
             return
+
         if not text.strip() or not text.isascii():
             raise ConfigError(
-                f"{SERVING_TOKEN} contains no token or other characters than ASCII: set it to one or more tokens, "
-                "separated by spaces or lines, or unset it."
+                f"{SERVING_TOKEN} contains no token or other characters than ASCII: set it to one"
+                " or more tokens, separated by spaces or lines, or unset it."
             )
+
         self._make_folder()
         write_atomically(self.folder / "token", " ".join(text.split()), 0o600)
 
@@ -165,15 +198,16 @@ class Services:
         return f"{address}/?token={self.login()[LOGIN_VARIABLES[0]]}{fragment and '#' + fragment}"
 
     def login(self) -> dict[str, str]:
-        """Return MLFLOW_TRACKING_* for clients (in Secrets): for a real MLflow from the environment, else start the
-        embedded MLflow and return its token."""
+        """Return MLFLOW_TRACKING_* for clients (in Secrets): for a real MLflow from the
+        environment, else start the embedded MLflow and return its token."""
         if self.environ.get(ADDRESS_VARIABLES["mlflow"]):
             return {name: self.environ[name] for name in LOGIN_VARIABLES if self.environ.get(name)}
         self.start("mlflow")
         return self._token()
 
     def write_link(self, url: str) -> str:
-        """Write a file that redirects to `url`, and return its path: all local users can see a browser's arguments."""
+        """Write a file that redirects to `url`, and return its path: all local users can see a
+        browser's arguments."""
         path = self.folder / "mlflow.html"
         self._make_folder()
         link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
@@ -184,12 +218,14 @@ class Services:
         return self._keep_secret(TOKEN_FILE, {LOGIN_VARIABLES[0]: secrets.token_urlsafe(32)})
 
     def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
-        """Return the content of a file that only its owner can read; write `initial` if the file is missing."""
+        """Return the content of a file that only its owner can read; write `initial` if the file is
+        missing."""
         self._make_folder()
         return json.loads(write_once(self.folder / name, to_json(initial), 0o600))
 
     def ready(self, timeout: float = 60) -> None:
-        """Wait until all services answer. Raises StorageError or TrackingError with the end of the log."""
+        """Wait until all services answer. Raises StorageError or TrackingError with the end of the
+        log."""
         deadline = time.monotonic() + timeout
         for name in SERVICES:
             while not answers(self.url(name) + ("/health" if name == "mlflow" else "")):
@@ -205,25 +241,35 @@ class Services:
             return None
 
     def down(self) -> list[str]:
-        """Stop the services of this home and wait for their end; keep the data. Return the services' names."""
+        """Stop the services of this home and wait for their end; keep the data. Return the
+        services' names."""
         self.used_names.clear()
         if not self.folder.exists():
             return []
+
         with self._locked():
-            running_services = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
+            running_services = [
+                record
+                for name in reversed(SERVICES)
+                if (record := self.find(name)) and record.alive
+            ]
             for record in running_services:
                 end_group(record.pid, record.since, GRACE_S)
                 try:
-                    self._write(replace(record, pid=0, since=0))  # the record keeps the port for the next start
+                    # the record keeps the port for the next start
+                    self._write(replace(record, pid=0, since=0))
                 except OSError:  # the disk is full
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
+
             self._forget_token()
             for child in self.children.values():
                 child.wait()
+
             return [record.name for record in running_services]
 
     def _forget_token(self) -> None:
-        """Delete the token: clients of the stopped MLflow may send it to another process on the same port."""
+        """Delete the token: clients of the stopped MLflow may send it to another process on the
+        same port."""
         (self.folder / TOKEN_FILE).unlink(missing_ok=True)
 
     def _error(self, name: str, problem: str) -> RekindleError:
@@ -235,17 +281,32 @@ class Services:
         previous_record = self.find(name)
         if previous_record and previous_record.alive:
             return  # another command has started the service
+
         listening_socket = _listen(previous_record.port if previous_record else 0)
-        if name == "mlflow" and previous_record and listening_socket.getsockname()[1] != previous_record.port:
+        if (
+            name == "mlflow"
+            and previous_record
+            and listening_socket.getsockname()[1] != previous_record.port
+        ):
             self._forget_token()
+
         with listening_socket, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
                 python("-m", *self._command(name, listening_socket.fileno())),
-                pass_fds=[listening_socket.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
-                stdin=subprocess.PIPE, stdout=log, stderr=log,
-            )  # fmt: skip
+                pass_fds=[listening_socket.fileno()],
+                start_new_session=True,
+                cwd="/",
+                env=self._environment(name),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+
             self.children[name] = child
-            record = Record(name, listening_socket.getsockname()[1], child.pid, start_time(child.pid) or 0)
+            record = Record(
+                name, listening_socket.getsockname()[1], child.pid, start_time(child.pid) or 0
+            )
+
         self._write(record)
         confirm_recorded(child)
 
@@ -255,17 +316,39 @@ class Services:
     def _command(self, name: str, fd: int) -> list[str]:
         common_flags = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
         if name == "s3":
-            return ["rekindle.local.services.s3", *common_flags, "--root", str(self.home / "s3"), "--bucket", BUCKET]
+            return [
+                "rekindle.local.services.s3",
+                *common_flags,
+                "--root",
+                str(self.home / "s3"),
+                "--bucket",
+                BUCKET,
+            ]
+
         bucket = self.environ.get("S3_BUCKET", BUCKET)
-        store, artifacts = f"sqlite:///{self.home / 'mlflow.db'}", f"s3://{bucket}/mlflow"
-        return ["rekindle.local.services.mlflow", *common_flags, "--store", store, "--artifacts", artifacts]
+        store = f"sqlite:///{self.home / 'mlflow.db'}"
+        artifacts = f"s3://{bucket}/mlflow"
+
+        return [
+            "rekindle.local.services.mlflow",
+            *common_flags,
+            "--store",
+            store,
+            "--artifacts",
+            artifacts,
+        ]
 
     def _environment(self, name: str) -> dict[str, str]:
         env = remove_secrets(self.environ, needs_services=name == "mlflow")
-        env |= {**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        env.update({**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
         if name == "mlflow":
-            env |= self._token()
-            env |= {"MLFLOW_S3_ENDPOINT_URL": self.url("s3"), "AWS_DEFAULT_REGION": env.get("AWS_REGION", REGION)}
+            env.update(self._token())
+            env.update(
+                {
+                    "MLFLOW_S3_ENDPOINT_URL": self.url("s3"),
+                    "AWS_DEFAULT_REGION": env.get("AWS_REGION", REGION),
+                }
+            )
         return env
 
     @contextmanager
@@ -298,14 +381,16 @@ def _check_reachable(name: str, url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         return  # MLflow also supports databases and managed services
+
     try:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         with socket.create_connection((parts.hostname or "", port), 3):
             return
     except (OSError, ValueError) as error:  # ValueError: an invalid port
         raise ERROR_TYPES[name](
-            f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers at this address ({error}). Start "
-            f"the service or correct the address; unset {ADDRESS_VARIABLES[name]} to use the embedded service."
+            f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers at this address"
+            f" ({error}). Start the service or correct the address; unset {ADDRESS_VARIABLES[name]}"
+            " to use the embedded service."
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Reads the buckets of the embedded object store from its files, so that the service need not run.
 
-Each change of the store is one rename, so a reader sees complete objects. Nothing is written or locked.
+Each change of the store is one rename, so a reader sees complete objects. Nothing is written or
+locked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,12 @@ class Item:
 
 
 class StoredFiles:
-    """A bucket of the store in the directory `root`, with the reading methods of `rekindle.storage.Store`."""
+    """A bucket of the store in the directory `root`, with the reading methods of
+    `rekindle.storage.Store`."""
 
     def __init__(self, root: Path, bucket: str) -> None:
-        self.folder, self.bucket = root / "buckets" / bucket, bucket
+        self.folder = root / "buckets" / bucket
+        self.bucket = bucket
 
     def get(self, key: str) -> bytes:
         """Return the bytes of an object. Raises NotFound."""
@@ -60,5 +63,6 @@ def _item(path: Path) -> Item | None:
         with path.open("rb", buffering=0) as file:
             meta = meta_of(file)
         return Item(meta["key"], meta["size"], f'"{meta["etag"]}"', meta["modified"])
-    except (OSError, ValueError, KeyError):  # removed since the listing, or left incomplete by a power cut
+    except (OSError, ValueError, KeyError):
+        # removed since the listing, or left incomplete by a power cut
         return None

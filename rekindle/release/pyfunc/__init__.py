@@ -1,10 +1,11 @@
 """A release as an MLflow model, for notebooks and `mlflow models serve`.
 
-    model = mlflow.pyfunc.load_model("models:/demo@champion")     # with the environment that `rekindle env` prints
+    model = mlflow.pyfunc.load_model("models:/demo@champion")     # with the environment that
+    `rekindle env` prints
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
-`frame` has a row per instance and a column per field. Other keys of a request are params, as JSON. Requests are
-validated and predicted by the same code as in the server.
+`frame` has a row per instance and a column per field. Other keys of a request are params, as JSON.
+Requests are validated and predicted by the same code as in the server.
 """
 
 import platform
@@ -19,7 +20,13 @@ from argolocal.common.json_text import loads, to_json
 from rekindle.content.hashes import file_sha256
 from rekindle.content.release_files import REMEDY
 from rekindle.errors import DataError
-from rekindle.release.files import INPUT_EXAMPLE, MLFLOW_FILES, MLMODEL, SERVING_EXAMPLE, verify_release
+from rekindle.release.files import (
+    INPUT_EXAMPLE,
+    MLFLOW_FILES,
+    MLMODEL,
+    SERVING_EXAMPLE,
+    verify_release,
+)
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.pyfunc.frames import INSTANCES, FrameConverter
 from rekindle.release.validation import parse
@@ -47,19 +54,21 @@ class Model:
         except (TypeError, ValueError) as error:
             raise DataError(f"the request is not JSON: {error}.") from error
         parsed = parse(self.predictor.Request, body)
-        if sentence := warning(self.predictor, parsed):
+        sentence = warning(self.predictor, parsed)
+        if sentence:
             warnings.warn(sentence, stacklevel=2)
         return self.predictor.predict([parsed])[0]
 
 
 def _load_pyfunc(release: str) -> Model:
-    """Load a release from its folder (called by MLflow). Raises DataError if a file was changed since the release."""
+    """Load a release from its folder (called by MLflow). Raises DataError if a file was changed
+    since the release."""
     folder = Path(release)
     record = verify_release(folder, "", release)
     if MLMODEL not in record.files:
         raise DataError(
-            f"{release} was released by an earlier version of Rekindle, whose hash does not cover the file {MLMODEL} "
-            f"that MLflow executes. {REMEDY}"
+            f"{release} was released by an earlier version of Rekindle, whose hash does not cover"
+            f" the file {MLMODEL} that MLflow executes. {REMEDY}"
         )
     return Model(open_predictor(folder))
 
@@ -67,18 +76,27 @@ def _load_pyfunc(release: str) -> Model:
 def write_mlmodel(release: Path) -> dict[str, str]:
     """Write the MLmodel file of a release, its signature and input example; return {file: sha256}.
 
-    The file does not have the `run_id` of the run, so that the same release has the same hash; the version in MLflow
-    has it. Raises DataError if the release cannot predict.
+    The file does not have the `run_id` of the run, so that the same release has the same hash; the
+    version in MLflow has it. Raises DataError if the release cannot predict.
     """
     predictor = open_predictor(release)
     example = predictor.example()
     [predictions] = predictor.predict([parse(predictor.Request, to_json(example).encode())])
     instances = example[INSTANCES]
     columns = list(dict.fromkeys(key for instance in instances for key in instance))
-    example_table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
+    example_table = {
+        "columns": columns,
+        "data": [[instance.get(key) for key in columns] for instance in instances],
+    }
     inputs, params = signature(predictor.Request)
+
     model = {
-        "flavors": {"python_function": {"loader_module": __name__, "python_version": platform.python_version()}},
+        "flavors": {
+            "python_function": {
+                "loader_module": __name__,
+                "python_version": platform.python_version(),
+            }
+        },
         "signature": {
             "inputs": to_json(inputs),
             "outputs": to_json([{**type_of(predictions[0]), "required": True}]),
@@ -91,25 +109,33 @@ def write_mlmodel(release: Path) -> dict[str, str]:
             "pandas_orient": "split",
         },
     }
+
     (release / MLMODEL).write_text(yaml.safe_dump(model, sort_keys=False))
     (release / INPUT_EXAMPLE).write_text(to_json(example_table))
     (release / SERVING_EXAMPLE).write_text(to_json({"dataframe_split": example_table}))
+
     return {name: file_sha256(release / name) for name in sorted(MLFLOW_FILES)}
 
 
 def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return MLflow's columns and params of a request.
 
-    The type of each column is `any`: MLflow would refuse an int column for a double, and a missing value in a column of
-    integers or booleans, and would convert texts. The request is validated as in the server instead.
+    The type of each column is `any`: MLflow would refuse an int column for a double, and a missing
+    value in a column of integers or booleans, and would convert texts. The request is validated as
+    in the server instead.
     """
     converter = FrameConverter(request)
-    columns = [{"name": name, "type": "any", "required": name in converter.required} for name in converter.properties]
+    columns = [
+        {"name": name, "type": "any", "required": name in converter.required}
+        for name in converter.properties
+    ]
+
     params = [
         {"name": name, "type": "string", "default": "", "shape": None}
         for name in converter.schema["properties"]
         if name != INSTANCES
     ]
+
     return columns, params
 
 
@@ -119,5 +145,8 @@ def type_of(prediction: Any) -> dict[str, Any]:
         case [first, *_]:
             return {"type": "array", "items": type_of(first)}
         case {**values} if values:
-            return {"type": "object", "properties": {k: type_of(v) | {"required": True} for k, v in values.items()}}
+            return {
+                "type": "object",
+                "properties": {k: type_of(v) | {"required": True} for k, v in values.items()},
+            }
     return {"type": PYTHON_TYPES.get(type(prediction), "any")}

@@ -1,7 +1,7 @@
 """Converts the rows of a data frame to instances, as a client would send them in JSON.
 
-A frame cannot hold every instance: a missing value converts integers to floats, and it does not show whether the value
-was null or left out. The schema of the request decides.
+A frame cannot hold every instance: a missing value converts integers to floats, and it does not
+show whether the value was null or left out. The schema of the request decides.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,18 +53,34 @@ class FrameConverter:
     def _rows(self, frame: "DataFrame") -> list[dict[str, Any]]:
         """Return the rows of a frame.
 
-        MLflow passes a dictionary of columns of texts as one row, whose values are the columns. It becomes rows again.
+        MLflow passes a dictionary of columns of texts as one row, whose values are the columns. It
+        becomes rows again.
         """
         names = list(map(str, frame.columns))
+
         # `to_dict` would convert pandas.NA to None
-        rows = [dict(zip(names, values, strict=True)) for values in frame.itertuples(index=False, name=None)]
-        if len(rows) != 1 or not rows[0] or not all(map(self._is_column, rows[0], rows[0].values())):
+        rows = [
+            dict(zip(names, values, strict=True))
+            for values in frame.itertuples(index=False, name=None)
+        ]
+        if (
+            len(rows) != 1
+            or not rows[0]
+            or not all(map(self._is_column, rows[0], rows[0].values()))
+        ):
             return rows
 
         [columns] = rows
         if len({len(column) for column in columns.values()}) != 1:
-            raise DataError(f"the columns {', '.join(columns)} must have the same length, with a value for each row.")
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            raise DataError(
+                f"the columns {', '.join(columns)} must have the same length, with a value for each"
+                " row."
+            )
+
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
 
     def _is_column(self, name: str, value: Any) -> bool:
         """Return True if a list is given for a field that does not accept a list."""
@@ -72,35 +88,62 @@ class FrameConverter:
         return isinstance(value, list) and bool(types) and "array" not in types
 
     def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Convert a row. A missing value is null if it is None or the field is required; else it is left out."""
+        """Convert a row. A missing value is null if it is None or the field is required; else it is
+        left out."""
         instance: dict[str, Any] = {}
+
         for name, value in row.items():
             field = self.properties.get(name, {})
             # a field without types accepts any value
             accepts_null = name in self.properties and "null" in (self._types(field) or {"null"})
             if not is_missing(value):
                 is_optional = accepts_null or name not in self.required
-                instance[name] = self._convert(value, field, f"{INSTANCES}[{number}].{name}", is_optional)
+                instance[name] = self._convert(
+                    value, field, f"{INSTANCES}[{number}].{name}", is_optional
+                )
             elif accepts_null and (value is None or name in self.required):
                 instance[name] = None
+
         return instance
 
     def _convert(self, value: Any, field: Schema, location: str, is_optional: bool = False) -> Any:
-        """Convert a value of a frame to JSON. `is_optional`: its column may have become floats for a missing value."""
+        """Convert a value of a frame to JSON. `is_optional`: its column may have become floats for
+        a missing value."""
         options = list(self._options(field))
+
         if isinstance(value, Mapping):
-            properties = {name: inner for option in options for name, inner in option.get("properties", {}).items()}
+            properties = {
+                name: inner
+                for option in options
+                for name, inner in option.get("properties", {}).items()
+            }
+
             other = next(
-                (option["additionalProperties"] for option in options if option.get("additionalProperties")), {}
+                (
+                    option["additionalProperties"]
+                    for option in options
+                    if option.get("additionalProperties")
+                ),
+                {},
             )
-            other = other if isinstance(other, dict) else {}  # True: any other property
+            # True: any other property
+            if isinstance(other, dict):
+                other = other
+            else:
+                other = {}
+
             return {
                 name: self._convert(inner, properties.get(name, other), f"{location}.{name}")
                 for name, inner in value.items()
             }
+
         if is_collection(value):
             items: Schema = next((option["items"] for option in options if "items" in option), {})
-            return [self._convert(item, items, f"{location}[{index}]") for index, item in enumerate(value)]
+            return [
+                self._convert(item, items, f"{location}[{index}]")
+                for index, item in enumerate(value)
+            ]
+
         if is_missing(value) and not isinstance(value, float):
             return None
 
@@ -109,22 +152,28 @@ class FrameConverter:
     def _convert_scalar(self, value: Any, field: Schema, location: str, is_optional: bool) -> Any:
         types = self._types(field)
         formats = {option.get("format") for option in self._options(field)}
+
         match value:
-            case float() if is_optional and value.is_integer() and "integer" in types and "number" not in types:
+            case float() if (
+                is_optional and value.is_integer() and "integer" in types and "number" not in types
+            ):
                 return self._to_integer(value, location)
             case Decimal() if "string" not in types:
                 return float(value)
-            case datetime() if "date" in formats and "date-time" not in formats and is_midnight(value):
+            case datetime() if (
+                "date" in formats and "date-time" not in formats and is_midnight(value)
+            ):
                 return value.date().isoformat()
             case datetime():  # with nanoseconds, if it is one of pandas
                 return value.isoformat()
+
         return to_jsonable_python(value, serialize_unknown=True)
 
     def _to_integer(self, value: float, location: str) -> int:
         if abs(value) > MAX_EXACT_FLOAT:
             raise DataError(
-                f"{location} is {value:.0f}, which has lost digits: a column of large integers with a missing value "
-                'needs the dtype "Int64".'
+                f"{location} is {value:.0f}, which has lost digits: a column of large integers with"
+                ' a missing value needs the dtype "Int64".'
             )
         return int(value)
 
@@ -140,14 +189,18 @@ class FrameConverter:
     def _types(self, field: Schema) -> set[str]:
         """Return the JSON types that a field accepts; empty if it accepts any."""
         types: set[str] = set()
+
         for option in self._options(field):
             choices = option.get("enum", [option["const"]] if "const" in option else [])
             if "type" in option:
-                types |= {option["type"]} if isinstance(option["type"], str) else {*option["type"]}
+                types.update(
+                    {option["type"]} if isinstance(option["type"], str) else {*option["type"]}
+                )
             elif choices:
-                types |= {JSON_TYPES.get(type(choice), "object") for choice in choices}
+                types.update({JSON_TYPES.get(type(choice), "object") for choice in choices})
             else:
                 return set()
+
         return types
 
 
@@ -169,7 +222,8 @@ def is_midnight(value: datetime) -> bool:
 
 
 def to_python(value: Any) -> Any:
-    """Convert a scalar of NumPy to one of Python; a time to one of pandas, which keeps nanoseconds."""
+    """Convert a scalar of NumPy to one of Python; a time to one of pandas, which keeps
+    nanoseconds."""
     import numpy
     import pandas
 
@@ -177,4 +231,6 @@ def to_python(value: Any) -> Any:
         return pandas.Timestamp(value)
     if isinstance(value, numpy.timedelta64):
         return pandas.Timedelta(value)
-    return value.item() if isinstance(value, numpy.generic) else value
+    if isinstance(value, numpy.generic):
+        return value.item()
+    return value

@@ -1,8 +1,8 @@
 """Decides which runs, releases and cache entries to remove. The functions change nothing.
 
-References never dangle while a removal is interrupted: a cache entry is deleted before its artifacts, a
-version is marked before its files are removed, and the record of a run (MLflow, the folder of the run, the Workflow) is
-removed last, so that the next removal finds the run again.
+References never dangle while a removal is interrupted: a cache entry is deleted before its
+artifacts, a version is marked before its files are removed, and the record of a run (MLflow, the
+folder of the run, the Workflow) is removed last, so that the next removal finds the run again.
 """
 
 from collections import Counter
@@ -20,16 +20,19 @@ NO_LIMITS = RetentionConfig.model_validate({})
 class Run:
     """A run. `ended`: Unix time of its end; None if it is active, or may be active.
 
-    `number`: orders the runs by their last change, independently of clocks; 0 if it was not recorded.
+    `number`: orders the runs by their last change, independently of clocks; 0 if it was not
+    recorded.
     """
 
     name: str
     pipeline: str
     ended: float | None = None
     succeeded: bool = True
-    counted: bool = True  # False: `keep_runs` does not apply, as for the runs of `rekindle backfill`
+    # False: `keep_runs` does not apply, as for the runs of `rekindle backfill`
+    counted: bool = True
     uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
-    compared: bool = False  # True: later runs are compared with the record in MLflow, or a version refers to it
+    # True: later runs are compared with the record in MLflow, or a version refers to it
+    compared: bool = False
     emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
     number: int = 0
 
@@ -51,7 +54,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Listing:
-    """All runs, releases and cache entries. `claimed`: RUN/TASK whose artifacts a new run reuses."""
+    """All runs, releases and cache entries. `claimed`: RUN/TASK whose artifacts a new run
+    reuses."""
 
     runs: list[Run] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
@@ -61,7 +65,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class RunRemoval:
-    """The removal of a run. `kept_tasks`: RUN/TASK whose artifacts stay; then the run's records stay, too."""
+    """The removal of a run. `kept_tasks`: RUN/TASK whose artifacts stay; then the run's records
+    stay, too."""
 
     run: Run
     kept_tasks: frozenset[str]
@@ -78,7 +83,10 @@ class Removal:
 
 
 def decide(
-    listing: Listing, limits: Mapping[str, RetentionConfig], now: float, inputs: Callable[[Release], Iterable[str]]
+    listing: Listing,
+    limits: Mapping[str, RetentionConfig],
+    now: float,
+    inputs: Callable[[Release], Iterable[str]],
 ) -> Removal:
     """Choose the runs and releases that exceed the `limits` of their pipeline and are not needed.
 
@@ -88,47 +96,67 @@ def decide(
     """
     inputs_of = cache(lambda release: frozenset(inputs(release)))
     expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
+
     while True:
-        unfinished = {run.name for run in listing.runs if run.name not in expired and not run.succeeded}
+        unfinished = {
+            run.name for run in listing.runs if run.name not in expired and not run.succeeded
+        }
         removed_releases = _surplus_releases(listing.releases, unfinished, limits, inputs_of)
         released = {release.run for release in listing.releases if release not in removed_releases}
         readers = [run for run in listing.runs if run.name not in expired or run.name in released]
         needed_tasks = listing.claimed.union(*(run.uses for run in readers))
         sources = {task.partition("/")[0] for task in needed_tasks}
+
         # a failed run stays as a whole: without some of its artifacts it could not be resumed
-        resumable = {run.name for run in listing.runs if run.name in expired & sources and not run.succeeded}
+        resumable = {
+            run.name for run in listing.runs if run.name in expired & sources and not run.succeeded
+        }
         if not resumable:
             break
+
         expired -= resumable
+
     removals = []
     for run in (run for run in listing.runs if run.name in expired):
         kept_tasks = frozenset(task for task in needed_tasks if task.startswith(f"{run.name}/"))
         keep_mlflow = bool(kept_tasks) or run.compared or run.name in released
         if not (run.emptied and keep_mlflow):
             removals.append(RunRemoval(run, kept_tasks, keep_mlflow))
-    removed_entries = [e for e in listing.entries if e.workflow in expired and e.at not in needed_tasks]
+
+    removed_entries = [
+        e for e in listing.entries if e.workflow in expired and e.at not in needed_tasks
+    ]
     return Removal(removed_releases, removed_entries, removals)
 
 
-def _surplus_runs(runs: Iterable[Run], limits: Mapping[str, RetentionConfig], now: float) -> list[Run]:
-    surplus, counts = [], Counter[str]()
+def _surplus_runs(
+    runs: Iterable[Run], limits: Mapping[str, RetentionConfig], now: float
+) -> list[Run]:
+    surplus = []
+    counts = Counter[str]()
     # a clock that is set back must not make the newest run the oldest
     newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
     ends = _increasing_ends(newest_first)
     has_newer: set[str] = set()
+
     for run in newest_first:
         limit = limits.get(run.pipeline, NO_LIMITS)
         if run.ended is None:
             continue
+
         is_counted = run.counted and not run.emptied
         if is_counted:
             counts[run.pipeline] += 1
-        exceeds_number = is_counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
+
+        exceeds_number = (
+            is_counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
+        )
         is_old = limit.keep_days is not None and now - ends[run.name] > limit.keep_days * DAY_S
         if run.emptied or exceeds_number or (is_old and run.pipeline in has_newer):
             surplus.append(run)
         if not run.emptied:
             has_newer.add(run.pipeline)
+
     return surplus
 
 
@@ -149,8 +177,12 @@ def _surplus_releases(
     limits: Mapping[str, RetentionConfig],
     inputs: Callable[[Release], Iterable[str]],
 ) -> list[Release]:
-    """Return the releases that exceed the limits; `unfinished`: kept runs that are active or can be resumed."""
-    surplus, kept, counts = [], [], Counter[tuple[str, str]]()
+    """Return the releases that exceed the limits; `unfinished`: kept runs that are active or can be
+    resumed."""
+    surplus = []
+    kept = []
+    counts = Counter[tuple[str, str]]()
+
     for release in sorted(releases, key=lambda release: -release.version):
         limit = limits.get(release.pipeline, NO_LIMITS).keep_releases
         owner = release.model, release.pipeline
@@ -159,5 +191,12 @@ def _surplus_releases(
         is_needed = release.needed or release.run in unfinished
         is_surplus = release.marked or (exceeds_number and not is_needed)
         (surplus if is_surplus else kept).append(release)
-    needed_prefixes = {prefix for release in kept for prefix in inputs(release)} if surplus else set()
-    return [release for release in surplus if release.marked or release.prefix not in needed_prefixes]
+
+    if surplus:
+        needed_prefixes = {prefix for release in kept for prefix in inputs(release)}
+    else:
+        needed_prefixes = set()
+
+    return [
+        release for release in surplus if release.marked or release.prefix not in needed_prefixes
+    ]

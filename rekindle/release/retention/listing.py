@@ -1,8 +1,8 @@
 """Reads the runs, releases and cache entries that exist, from MLflow and the object store.
 
-MLflow may be shared by several object stores, and written by others: a run belongs to this store if the caller knows
-it, or if its mark is in the store (ownership.py). A version belongs to this store if the store has its release.json.
-All other runs and versions only protect what they refer to.
+MLflow may be shared by several object stores, and written by others: a run belongs to this store if
+the caller knows it, or if its mark is in the store (ownership.py). A version belongs to this store
+if the store has its release.json. All other runs and versions only protect what they refer to.
 """
 
 import json
@@ -34,17 +34,20 @@ EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
-# later runs are compared with the newest successful run with each of these tags (steps/monitoring/moving_window.py)
+# later runs are compared with the newest successful run with each of these tags
+# (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, "rekindle.code", "data.window_until")
 
 
 @dataclass(frozen=True)
 class Context:
-    """Information that only the caller has. `runs`: the runs of this machine or namespace, with exact phases.
+    """Information that only the caller has. `runs`: the runs of this machine or namespace, with
+    exact phases.
 
-    `claim_s`: number of seconds that the artifacts of a claimed cache entry stay. `resumable_s`: number of seconds
-    after its end that any other failed run may be resumed, or be active again. `targets`: returns the versions of a
-    model that `rekindle rollback` can restore; None: releases are not removed.
+    `claim_s`: number of seconds that the artifacts of a claimed cache entry stay. `resumable_s`:
+    number of seconds after its end that any other failed run may be resumed, or be active again.
+    `targets`: returns the versions of a model that `rekindle rollback` can restore; None: releases
+    are not removed.
     """
 
     runs: Mapping[str, Run]
@@ -54,7 +57,8 @@ class Context:
 
 
 def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
-    """List the runs and releases of `pipelines`, all runs that the caller knows, and the entries of the cache.
+    """List the runs and releases of `pipelines`, all runs that the caller knows, and the entries of
+    the cache.
 
     Raises StorageError, TrackingError.
     """
@@ -68,21 +72,33 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     names_with_records: set[str] = set()
 
     for pipeline in pipelines:
-        records = [record for record in _records(pipeline) if record["tags"].get(STORE_TAG, own_id) == own_id]
+        records = [
+            record
+            for record in _records(pipeline)
+            if record["tags"].get(STORE_TAG, own_id) == own_id
+        ]
+
         compared = _compared(records)
         own_names = {record["name"] for record in records if STORE_TAG in record["tags"]}
-        marks |= _marks(store, own_names - marks.keys())
+        marks.update(_marks(store, own_names - marks.keys()))
+
         for record in records:
             name = record["name"]
             recorded_run = context.runs.get(name)
             uses = _uses(record) | _data_task(store, record["params"].get("data.source", ""))
             run = runs.get(name)
+
             if not recorded_run:
                 mark = marks.get(name)
-                run = _run(record, pipeline, mark, context.resumable_s) if mark else None
+                if mark:
+                    run = _run(record, pipeline, mark, context.resumable_s)
+                else:
+                    run = None
+
             if not run:  # it may be active, or belong to somebody else
-                read_tasks |= uses
+                read_tasks.update(uses)
                 continue
+
             is_emptied = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
             is_compared = record["id"] in compared
             run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
@@ -95,7 +111,12 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
         name = by_id[run_id].name
         runs[name] = replace(runs[name], compared=True)
 
-    claimed = frozenset(claims.claimed_tasks(store, context.claim_s)) | _data_tasks(store, pipelines) | read_tasks
+    claimed = (
+        frozenset(claims.claimed_tasks(store, context.claim_s))
+        | _data_tasks(store, pipelines)
+        | read_tasks
+    )
+
     removable = releases if context.targets else []
     return Listing([*runs.values()], removable, entries.entries(store), claimed)
 
@@ -103,7 +124,8 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
 def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], Iterator[str]]:
     """Return the function that lists the releases that `rekindle reproduce` of a release reads.
 
-    These are the release that its training starts from and, for a refreshed champion, the previous champion.
+    These are the release that its training starts from and, for a refreshed champion, the previous
+    champion.
     """
     versions = {(release.model, str(release.version)): release for release in releases}
 
@@ -121,12 +143,15 @@ def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], 
 
 def has_alias(model: str, version: str) -> bool:
     """True if an alias refers to the version now."""
-    registered = request("GET", "mlflow/registered-models/get", params={"name": model})["registered_model"]
+    registered = request("GET", "mlflow/registered-models/get", params={"name": model})[
+        "registered_model"
+    ]
     return any(alias["version"] == version for alias in registered.get("aliases") or [])
 
 
 def has_other_version(store: Store, release: Release) -> bool:
-    """True if another version of any model has the same files now, such as a copy in another model."""
+    """True if another version of any model has the same files now, such as a copy in another
+    model."""
     return Versions().refer_to(store, release.prefix, (release.model, str(release.version)))
 
 
@@ -144,7 +169,8 @@ class Versions:
         return models
 
     def refer_to(self, store: Store, prefix: str, except_version: tuple[str, str]) -> bool:
-        """True if a version has files below `prefix`, or in a folder of the store that contains it."""
+        """True if a version has files below `prefix`, or in a folder of the store that contains
+        it."""
         return any(
             _contains(address, prefix) or _is_above(address, store.uri(prefix))
             for row in self.rows
@@ -161,7 +187,8 @@ class Versions:
 
 
 def addresses(row: Mapping[str, Any]) -> set[str]:
-    """Return the recorded addresses of the files of a version, and the address at which MLflow finds them."""
+    """Return the recorded addresses of the files of a version, and the address at which MLflow
+    finds them."""
     source = str(row.get("source") or "")
     found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
     if urlsplit(source).scheme in ("models", "runs"):
@@ -171,13 +198,19 @@ def addresses(row: Mapping[str, Any]) -> set[str]:
 
 @cache
 def _download_address(model: str, version: str) -> str:
-    """Return where MLflow has the files of a version, which does not change; "" if the version was deleted."""
+    """Return where MLflow has the files of a version, which does not change; "" if the version was
+    deleted."""
     try:
-        answer = request("GET", "mlflow/model-versions/get-download-uri", params={"name": model, "version": version})
+        answer = request(
+            "GET",
+            "mlflow/model-versions/get-download-uri",
+            params={"name": model, "version": version},
+        )
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return ""
+
     return str(answer.get("artifact_uri") or "")
 
 
@@ -197,65 +230,110 @@ def _is_above(address: str, uri: str) -> bool:
 def trials(run_id: str, run: RunName) -> list[str]:
     """Return the ids of the trials of a sweep, by the id of its MLflow run and its name.
 
-    Other runs whose tag names this run as their parent are not part of it: everybody can set the tag.
+    Other runs whose tag names this run as their parent are not part of it: everybody can set the
+    tag.
     """
-    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["experiment_id"]
+    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
+        "experiment_id"
+    ]
     records = _pages([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))
     trial_name = re.compile(rf"{re.escape(run)}\.trial-[0-9]+")
     return [record["id"] for record in records if trial_name.fullmatch(record["name"])]
 
 
 def record_of(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
-    """Return the id of a run's record in MLflow; "" if it does not exist, or if it cannot be told from others.
+    """Return the id of a run's record in MLflow; "" if it does not exist, or if it cannot be told
+    from others.
 
-    `recorded_id`: the id in the mark of the run, if the run has reported its end; `own_id`: id of the object store.
+    `recorded_id`: the id in the mark of the run, if the run has reported its end; `own_id`: id of
+    the object store.
     """
     records = _records(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
     # runs of other stores may have the same name
-    run_ids = [record["id"] for record in records if record["tags"].get(STORE_TAG, own_id) == own_id]
+    run_ids = [
+        record["id"] for record in records if record["tags"].get(STORE_TAG, own_id) == own_id
+    ]
+
     if recorded_id:
-        return recorded_id if recorded_id in run_ids else ""
+        if recorded_id in run_ids:
+            return recorded_id
+        return ""
+
     if len(run_ids) > 1:
-        say(f"{len(run_ids)} records of {run} in MLflow stay: only one of them can be the record of the run")
-    return run_ids[0] if len(run_ids) == 1 else ""
+        say(
+            f"{len(run_ids)} records of {run} in MLflow stay: only one of them can be the record of"
+            " the run"
+        )
+
+    if len(run_ids) == 1:
+        return run_ids[0]
+
+    return ""
 
 
 def _records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[str, Any]]:
-    """Yield the runs of an experiment, newest first, without the trials of sweeps and without invalid names."""
+    """Yield the runs of an experiment, newest first, without the trials of sweeps and without
+    invalid names."""
     try:
-        answer = request("GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment})
+        answer = request(
+            "GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment}
+        )
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return
+
     for record in _pages([answer["experiment"]["experiment_id"]], run_filter):
         if tracking.PARENT in record["tags"]:
             continue
-        if name := RunName.or_none(record["name"]):
+
+        name = RunName.or_none(record["name"])
+        if name:
             yield record | {"name": name}
         else:
-            say(f"a run of {show(experiment)} in MLflow is skipped: {show(record['name'])} is not the name of a run")
+            say(
+                f"a run of {show(experiment)} in MLflow is skipped: {show(record['name'])} is not"
+                " the name of a run"
+            )
 
 
 def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
     """Return RUN/TASK of the artifacts that are the data.source of other pipelines' runs."""
-    ids = [found["experiment_id"] for found in _all("experiments", "experiments", {}) if found["name"] not in pipelines]
+    ids = [
+        found["experiment_id"]
+        for found in _all("experiments", "experiments", {})
+        if found["name"] not in pipelines
+    ]
     condition = f"{ANY_WORKFLOW} AND params.`data.source` LIKE '{store.uri('')}%'"
     records = _pages(ids, condition) if ids else ()
-    return frozenset().union(*(_data_task(store, record["params"]["data.source"]) for record in records))
+    return frozenset().union(
+        *(_data_task(store, record["params"]["data.source"]) for record in records)
+    )
 
 
 def _pages(experiments: list[str], run_filter: str) -> Iterator[dict[str, Any]]:
-    search: dict[str, Any] = {"experiment_ids": experiments, "filter": run_filter, "max_results": PAGE}
-    search["order_by"] = ["attributes.start_time DESC"]
+    search: dict[str, Any] = {
+        "experiment_ids": experiments,
+        "filter": run_filter,
+        "max_results": PAGE,
+        "order_by": ["attributes.start_time DESC"],
+    }
+
     while True:
         answer = request("POST", "mlflow/runs/search", json=search)
         for run in answer.get("runs", []):
             fields = {name: tracking.mapping(run["data"].get(name)) for name in ("tags", "params")}
             name = fields["tags"].get(tracking.WORKFLOW, "")
-            yield {"id": ObjectId(run["info"]["run_id"], "MLflow"), "info": run["info"], "name": name} | fields
-        if not (token := answer.get("next_page_token")):
+            yield {
+                "id": ObjectId(run["info"]["run_id"], "MLflow"),
+                "info": run["info"],
+                "name": name,
+            } | fields
+
+        token = answer.get("next_page_token")
+        if not token:
             return
+
         search["page_token"] = token
 
 
@@ -272,27 +350,32 @@ def _with_mark(run: Run, mark: Mark | None) -> Run:
 
 
 def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
-    """Return a run that only MLflow and the store know: a run that failed counts as active while it may be resumed.
+    """Return a run that only MLflow and the store know: a run that failed counts as active while it
+    may be resumed.
 
     It has ended only if both say so. A run of another pipeline is None.
     """
     if mark.pipeline != pipeline:
         return None
+
     info = record["info"]
     ended = mark.ended
     if info["status"] == "RUNNING":
         ended = None
     if ended is not None:
         ended = max(ended, info.get("end_time", 0) / 1000)
+
     succeeded = mark.succeeded and info["status"] == "FINISHED"
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
+
     counted = tracking.BACKFILL not in record["tags"]
     return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
 
 
 def _combine(run: Run, other: Run) -> Run:
-    """Combine two records of a run in MLflow, one of which may be forged: everything that one protects stays."""
+    """Combine two records of a run in MLflow, one of which may be forged: everything that one
+    protects stays."""
     return replace(
         run,
         ended=None if run.ended is None or other.ended is None else max(run.ended, other.ended),
@@ -313,7 +396,8 @@ def _uses(record: dict[str, Any]) -> frozenset[str]:
 
 
 def _compared(records: list[dict[str, Any]]) -> set[str]:
-    """Return the ids of the runs that later runs are compared with; `records` are sorted, newest first."""
+    """Return the ids of the runs that later runs are compared with; `records` are sorted, newest
+    first."""
     newest: dict[str, str] = {}
     for record in records:
         for tag in COMPARED_TAGS:
@@ -328,7 +412,9 @@ def _data_task(store: Store, uri: str) -> frozenset[str]:
     if parts.scheme != "s3" or parts.netloc != store.bucket:
         return frozenset()
     task = TaskReference.or_none("/".join(parts.path.strip("/").split("/")[:2]))
-    return frozenset({task}) if task else frozenset()
+    if task:
+        return frozenset({task})
+    return frozenset()
 
 
 def _releases(
@@ -336,38 +422,52 @@ def _releases(
 ) -> Iterator[Release]:
     """Yield the versions whose files are in this store.
 
-    `records`: runs by the id of their record in MLflow; a version belongs to the pipeline of its run.
+    `records`: runs by the id of their record in MLflow; a version belongs to the pipeline of its
+    run.
     """
     claimed = claims.claimed_tasks(store, context.resumable_s, claims.RELEASES)
-    models = {model["name"]: model.get("aliases") or [] for model in _all("registered-models", "registered_models", {})}
+    models = {
+        model["name"]: model.get("aliases") or []
+        for model in _all("registered-models", "registered_models", {})
+    }
+
     for model, rows in versions.by_model().items():
         name = ModelName.or_none(model)
         if not name or not any(tracking.URI in tracking.mapping(row.get("tags")) for row in rows):
             continue
+
         needed = {alias["version"] for alias in models.get(name, [])}
         if context.targets and any(row.get("run_id") in records for row in rows):
             needed |= context.targets(name) | promotion.versions_in_use(store, name)
+
         for row in rows:
-            if release := _release(store, own_id, row, records.get(row.get("run_id", ""))):
+            release = _release(store, own_id, row, records.get(row.get("run_id", "")))
+            if release:
                 is_needed = row["version"] in needed or release.prefix.rstrip("/") in claimed
                 yield replace(release, needed=is_needed)
 
 
 def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None) -> Release | None:
-    """Return the release of a version, or None if this store does not have it as the release of this version.
+    """Return the release of a version, or None if this store does not have it as the release of
+    this version.
 
-    A version that this store has begun to remove is also returned if its files are removed, or belong to a new version.
+    A version that this store has begun to remove is also returned if its files are removed, or
+    belong to a new version.
     """
     tags = tracking.mapping(row.get("tags"))
     key = ArtifactKey.or_none(str(tags.get(tracking.URI, "")).rstrip("/"))
+
     number = Version.or_none(row["version"])
     if not key or not number or not is_release(key):
         return None
+
     owner = read_owner(store, key.prefix)
     has_files = owner is not None and (owner.name, owner.version) == (row["name"], number)
+
     is_marked = tags.get(tracking.REMOVED) == own_id
     if not has_files and not is_marked:
         return None
+
     return Release(
         model=row["name"],
         version=number.number,
@@ -386,7 +486,8 @@ def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[
     while True:
         answer = request("GET", f"mlflow/{resource}/search", params=parameters)
         yield from answer.get(field) or []
-        if not (token := answer.get("next_page_token")):
+        token = answer.get("next_page_token")
+        if not token:
             return
         parameters["page_token"] = token
 
@@ -395,5 +496,7 @@ def _object(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a file of a release; {} for anything else."""
     with suppress(ValueError):
         value = json.loads(data)
-        return value if isinstance(value, dict) else {}
+        if isinstance(value, dict):
+            return value
+        return {}
     return {}

@@ -2,12 +2,14 @@
 
     RUN/.rekindle.json
 
-A run writes its mark before its first artifact. Retention deletes nothing of a run without a mark in this store, and of
-a run with a mark only what the mark names: everything below RUN/ if the name of the run was generated, since nothing
-else can have had this name; otherwise RUN/TASK/ of the tasks whose folders were empty when the run began. A mark in a
-shared folder of the store is ignored: clients of MLflow, for example, can write objects to its folder.
+A run writes its mark before its first artifact. Retention deletes nothing of a run without a mark
+in this store, and of a run with a mark only what the mark names: everything below RUN/ if the name
+of the run was generated, since nothing else can have had this name; otherwise RUN/TASK/ of the
+tasks whose folders were empty when the run began. A mark in a shared folder of the store is
+ignored: clients of MLflow, for example, can write objects to its folder.
 
-The marks are numbered in the order of their last change, so that this order does not depend on clocks.
+The marks are numbered in the order of their last change, so that this order does not depend on
+clocks.
 """
 
 import re
@@ -28,7 +30,8 @@ from rekindle.storage import NotFound, Store
 FILE = ".rekindle.json"
 STORE_ID_KEY = "store-id"  # object with a random id of the object store
 NUMBER_KEY = "run-number"  # object with the number of the last mark
-SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")  # characters that the API server appends to generateName
+# characters that the API server appends to generateName
+SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
 GENERATED = re.compile(f".+{SUFFIX.pattern}")
 MAX_PREFIX_LENGTH = 58
 # folders of the object store that a run of the same name does not own
@@ -36,10 +39,11 @@ SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "
 
 
 class Mark(BaseModel):
-    """The mark of a run. `number`: position in the order of the marks. `whole`: the run owns its whole folder.
+    """The mark of a run. `number`: position in the order of the marks. `whole`: the run owns its
+    whole folder.
 
-    `ended`: Unix time; None while the run is active. `run_id`: its record in MLflow; "" if the run has not reported its
-    end.
+    `ended`: Unix time; None while the run is active. `run_id`: its record in MLflow; "" if the run
+    has not reported its end.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -80,18 +84,24 @@ def store_id(store: Store) -> str:
 def begin(store: Store, workflow: Mapping[str, Any], pipeline: str, is_first: bool = True) -> None:
     """Mark the folder of a run that begins or is resumed. Raises StorageError.
 
-    `workflow`: the workflow with its name and its tasks. `is_first`: True if no task of the run has written artifacts
-    yet. A folder with objects then belongs to somebody else, even if the name of the run looks generated: a manifest
-    may have both a name and a generateName.
+    `workflow`: the workflow with its name and its tasks. `is_first`: True if no task of the run has
+    written artifacts yet. A folder with objects then belongs to somebody else, even if the name of
+    the run looks generated: a manifest may have both a name and a generateName.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
         return
+
     own_id = store_id(store)
     has_new_name = is_generated(workflow["metadata"])
+
     while True:
         mark, etag = _read(store, run)
-        own_mark = mark if mark and mark.store == own_id else Mark(store=own_id, pipeline=pipeline, number=0)
+        if mark and mark.store == own_id:
+            own_mark = mark
+        else:
+            own_mark = Mark(store=own_id, pipeline=pipeline, number=0)
+
         tasks = own_mark.tasks
         whole = own_mark.whole or (has_new_name and not (is_first and _has_objects(store, run)))
         if not whole:
@@ -110,7 +120,9 @@ def begin(store: Store, workflow: Mapping[str, Any], pipeline: str, is_first: bo
             return
 
 
-def end(store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool, run_id: str = "") -> None:
+def end(
+    store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool, run_id: str = ""
+) -> None:
     """Record the end of a run, and its record `run_id` in MLflow. Raises StorageError.
 
     A run that has not marked its folder owns it only if its name was generated.
@@ -118,14 +130,18 @@ def end(store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: boo
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
         return
+
     own_id = store_id(store)
     while True:
         mark, etag = _read(store, run)
         if not mark or mark.store != own_id:
             whole = is_generated(workflow["metadata"])
             mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
+
         change = {"number": _next_number(store), "ended": time.time(), "succeeded": succeeded}
-        if _write(store, run, mark.model_copy(update={**change, "run_id": run_id or mark.run_id}), etag):
+        if _write(
+            store, run, mark.model_copy(update={**change, "run_id": run_id or mark.run_id}), etag
+        ):
             return
 
 
@@ -134,7 +150,9 @@ def read(store: Store, run: RunName) -> Mark | None:
     if run in SHARED_FOLDERS:
         return None
     mark, _ = _read(store, run)
-    return mark if mark and mark.store == store_id(store) else None
+    if mark and mark.store == store_id(store):
+        return mark
+    return None
 
 
 def key_of(run: RunName) -> str:
@@ -143,7 +161,8 @@ def key_of(run: RunName) -> str:
 
 def is_generated(metadata: Mapping[str, Any]) -> bool:
     """True if the API server has appended random characters to the name."""
-    name, prefix = metadata.get("name"), metadata.get("generateName")
+    name = metadata.get("name")
+    prefix = metadata.get("generateName")
     if not isinstance(name, str) or not isinstance(prefix, str) or not prefix:
         return False
     stem = prefix[:MAX_PREFIX_LENGTH]
@@ -151,20 +170,23 @@ def is_generated(metadata: Mapping[str, Any]) -> bool:
 
 
 def _folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
-    """Return the folders below RUN/ that a run writes: of its tasks, and of its pods (the name of the run)."""
+    """Return the folders below RUN/ that a run writes: of its tasks, and of its pods (the name of
+    the run)."""
     folders: dict[str, None] = {}
     for template in (workflow.get("spec") or {}).get("templates") or []:
         tasks = list((template.get("dag") or {}).get("tasks") or [])
         for group in template.get("steps") or []:
             tasks += group if isinstance(group, list) else group.get("parallel") or []
         for task in tasks:
-            if name := TaskName.or_none(task.get("name")):
+            name = TaskName.or_none(task.get("name"))
+            if name:
                 folders[name] = None
     return [*folders, str(run)]
 
 
 def _is_empty(store: Store, run: RunName, folder: str) -> bool:
-    """True if the folder of a task is empty; for the name of the run, if the folders of all its pods are."""
+    """True if the folder of a task is empty; for the name of the run, if the folders of all its
+    pods are."""
     prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
     return next(iter(store.list(prefix)), None) is None
 
@@ -179,7 +201,8 @@ def _next_number(store: Store) -> int:
         try:
             data, etag = store.get_with_etag(NUMBER_KEY)
         except NotFound:
-            data, etag = b"0", None
+            data = b"0"
+            etag = None
         number = int(data) + 1 if data.isdigit() else 1
         with suppress(Conflict):
             store.put(NUMBER_KEY, str(number).encode(), if_match=etag, if_absent=etag is None)
@@ -200,7 +223,9 @@ def _read(store: Store, run: RunName) -> tuple[Mark | None, str | None]:
 def _write(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
     """Write a mark unless it has changed since `etag`."""
     try:
-        store.put(key_of(run), to_json(mark.model_dump()).encode(), if_match=etag, if_absent=etag is None)
+        store.put(
+            key_of(run), to_json(mark.model_dump()).encode(), if_match=etag, if_absent=etag is None
+        )
     except Conflict:
         return False
     return True

@@ -1,7 +1,8 @@
-"""Removes what `decision.py` has chosen. Each part can be repeated, by an interrupted or a concurrent removal too.
+"""Removes what `decision.py` has chosen. Each part can be repeated, by an interrupted or a
+concurrent removal too.
 
-Objects are deleted only if a record in the store says that they belong to the run (ownership.py) or the release
-(release.json). The record is deleted last.
+Objects are deleted only if a record in the store says that they belong to the run (ownership.py) or
+the release (release.json). The record is deleted last.
 """
 
 import time
@@ -20,7 +21,8 @@ from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
-MAX_AT_END = 50  # number of runs and releases that the end of one run removes at most: the run must end soon
+# number of runs and releases that the end of one run removes at most: the run must end soon
+MAX_AT_END = 50
 COMMIT_S = 300  # time from the creation of a version to the last write of its files
 
 
@@ -56,70 +58,96 @@ def at_end(removal: Removal) -> Removal:
 def remove(store: Store, removal: Removal, host: Host, context: listing.Context) -> list[str]:
     """Remove releases, cache entries and runs; return the names of the removed runs.
 
-    A run that became active, or whose artifacts another run has claimed since the decision, is kept.
-    Raises StorageError, TrackingError.
+    A run that became active, or whose artifacts another run has claimed since the decision, is
+    kept. Raises StorageError, TrackingError.
     """
     for release in removal.releases:
         _remove_release(store, release, context.resumable_s)
+
     removed_names = []
     for item in removal.runs:
         with host.hold(item.run.name) as is_held:
             if is_held:
-                entries.remove(store, [entry for entry in removal.entries if entry.workflow == item.run.name])
-                claimed = claims.claimed_tasks(store, context.claim_s, item.run.name)  # also since the decision
+                entries.remove(
+                    store, [entry for entry in removal.entries if entry.workflow == item.run.name]
+                )
+                # also since the decision
+                claimed = claims.claimed_tasks(store, context.claim_s, item.run.name)
                 if _remove_run(store, item, item.kept_tasks | claimed, host):
                     removed_names.append(item.run.name)
+
     if removal.entries:
         difference.remove_unused_code(store)
+
     return removed_names
 
 
 def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> list[tuple[str, int]]:
-    """Return the keys and sizes of the objects that a run owns, except its mark and the artifacts of `kept_tasks`."""
+    """Return the keys and sizes of the objects that a run owns, except its mark and the artifacts
+    of `kept_tasks`."""
     run = RunName(item.run.name)
+
     mark = ownership.read(store, run)
     if not mark:
         return []
+
     kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
     objects = (obj for obj in store.list(f"{run}/") if obj.key != ownership.key_of(run))
-    return [(obj.key, obj.size) for obj in objects if mark.owns(run, obj.key) and not obj.key.startswith(kept_prefixes)]
+
+    return [
+        (obj.key, obj.size)
+        for obj in objects
+        if mark.owns(run, obj.key) and not obj.key.startswith(kept_prefixes)
+    ]
 
 
 def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
-    """Remove a run, or its artifacts except those of `kept_tasks`; return False if nothing was left to remove."""
+    """Remove a run, or its artifacts except those of `kept_tasks`; return False if nothing was left
+    to remove."""
     run = RunName(item.run.name)
     mark = ownership.read(store, run)
     keys = [key for key, _ in artifacts(store, item, kept_tasks)]
     store.delete(keys)
+
     if kept_tasks:
         return bool(keys)
 
     claims.remove(store, run)
     own_id = listing.store_id(store)
+
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
     if run_id and item.keep_mlflow:
         tracking.log(run_id, tags={listing.EMPTIED_TAG: "removed", listing.STORE_TAG: own_id})
     elif run_id:
         for each in (*listing.trials(run_id, run), run_id):
             delete_record(each)
+
     host.remove(run)
     if not item.keep_mlflow:
         store.delete([ownership.key_of(run)] if ownership.read(store, run) else [])
+
     return True
 
 
 def delete_record(run_id: str) -> None:
     """Delete the artifacts and the record of a run in MLflow. Raises TrackingError.
 
-    MLflow keeps the data of a deleted run until `mlflow gc`; the embedded MLflow deletes the data of a run with the tag
-    tracking.REMOVED.
+    MLflow keeps the data of a deleted run until `mlflow gc`; the embedded MLflow deletes the data
+    of a run with the tag tracking.REMOVED.
     """
     with suppress_missing():
-        root = urlsplit(request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"]["artifact_uri"])
-        # otherwise only the server's administrator has access; the folder of an experiment may be chosen freely
+        root = urlsplit(
+            request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
+                "artifact_uri"
+            ]
+        )
+
+        # otherwise only the server's administrator has access; the folder of an experiment may be
+        # chosen freely
         has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
         if root.scheme == "mlflow-artifacts" and has_own_folder:
             request("DELETE", f"mlflow-artifacts/artifacts/{quote(root.path.strip('/'))}")
+
         tracking.log(run_id, tags={tracking.REMOVED: "yes"})
         request("POST", "mlflow/runs/delete", json={"run_id": run_id})
 
@@ -127,24 +155,36 @@ def delete_record(run_id: str) -> None:
 def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
     """Remove a version, then its files, unless a run is releasing the same files again."""
     objects = list(store.list(release.prefix))
+
     newest = max((obj.modified for obj in objects), default=0.0)
-    if newest > release.created + COMMIT_S and time.time() - newest < resumable_s and not release.marked:
+    if (
+        newest > release.created + COMMIT_S
+        and time.time() - newest < resumable_s
+        and not release.marked
+    ):
         return
+
     version = {"name": release.model, "version": str(release.version)}
     mark = {**version, "key": tracking.REMOVED}
     with suppress_missing():
-        request("POST", "mlflow/model-versions/set-tag", json={**mark, "value": listing.store_id(store)})
+        request(
+            "POST", "mlflow/model-versions/set-tag", json={**mark, "value": listing.store_id(store)}
+        )
         if listing.has_alias(release.model, str(release.version)):  # set since the decision
             request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
             return
-    if not listing.has_other_version(store, release):  # registered since the decision, for the same files
+
+    # registered since the decision, for the same files
+    if not listing.has_other_version(store, release):
         _remove_files(store, release, [obj.key for obj in objects])
+
     with suppress_missing():
         request("DELETE", "mlflow/model-versions/delete", json=version)
 
 
 def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
-    """Remove the files of a release, release.json last: it says that the others belong to the release."""
+    """Remove the files of a release, release.json last: it says that the others belong to the
+    release."""
     record_key = f"{release.prefix}{RECORD}"
     owner = read_owner(store, release.prefix)
     if not owner or (owner.name, owner.version) != (release.model, str(release.version)):
@@ -157,9 +197,12 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
 
 @contextmanager
 def suppress_missing() -> Iterator[None]:
-    """Ignore that MLflow does not have an object, or that a run is deleted: a concurrent removal has deleted it."""
+    """Ignore that MLflow does not have an object, or that a run is deleted: a concurrent removal
+    has deleted it."""
     try:
         yield
     except RequestRefused as error:
-        if error.code != "RESOURCE_DOES_NOT_EXIST" and "must be in the 'active' state" not in str(error):
+        if error.code != "RESOURCE_DOES_NOT_EXIST" and "must be in the 'active' state" not in str(
+            error
+        ):
             raise

@@ -1,4 +1,5 @@
-"""One step of a canary: compares candidate and champion until the step is over or the candidate is worse."""
+"""One step of a canary: compares candidate and champion until the step is over or the candidate is
+worse."""
 
 import time
 
@@ -8,7 +9,8 @@ from rekindle.release.config import PORT, CanaryConfig
 from rekindle.release.watch.judgement import find_breach, ks_distance, quantile
 from rekindle.release.watch.scrape import VersionStats, Watch
 
-CHECKS = 10  # number of checks in a step; a further check follows if the step has to wait for requests
+# number of checks in a step; a further check follows if the step has to wait for requests
+CHECKS = 10
 MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
@@ -16,12 +18,20 @@ class Canary:
     """Comparison of candidate and champion; both are given by their Deployments and versions."""
 
     def __init__(
-        self, name: str, champion_deployment: str, deployment: str, version: str, champion: str, config: CanaryConfig
+        self,
+        name: str,
+        champion_deployment: str,
+        deployment: str,
+        version: str,
+        champion: str,
+        config: CanaryConfig,
     ) -> None:
         self.name = name
         self.watch = Watch(f"http://{champion_deployment}:{PORT}", f"http://{deployment}:{PORT}")
-        self.candidate_key, self.champion_key = (deployment, version), (champion_deployment, champion)
-        self.champion, self.config = champion, config
+        self.candidate_key = (deployment, version)
+        self.champion_key = (champion_deployment, champion)
+        self.champion = champion
+        self.config = config
         self.alpha = config.false_alarms / (len(config.shares) * (CHECKS + 1))
         self.start = time.monotonic()
         self.champion_changed = False
@@ -29,7 +39,9 @@ class Canary:
     @property
     def stats(self) -> tuple[VersionStats, VersionStats]:
         """Statistics of the candidate and the champion."""
-        stats, earlier_server = self.watch.stats, ("", self.champion)  # servers of earlier releases name no Deployment
+        # servers of earlier releases name no Deployment
+        stats = self.watch.stats
+        earlier_server = ("", self.champion)
         champion = stats.get(self.champion_key) or stats.get(earlier_server, VersionStats())
         return stats.get(self.candidate_key, VersionStats()), champion
 
@@ -38,34 +50,46 @@ class Canary:
         seconds = 60 * self.config.minutes
         for number in range(1, CHECKS + 1):
             self._watch_until(self.start + seconds * number / CHECKS)
-            if reason := self._champion_change() or find_breach(*self.stats, self.config, self.alpha):
+            reason = self._champion_change() or find_breach(*self.stats, self.config, self.alpha)
+            if reason:
                 return reason
+
         if self._has_enough_requests():
             return ""
+
         deadline = self.start + seconds + 60 * self.config.wait_minutes
         while not self._has_enough_requests():
-            if reason := self._champion_change():
+            reason = self._champion_change()
+            if reason:
                 return reason
+
             if time.monotonic() > deadline:
                 candidate, champion = self.stats
                 return (
-                    f"after {(time.monotonic() - self.start) / 60:.3g} minutes the candidate had answered "
-                    f"{candidate.requests:g} requests, the champion {champion.requests:g}: too few for a comparison "
-                    f"(serve.canary.requests is {self.config.requests})"
+                    f"after {(time.monotonic() - self.start) / 60:.3g} minutes the candidate had"
+                    f" answered {candidate.requests:g} requests, the champion"
+                    f" {champion.requests:g}: too few for a comparison (serve.canary.requests is"
+                    f" {self.config.requests})"
                 )
+
             self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
+
         return self._champion_change() or find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of candidate and champion, for MLflow."""
         figures: dict[str, float] = {}
+
         candidate, champion = self.stats
         for name, stats in (("candidate", candidate), ("champion", champion)):
-            figures |= {f"{name}.requests": stats.requests, f"{name}.errors": stats.errors}
-            figures |= {f"{name}.median_ms": 1000 * quantile(stats.seconds, 0.5)}
+            figures[f"{name}.requests"] = stats.requests
+            figures[f"{name}.errors"] = stats.errors
+            figures[f"{name}.median_ms"] = 1000 * quantile(stats.seconds, 0.5)
+
         shared_outputs = candidate.scores.keys() & champion.scores.keys()
         distance = max(
-            (ks_distance(candidate.scores[name], champion.scores[name]) for name in shared_outputs), default=0.0
+            (ks_distance(candidate.scores[name], champion.scores[name]) for name in shared_outputs),
+            default=0.0,
         )
         return figures | {"score_shift": distance}
 

@@ -22,7 +22,9 @@ from rekindle.storage import NotFound, Store
 
 DAY_S = 86400
 Count = Annotated[int, Field(ge=0)]
-Buckets = Annotated[list[Count], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))]
+Buckets = Annotated[
+    list[Count], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))
+]
 Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) → its shift
 
 
@@ -41,7 +43,8 @@ class Reference(Histograms):
 
 
 class State(Document):
-    """drift.json of a model: the counts of the last check by process of a server, and the last retraining."""
+    """drift.json of a model: the counts of the last check by process of a server, and the last
+    retraining."""
 
     version: str = ""
     workflow: str = ""
@@ -54,48 +57,76 @@ class State(Document):
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
 
-    The shifts are empty if there are fewer than `config.minimum` instances. A second call by the same workflow counts
-    from the same check. Raises DataError, RekindleError.
+    The shifts are empty if there are fewer than `config.minimum` instances. A second call by the
+    same workflow counts from the same check. Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
-        raise DataError(f'the model "{config.model}" does not have a champion: correct drift.model, or release it.')
+        raise DataError(
+            f'the model "{config.model}" does not have a champion: correct drift.model, or'
+            " release it."
+        )
+
     try:
-        reference = read_object(Reference, store, f"{champion.uri.rstrip('/')}/{REFERENCE}").model_dump()
+        reference = read_object(
+            Reference, store, f"{champion.uri.rstrip('/')}/{REFERENCE}"
+        ).model_dump()
     except NotFound as error:
-        raise DataError(f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again.") from error
+        raise DataError(
+            f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again."
+        ) from error
+
     state = _state(store, config.model)
     is_same_version = state.version == champion.version
     histograms = state.before if state.workflow == workflow else state.seen
-    earlier_counts = {process: item.model_dump() for process, item in histograms.items()} if is_same_version else {}
-    current_counts = scrape(f"http://{champion.deployment}:{PORT}", champion.version, earlier_counts)
+
+    if is_same_version:
+        earlier_counts = {process: item.model_dump() for process, item in histograms.items()}
+    else:
+        earlier_counts = {}
+
+    current_counts = scrape(
+        f"http://{champion.deployment}:{PORT}", champion.version, earlier_counts
+    )
     new_counts = increments(current_counts, earlier_counts)
     if new_counts["rows"] < config.minimum:
         return new_counts["rows"], {}
-    changes = {"version": champion.version, "workflow": workflow, "before": earlier_counts, "seen": current_counts}
+
+    changes = {
+        "version": champion.version,
+        "workflow": workflow,
+        "before": earlier_counts,
+        "seen": current_counts,
+    }
+
     _write(store, config.model, state, changes)
     return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
 
 
 def count_from_now(store: Store, model: str, version: str) -> None:
-    """Let the next check of a new champion count from now, without the copies that a shadow received.
+    """Let the next check of a new champion count from now, without the copies that a shadow
+    received.
 
     If the servers cannot be read, the next check counts from their start.
     """
     champion = tracking.champion(model)
     if not champion or champion.version != version or not champion.deployment:
         return
+
     try:
         seen = scrape(f"http://{champion.deployment}:{PORT}", version, {})
     except RekindleError as error:
         return say(f"the next check for drift counts all requests of version {version}: {error}")
+
     changes = {"version": version, "workflow": "", "before": {}, "seen": seen}
     _write(store, model, _state(store, model), changes)
 
 
 def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
-    """Compute the shift of each output and feature of the reference; missing values form a group of their own."""
+    """Compute the shift of each output and feature of the reference; missing values form a group of
+    their own."""
     result: Shifts = {}
+
     for kind in ("scores", "features"):
         for name, expected_counts in reference[kind].items():
             if name not in ignore:
@@ -104,30 +135,38 @@ def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> 
                     max(0, reference["rows"] - sum(expected_counts)),
                     max(0, new_counts["rows"] - sum(actual_counts)),
                 )
-                result[f"{kind.removesuffix('s')} {name}"] = shift(expected_counts, actual_counts, missing)
+                result[f"{kind.removesuffix('s')} {name}"] = shift(
+                    expected_counts, actual_counts, missing
+                )
+
     return result
 
 
 def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
-    """Return the shifts that exceed the threshold and that chance does not explain, largest first."""
+    """Return the shifts that exceed the threshold and that chance does not explain, largest
+    first."""
     drifted_shifts = {name: s for name, s in shifts.items() if s.psi > max(threshold, s.chance)}
     return dict(sorted(drifted_shifts.items(), key=lambda item: -item[1].psi))
 
 
 def days_until_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
-    """Claim the retraining of the model for `workflow` and return 0; if it is too early, return the days left."""
-    now, state = time.time(), _state(store, config.model)
+    """Claim the retraining of the model for `workflow` and return 0; if it is too early, return the
+    days left."""
+    now = time.time()
+    state = _state(store, config.model)
     if state.retrained_by == workflow:
         return 0.0
     last_training_time = max(tracking.last_start(config.model), state.retrained)
-    if (remaining_days := config.min_days_between - (now - last_training_time) / DAY_S) > 0:
+    remaining_days = config.min_days_between - (now - last_training_time) / DAY_S
+    if remaining_days > 0:
         return remaining_days
     _write(store, config.model, state, {"retrained": now, "retrained_by": workflow})
     return 0.0
 
 
 def draw(shifts: Shifts, threshold: float, file: Path) -> None:
-    """Plot the PSI of each output and feature, and the shares of the buckets with the largest PSI."""
+    """Plot the PSI of each output and feature, and the shares of the buckets with the largest
+    PSI."""
     from matplotlib.figure import Figure
 
     sorted_names = sorted(shifts, key=lambda name: shifts[name].psi)
@@ -136,16 +175,34 @@ def draw(shifts: Shifts, threshold: float, file: Path) -> None:
     overview.barh(sorted_names, [shifts[name].psi for name in sorted_names], color="#4477aa")
     overview.axvline(threshold, color="#cc3311", linestyle="--")
     overview.set_xlabel("PSI (dashed: drift.threshold)")
+
     for panel, name in zip_longest(panels, sorted_names[::-1][: len(panels)]):
         if name is None:
             panel.set_visible(False)
             continue
+
         quantity_shift = shifts[name]
         positions = range(len(quantity_shift.expected))
-        panel.bar([p - 0.2 for p in positions], quantity_shift.expected, 0.4, color="#bbbbbb", label="test rows")
-        panel.bar([p + 0.2 for p in positions], quantity_shift.actual, 0.4, color="#4477aa", label="served")
+
+        panel.bar(
+            [p - 0.2 for p in positions],
+            quantity_shift.expected,
+            0.4,
+            color="#bbbbbb",
+            label="test rows",
+        )
+
+        panel.bar(
+            [p + 0.2 for p in positions],
+            quantity_shift.actual,
+            0.4,
+            color="#4477aa",
+            label="served",
+        )
+
         panel.set_title(f"{name}: PSI {quantity_shift.psi:.3f}", fontsize=9)
         panel.set_xticks([])
+
     panels[0].legend(fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=100)

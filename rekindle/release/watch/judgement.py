@@ -1,8 +1,9 @@
 """Tests if the candidate does worse than the champion: its errors, response times and predictions.
 
-Each test has a tolerance, so that more traffic does not turn irrelevant differences into failures, and needs only the
-data of `/metrics`. The probability of rejecting a good candidate is at most `alpha` over all checks and tests: each
-gets a share of `alpha` (Bonferroni), whether or not the tests are independent.
+Each test has a tolerance, so that more traffic does not turn irrelevant differences into failures,
+and needs only the data of `/metrics`. The probability of rejecting a good candidate is at most
+`alpha` over all checks and tests: each gets a share of `alpha` (Bonferroni), whether or not the
+tests are independent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,81 +17,119 @@ QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
 TEST_KINDS = 3  # number of kinds of tests: errors, seconds, scores
 
 
-def find_breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
+def find_breach(
+    candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
+) -> str:
     """Return the reason why the candidate is worse, with figures, or "".
 
     `alpha`: the share of this check in `false_alarms`.
     """
     if candidate.crashes > champion.crashes:
-        return f"the candidate's servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
+        return (
+            f"the candidate's servers restarted {candidate.crashes} times, the champion's"
+            f" {champion.crashes} times"
+        )
     return next(_findings(candidate, champion, config, alpha / TEST_KINDS), "")
 
 
-def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> Iterator[str]:
-    p_value = errors_p_value(candidate.errors, candidate.requests, champion.errors, champion.requests)
+def _findings(
+    candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
+) -> Iterator[str]:
+    p_value = errors_p_value(
+        candidate.errors, candidate.requests, champion.errors, champion.requests
+    )
     if p_value <= alpha:
         yield (
-            f"{candidate.errors:g} of the candidate's {candidate.requests:g} requests failed, of the champion's "
-            f"{champion.errors:g} of {champion.requests:g}"
+            f"{candidate.errors:g} of the candidate's {candidate.requests:g} requests failed, of"
+            f" the champion's {champion.errors:g} of {champion.requests:g}"
         )
+
     for q in QUANTILES:
         if is_slower(candidate.seconds, champion.seconds, q, config.slower, alpha / len(QUANTILES)):
             candidate_milliseconds, champion_milliseconds = (
                 1000 * quantile(stats.seconds, q) for stats in (candidate, champion)
             )
             yield (
-                f"{q:.0%} of the candidate's answers take up to {candidate_milliseconds:.3g} ms, the champion's "
-                f"{champion_milliseconds:.3g} ms: more than {config.slower:g} times as long"
+                f"{q:.0%} of the candidate's answers take up to {candidate_milliseconds:.3g} ms,"
+                f" the champion's {champion_milliseconds:.3g} ms: more than {config.slower:g} times"
+                " as long"
             )
+
     for output in sorted(candidate.scores.keys() | champion.scores.keys()):
-        candidate_scores, champion_scores = (stats.scores.get(output, {}) for stats in (candidate, champion))
-        n, m = min(candidate.requests, count(candidate_scores)), min(champion.requests, count(champion_scores))
+        candidate_scores, champion_scores = (
+            stats.scores.get(output, {}) for stats in (candidate, champion)
+        )
+        n = min(candidate.requests, count(candidate_scores))
+        m = min(champion.requests, count(champion_scores))
+
         distance = ks_distance(candidate_scores, champion_scores)
-        if shift_p_value(distance, n, m, config.score_shift) <= alpha / len(candidate.scores | champion.scores):
+        if shift_p_value(distance, n, m, config.score_shift) <= alpha / len(
+            candidate.scores | champion.scores
+        ):
             yield (
-                f"the candidate's predictions have another distribution: {output} differs by {distance:.2f} "
-                f"(Kolmogorov-Smirnov), more than {config.score_shift:g}"
+                f"the candidate's predictions have another distribution: {output} differs by"
+                f" {distance:.2f} (Kolmogorov-Smirnov), more than {config.score_shift:g}"
             )
 
 
-def errors_p_value(errors: float, requests: float, other_errors: float, other_requests: float) -> float:
-    """Return the probability of at least this number of errors if candidate and champion have the same error rate.
+def errors_p_value(
+    errors: float, requests: float, other_errors: float, other_requests: float
+) -> float:
+    """Return the probability of at least this number of errors if candidate and champion have the
+    same error rate.
 
-    Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti, Categorical Data
-    Analysis, 3.5.1).
+    Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti,
+    Categorical Data Analysis, 3.5.1).
     """
-    total, total_errors = round(requests + other_requests), round(errors + other_errors)
-    n, k = round(requests), round(errors)
+    total = round(requests + other_requests)
+    total_errors = round(errors + other_errors)
+    n = round(requests)
+
+    k = round(errors)
     if not n or not other_requests or k * total <= total_errors * n:
         return 1.0
-    log_all, probability = _log_choices(total, n), 0.0
+
+    log_all = _log_choices(total, n)
+    probability = 0.0
+
     for number in range(k, min(n, total_errors) + 1):
-        term = exp(_log_choices(total_errors, number) + _log_choices(total - total_errors, n - number) - log_all)
+        term = exp(
+            _log_choices(total_errors, number)
+            + _log_choices(total - total_errors, n - number)
+            - log_all
+        )
         probability += term
         if term < 1e-9 * probability:
             break
+
     return min(1.0, probability)
 
 
 def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alpha: float) -> bool:
-    """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's quantile.
+    """Return True if the candidate's quantile `q` is significantly above `ratio` times the
+    champion's quantile.
 
-    The champion's quantile is replaced by its upper confidence bound; then the share of the candidate's values above
-    this bound is tested. Both steps use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1),
-    each at alpha / 2.
+    The champion's quantile is replaced by its upper confidence bound; then the share of the
+    candidate's values above this bound is tested. Both steps use the Chernoff bound of the binomial
+    distribution (Hoeffding 1963, Theorem 1), each at alpha / 2.
     """
-    n, m = count(candidate), count(champion)
+    n = count(candidate)
+
+    m = count(champion)
     if not n or not m or (upper_quantile := _upper_bound(q, log(2 / alpha) / m)) >= 1:
         return False
+
     share_below = _share_below(candidate, ratio * quantile(champion, upper_quantile))
     return share_below < q and n * _divergence(share_below, q) >= log(2 / alpha)
 
 
 def shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
-    """Bound the probability of this distance of two samples if their distributions differ by at most `tolerance`.
+    """Bound the probability of this distance of two samples if their distributions differ by at
+    most `tolerance`.
 
-    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). Instances of a request are not
-    independent, so n and m are at most the numbers of requests. Buckets can only reduce the distance.
+    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). Instances of
+    a request are not independent, so n and m are at most the numbers of requests. Buckets can only
+    reduce the distance.
     """
     if not n or not m or distance <= tolerance:
         return 1.0
@@ -98,8 +137,10 @@ def shift_p_value(distance: float, n: float, m: float, tolerance: float) -> floa
 
 
 def ks_distance(a: Buckets, b: Buckets) -> float:
-    """Return the largest difference of two cumulative distributions at the bounds of the buckets."""
-    n, m = count(a), count(b)
+    """Return the largest difference of two cumulative distributions at the bounds of the
+    buckets."""
+    n = count(a)
+    m = count(b)
     if not n or not m:
         return float(bool(n or m))  # only one version has this output
     return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
@@ -110,7 +151,9 @@ def quantile(buckets: Buckets, q: float) -> float:
     rank = q * count(buckets)
     for (low, count_low), (high, count_high) in pairwise([(0.0, 0.0), *sorted(buckets.items())]):
         if count_high >= rank and count_high > count_low:
-            return low if high == inf else low + (high - low) * (rank - count_low) / (count_high - count_low)
+            if high == inf:
+                return low
+            return low + (high - low) * (rank - count_low) / (count_high - count_low)
     return 0.0
 
 
@@ -123,14 +166,18 @@ def _share_below(buckets: Buckets, value: float) -> float:
     bounds: Sequence[tuple[float, float]] = [(0.0, 0.0), *sorted(buckets.items())]
     for (low, count_low), (high, count_high) in pairwise(bounds):
         if value < high:
-            count_inside = 0.0 if high == inf else (count_high - count_low) * (value - low) / (high - low)
+            if high == inf:
+                count_inside = 0.0
+            else:
+                count_inside = (count_high - count_low) * (value - low) / (high - low)
             return (count_low + count_inside) / count(buckets)
     return 1.0
 
 
 def _upper_bound(q: float, rate: float) -> float:
     """Return the upper confidence bound of the share `q`, for an exponent `rate` per request."""
-    low, high = q, 1.0
+    low = q
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _divergence(middle, q) < rate else (low, middle)
@@ -143,4 +190,6 @@ def _divergence(p: float, q: float) -> float:
 
 
 def _log_choices(n: int, k: int) -> float:
-    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) if 0 <= k <= n else -inf
+    if 0 <= k <= n:
+        return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+    return -inf

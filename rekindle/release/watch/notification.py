@@ -1,7 +1,8 @@
 """Send a notification to a webhook, with retries while its server is unavailable.
 
-The `notify:` section of a config selects the events. A notification that fails does not fail its caller.
-The address is a secret (it permits writing to the channel): messages and logs show only its host.
+The `notify:` section of a config selects the events. A notification that fails does not fail its
+caller. The address is a secret (it permits writing to the channel): messages and logs show only its
+host.
 """
 
 import json
@@ -28,17 +29,23 @@ MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")  # MLflow tags, with a prefix if the run has several evaluations
+# MLflow tags, with a prefix if the run has several evaluations
+VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")
 
 
 class NotifyConfig(Section):
-    """Notifications about runs. The webhook's address is a secret: set NOTIFY_URL, not a config key."""
+    """Notifications about runs. The webhook's address is a secret: set NOTIFY_URL, not a config
+    key."""
 
     format: Literal["off", "slack", "json"] = Field(
         default="off",
-        description="message format: slack (also for Mattermost), or json (fields: docs/after-release.md)",
+        description=(
+            "message format: slack (also for Mattermost), or json (fields: docs/after-release.md)"
+        ),
     )
-    events: list[Event] = Field(default=list(get_args(Event)), description="events that send a notification")
+    events: list[Event] = Field(
+        default=list(get_args(Event)), description="events that send a notification"
+    )
     mlflow_url: str = Field(
         default="",
         pattern=r"^(https?://[^@\s]+)?$",
@@ -64,7 +71,8 @@ class Message:
 
     def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
-        reason, link = without_user(visible(self.reason))[:MAX_REASON_LENGTH], without_user(self.link)
+        reason = without_user(visible(self.reason))[:MAX_REASON_LENGTH]
+        link = without_user(self.link)
         if message_format == "json":
             return asdict(self) | {"reason": reason, "link": link}
         lines = [f"*{self.name}*: {self.text}", reason]
@@ -72,7 +80,12 @@ class Message:
         return {"text": "\n".join([*lines, *([f"<{link}|MLflow run>"] if link else [])])}
 
 
-def send(message: Message, config: NotifyConfig, attempts: int = 6, environ: Mapping[str, str] = os.environ) -> bool:
+def send(
+    message: Message,
+    config: NotifyConfig,
+    attempts: int = 6,
+    environ: Mapping[str, str] = os.environ,
+) -> bool:
     """Send `message` and log a failure, see `deliver`. Return True if the message was delivered."""
     delivery = deliver(message, config, attempts, environ)
     if delivery.problem:
@@ -82,25 +95,35 @@ def send(message: Message, config: NotifyConfig, attempts: int = 6, environ: Map
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of a notification; neither sent nor a problem if the config does not select its event."""
+    """The result of a notification; neither sent nor a problem if the config does not select its
+    event."""
 
     sent: bool
     problem: str = ""
 
 
 def deliver(
-    message: Message, config: NotifyConfig, attempts: int = 6, environ: Mapping[str, str] = os.environ
+    message: Message,
+    config: NotifyConfig,
+    attempts: int = 6,
+    environ: Mapping[str, str] = os.environ,
 ) -> Delivery:
-    """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the attempts."""
+    """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the
+    attempts."""
     if config.format == "off" or message.event not in config.events:
         return Delivery(sent=False)
+
     url = environ.get(URL, "").strip()
     if not url:
         remedy = f"Set it to the webhook's address, on a cluster in the Secret {SECRET}."
         return Delivery(sent=False, problem=f"notification not sent: {URL} is not set. {remedy}")
+
     problem = _post(url, message.body(config.format), attempts)
     if problem:
-        return Delivery(sent=False, problem=f"notification not sent: the webhook at {_host(url)} {problem}")
+        return Delivery(
+            sent=False, problem=f"notification not sent: the webhook at {_host(url)} {problem}"
+        )
+
     return Delivery(sent=True)
 
 
@@ -118,16 +141,25 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
         raise_on_status=False,
         respect_retry_after_header=False,  # a server may ask for a pause of hours
     )
+
     try:
         with requests.Session() as session:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, HTTPAdapter(max_retries=retry))
+
             # a redirected POST would become a GET
-            with session.post(url, json=body, timeout=TIMEOUT_S, allow_redirects=False, stream=True) as answer:
+            with session.post(
+                url, json=body, timeout=TIMEOUT_S, allow_redirects=False, stream=True
+            ) as answer:
                 if 200 <= answer.status_code < 300:
                     return ""
+
                 content = next(answer.iter_content(200), b"").decode(errors="replace")
-                return f"answered {answer.status_code} ({visible(content)}). Correct {URL} if this persists."
+
+                return (
+                    f"answered {answer.status_code} ({visible(content)}). Correct {URL} if this"
+                    " persists."
+                )
     except (requests.RequestException, ValueError) as error:
         path = "/" + url.partition("://")[2].partition("/")[2]
         cause = str(innermost(error)).replace(url, "its address").replace(path, "/...")
@@ -142,14 +174,16 @@ def _host(url: str) -> str:
 
 
 def status(phase: str, reasons: list[str]) -> str:
-    """Convert Argo's phase to MLflow's run status. A stopped workflow is `Failed`: only its reasons show the stop."""
+    """Convert Argo's phase to MLflow's run status. A stopped workflow is `Failed`: only its reasons
+    show the stop."""
     if phase != "Succeeded" and any(causes.STOPPED.search(reason) for reason in reasons):
         return "KILLED"
     return RUN_STATUSES.get(phase, "FAILED")
 
 
 def reasons(failures: str) -> list[str]:
-    """Return a line per failed step in {{workflow.failures}}, a JSON list that Argo quotes again (strconv.Quote).
+    """Return a line per failed step in {{workflow.failures}}, a JSON list that Argo quotes again
+    (strconv.Quote).
 
     The line has the message of the step's process, not of the node that counts its attempts.
     """
@@ -159,12 +193,19 @@ def reasons(failures: str) -> list[str]:
             value = json.loads(value)
         except ValueError:
             return [f"workflow: {value}"]
+
     # the value may be `null`
-    nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if isinstance(value, list):
+        nodes = [item for item in value if isinstance(item, dict)]
+    else:
+        nodes = []
+
     return [f"{name}: {message}" for name, message in causes.failed_steps(nodes)]
 
 
 def verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return (tag prefix, verdict, reason) for each evaluation of a run."""
     prefixes = [name.removesuffix("verdict") for name in tags if VERDICT_TAG.fullmatch(name)]
-    return [(prefix, tags[f"{prefix}verdict"], tags.get(f"{prefix}reason", "")) for prefix in prefixes]
+    return [
+        (prefix, tags[f"{prefix}verdict"], tags.get(f"{prefix}reason", "")) for prefix in prefixes
+    ]

@@ -15,12 +15,18 @@ FEATURE_METRIC = "rekindle_model_feature"  # metric of a server: histograms of t
 
 def features(instances: Iterable[Any]) -> list[Any]:
     """Convert parsed instances to the values that servers and evaluations count."""
-    return [instance.model_dump() if isinstance(instance, BaseModel) else instance for instance in instances]
+    return [
+        instance.model_dump() if isinstance(instance, BaseModel) else instance
+        for instance in instances
+    ]
 
 
-def record_reference(report: Path, predictions: Sequence[Any], instances: Sequence[Any] = ()) -> None:
+def record_reference(
+    report: Path, predictions: Sequence[Any], instances: Sequence[Any] = ()
+) -> None:
     """Write the histograms of the test rows' predictions and instances into a report."""
-    scores, counts = count_numbers(predictions), count_numbers(features(instances))
+    scores = count_numbers(predictions)
+    counts = count_numbers(features(instances))
     record = {"rows": len(predictions), "scores": scores, "features": counts}
     report.mkdir(parents=True, exist_ok=True)
     (report / REFERENCE).write_text(to_json(record))

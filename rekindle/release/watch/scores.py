@@ -1,8 +1,8 @@
 """Histograms of the numbers in predictions and instances, for the canary and drift.
 
-Each number in a prediction is an output with its own name (`probabilities.3`), and each number in an instance a
-feature. True counts as 1; a text gives two numbers: its length, and a hash between 0 and 1. Only the first MAX_OUTPUTS
-outputs and the first MAX_OUTPUTS features of a model are counted.
+Each number in a prediction is an output with its own name (`probabilities.3`), and each number in
+an instance a feature. True counts as 1; a text gives two numbers: its length, and a hash between 0
+and 1. Only the first MAX_OUTPUTS outputs and the first MAX_OUTPUTS features of a model are counted.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,10 @@ MAX_OUTPUTS = 16  # maximum number of outputs, and of features, to count
 SCORE_METRIC = "rekindle_model_score"
 # bounds for probabilities
 UNIT_EDGES = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]
-LARGE_EDGES = [*(float(number) for number in range(2, 11)), *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49))]
+LARGE_EDGES = [
+    *(float(number) for number in range(2, 11)),
+    *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49)),
+]
 NEGATIVE_EDGES = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
 EDGES = (
     *NEGATIVE_EDGES,
@@ -68,9 +71,14 @@ class Histograms:
     """A Prometheus histogram per output or feature of a server."""
 
     def __init__(
-        self, name: str = SCORE_METRIC, description: str = "numbers of the predictions", label: str = "output"
+        self,
+        name: str = SCORE_METRIC,
+        description: str = "numbers of the predictions",
+        label: str = "output",
     ) -> None:
-        self.name, self.description, self.label = name, description, label
+        self.name = name
+        self.description = description
+        self.label = label
         self.version = ""
         self.counts: Counts = {}
 
@@ -78,12 +86,19 @@ class Histograms:
         """Add the counts of more predictions or instances."""
         for output, buckets in counts.items():
             if output in self.counts or len(self.counts) < MAX_OUTPUTS:
-                self.counts[output] = list(map(sum, zip(self.counts.get(output, ZERO_COUNTS), buckets, strict=True)))
+                self.counts[output] = list(
+                    map(sum, zip(self.counts.get(output, ZERO_COUNTS), buckets, strict=True))
+                )
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the metric for Prometheus' client; without a sum, as OpenMetrics requires for negative numbers."""
+        """Yield the metric for Prometheus' client; without a sum, as OpenMetrics requires for
+        negative numbers."""
         text = f"{self.description}, by {self.label}"
         family = HistogramMetricFamily(self.name, text, labels=["version", self.label])
         for output, buckets in self.counts.items():
-            family.add_metric([self.version, output], list(zip(BUCKET_BOUNDS, accumulate(buckets), strict=True)), None)
+            family.add_metric(
+                [self.version, output],
+                list(zip(BUCKET_BOUNDS, accumulate(buckets), strict=True)),
+                None,
+            )
         yield family

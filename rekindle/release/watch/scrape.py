@@ -1,4 +1,5 @@
-"""Statistics of a model's servers, read from their `/metrics` and added up by Deployment and version."""
+"""Statistics of a model's servers, read from their `/metrics` and added up by Deployment and
+version."""
 
 import http.client
 import os
@@ -17,7 +18,8 @@ from rekindle.release.client import resolve
 from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 
-Buckets = dict[float, float]  # upper bound → number of values up to it (cumulative, as in Prometheus)
+# upper bound → number of values up to it (cumulative, as in Prometheus)
+Buckets = dict[float, float]
 Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features": histograms by name
 
 
@@ -39,7 +41,9 @@ class VersionStats:
         self.errors += current_stats.errors - earlier_stats.errors
         _add_increase(self.seconds, current_stats.seconds, earlier_stats.seconds)
         for output, buckets in current_stats.scores.items():
-            _add_increase(self.scores.setdefault(output, {}), buckets, earlier_stats.scores.get(output, {}))
+            _add_increase(
+                self.scores.setdefault(output, {}), buckets, earlier_stats.scores.get(output, {})
+            )
 
     def counts(self) -> Counts:
         """Return the counts per bucket between the BUCKET_BOUNDS."""
@@ -51,15 +55,17 @@ class VersionStats:
 
 
 Key = tuple[str, str]  # Deployment ("" if the server does not know its Deployment) and version
-Answer = tuple[float, dict[Key, VersionStats]]  # start time of a server's process, and its statistics
+# start time of a server's process, and its statistics
+Answer = tuple[float, dict[Key, VersionStats]]
 
 
 class Watch:
-    """Adds up the statistics of each Deployment and version since the Watch was created. If a server ends, the data
-    since its last scrape is lost."""
+    """Adds up the statistics of each Deployment and version since the Watch was created. If a
+    server ends, the data since its last scrape is lost."""
 
     def __init__(self, *endpoints: str) -> None:
-        self.endpoints, self.start_time = endpoints, time.time()
+        self.endpoints = endpoints
+        self.start_time = time.time()
         self.stats: dict[Key, VersionStats] = {}
         # (address, start of the process) → its statistics
         self.last_answers: dict[tuple[str, float], dict[Key, VersionStats]] = {}
@@ -69,57 +75,90 @@ class Watch:
     def scrape(self) -> dict[Key, VersionStats]:
         """Read all servers, and return the statistics so far."""
         loaded_addresses = {address for (address, _), stats in self.last_answers.items() if stats}
+
         for url, answer in read(*self.endpoints).items():
             if not isinstance(answer, str):
                 start, stats_by_key = answer
                 earlier_stats = self.last_answers.get((url, start))
                 restarted = url in loaded_addresses and not earlier_stats
-                if earlier_stats is None:  # a process that is older than the Watch counts from its first answer
-                    earlier_stats = {} if restarted or start > self.start_time else stats_by_key
+
+                # a process that is older than the Watch counts from its first answer
+                if earlier_stats is None:
+                    if restarted or start > self.start_time:
+                        earlier_stats = {}
+                    else:
+                        earlier_stats = stats_by_key
+
                 for key, current_stats in stats_by_key.items():
                     stats = self.stats.setdefault(key, VersionStats())
                     stats.add(current_stats, earlier_stats.get(key, VersionStats()))
                     stats.crashes += restarted
+
                 self.last_answers[url, start] = stats_by_key
+
         return self.stats
 
 
 def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
     """Return {process: counts of `version`} for the servers of a headless Service.
 
-    A server that cannot be read keeps its `earlier_counts`. Raises RekindleError if none can be read.
+    A server that cannot be read keeps its `earlier_counts`. Raises RekindleError if none can be
+    read.
     """
-    servers, kept, problem = dict[str, Counts](), dict[str, Counts](), f"{endpoint} does not have servers"
+    servers = dict[str, Counts]()
+    kept = dict[str, Counts]()
+    problem = f"{endpoint} does not have servers"
+
     for url, answer in read(endpoint).items():
         if isinstance(answer, str):
             problem = answer
             say(problem)
-            kept |= {process: counts for process, counts in earlier_counts.items() if process.startswith(f"{url} ")}
+            kept.update(
+                {
+                    process: counts
+                    for process, counts in earlier_counts.items()
+                    if process.startswith(f"{url} ")
+                }
+            )
         else:
             start, stats_by_key = answer
-            stats = next((stats for key, stats in stats_by_key.items() if key[1] == version), VersionStats())
+            stats = next(
+                (stats for key, stats in stats_by_key.items() if key[1] == version), VersionStats()
+            )
             servers[f"{url} since {start}"] = stats.counts()
+
     if not servers:
         raise RekindleError(f"{problem}: is the model deployed? See the log of its servers.")
+
     return kept | servers
 
 
-def increments(current_counts: Mapping[str, Counts], earlier_counts: Mapping[str, Counts]) -> Counts:
+def increments(
+    current_counts: Mapping[str, Counts], earlier_counts: Mapping[str, Counts]
+) -> Counts:
     """Return the increase of the counts of all processes between two scrapes."""
     total: Counts = {"rows": 0, "scores": {}, "features": {}}
+
     for process, counts in current_counts.items():
         previous_counts = earlier_counts.get(process, {"rows": 0, "scores": {}, "features": {}})
         total["rows"] += max(0, counts["rows"] - previous_counts["rows"])
+
         for kind in ("scores", "features"):
             for name, buckets in counts[kind].items():
                 zeros = [0] * len(buckets)
-                columns = total[kind].get(name, zeros), buckets, previous_counts[kind].get(name, zeros)
+                columns = (
+                    total[kind].get(name, zeros),
+                    buckets,
+                    previous_counts[kind].get(name, zeros),
+                )
                 total[kind][name] = [a + max(0, b - c) for a, b, c in zip(*columns, strict=True)]
+
     return total
 
 
 def read(*endpoints: str) -> dict[str, Answer | str]:
-    """Return {URL: answer} of all servers behind these Services; an answer that is a text is an error message."""
+    """Return {URL: answer} of all servers behind these Services; an answer that is a text is an
+    error message."""
     urls = list(dict.fromkeys(url for endpoint in endpoints for url in addresses(endpoint)))
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(urls, pool.map(_read, urls), strict=True))
@@ -139,32 +178,50 @@ def addresses(endpoint: str) -> Iterable[str]:
     Locally, an environment variable replaces the DNS records.
     """
     host, _, port = endpoint.removeprefix("http://").partition(":")
+
     pods = os.environ.get(f"{host.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
     if pods is not None:
         return [f"http://{pod}:{port}" for pod in pods.split(",") if pod]
-    if (url := resolve(endpoint)) != endpoint:
+
+    url = resolve(endpoint)
+    if url != endpoint:
         return [url]
+
     try:
-        records = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+        records = {
+            str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        }
     except OSError:
         return []
-    return [f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}" for ip in sorted(records)]
+
+    return [
+        f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}" for ip in sorted(records)
+    ]
 
 
 def parse_metrics(text: str) -> Answer:
-    """Return the start time of the process, and its statistics. Raises ValueError if `text` is invalid."""
-    start_time, instances, deployment, stats_by_version = 0.0, 0.0, "", dict[str, VersionStats]()
+    """Return the start time of the process, and its statistics. Raises ValueError if `text` is
+    invalid."""
+    start_time = 0.0
+    instances = 0.0
+    deployment = ""
+    stats_by_version = dict[str, VersionStats]()
+
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "process_start_time_seconds":
                 start_time = sample.value
             if sample.name == "rekindle_instances_sum":
                 instances = sample.value
+
             if sample.name == "rekindle_model_info":
                 deployment = sample.labels.get("deployment", "")
                 continue
-            if not (version := sample.labels.get("version")):
+
+            version = sample.labels.get("version")
+            if not version:
                 continue
+
             stats = stats_by_version.setdefault(version, VersionStats())
             if sample.name == "rekindle_requests_total":
                 stats.requests += sample.value
@@ -172,11 +229,17 @@ def parse_metrics(text: str) -> Answer:
             elif sample.name == "rekindle_request_seconds_bucket":
                 stats.seconds[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{SCORE_METRIC}_bucket":
-                stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
+                stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = (
+                    sample.value
+                )
             elif sample.name == f"{FEATURE_METRIC}_bucket":
-                stats.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = sample.value
+                stats.features.setdefault(sample.labels["feature"], {})[
+                    float(sample.labels["le"])
+                ] = sample.value
+
     for stats in stats_by_version.values():
         stats.instances = instances
+
     return start_time, {(deployment, version): stats for version, stats in stats_by_version.items()}
 
 

@@ -1,10 +1,10 @@
-"""The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and the mean time M
-between losses.
+"""The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and
+the mean time M between losses.
 
-J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The further terms of J.
-T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, are smaller
-than the error of our estimate of M. After a loss, only the steps that neither a survivor nor shared memory holds are
-repeated.
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The
+further terms of J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
+dumps", FGCS 22(3), 2006, are smaller than the error of our estimate of M. After a loss, only the
+steps that neither a survivor nor shared memory holds are repeated.
 """
 
 import math
@@ -12,20 +12,28 @@ import time
 
 from rekindle.training.checkpoint.manifest import Facts
 
-MIN_INTERVAL_S, MAX_INTERVAL_S = 10.0, 1800.0  # bounds of an automatic interval
+# bounds of an automatic interval
+MIN_INTERVAL_S = 10.0
+MAX_INTERVAL_S = 1800.0
 PRIOR_MEAN_S = 3600.0  # prior mean time between losses; spot nodes live for hours
 # minimum interval as a multiple of an upload's duration: uploads take at most half of the time
 MIN_INTERVAL_UPLOADS = 2.0
 
 
 class CheckpointInterval:
-    """Decides when the next durable checkpoint is due: by a fixed or automatic time, and optionally by steps."""
+    """Decides when the next durable checkpoint is due: by a fixed or automatic time, and optionally
+    by steps."""
 
     def __init__(self, seconds: float, steps: int) -> None:
-        self.fixed_seconds, self.steps = seconds, steps
-        self.cost = 0.0  # seconds that the last checkpoint took from the training: the wait for the copy, and CPU time
+        self.fixed_seconds = seconds
+        self.steps = steps
+        # seconds that the last checkpoint took from the training: the wait for the copy, and CPU
+        # time
+        self.cost = 0.0
         self.duration = 0.0  # seconds that the upload of the last checkpoint took
-        self._earlier_seconds, self._losses = 0.0, 0  # training time and losses of previous processes of the run
+        # training time and losses of previous processes of the run
+        self._earlier_seconds = 0.0
+        self._losses = 0
         self._start_time = self._last_time = time.monotonic()
         self._last_step = 0
 
@@ -35,7 +43,9 @@ class CheckpointInterval:
             return self.fixed_seconds
         mean_time = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)
         optimum = math.sqrt(2 * self.cost * mean_time)
-        return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, optimum, MIN_INTERVAL_UPLOADS * self.duration))
+        return min(
+            MAX_INTERVAL_S, max(MIN_INTERVAL_S, optimum, MIN_INTERVAL_UPLOADS * self.duration)
+        )
 
     def is_due(self, step: int) -> bool:
         """Return True if the state after `step` updates should be checkpointed."""
@@ -45,7 +55,8 @@ class CheckpointInterval:
 
     def record_start(self, step: int) -> None:
         """Record that a checkpoint of `step` was started."""
-        self._last_time, self._last_step = time.monotonic(), step
+        self._last_time = time.monotonic()
+        self._last_step = step
 
     def record_loss(self) -> None:
         """Record the loss of a worker that interrupted the training."""
@@ -56,8 +67,10 @@ class CheckpointInterval:
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
     def resume(self, step: int, facts: Facts) -> None:
-        """Continue after the loss of all workers, from the checkpoint of `step` with these `facts`."""
-        self._earlier_seconds, self._losses = facts["trained_seconds"], facts["losses"] + 1
+        """Continue after the loss of all workers, from the checkpoint of `step` with these
+        `facts`."""
+        self._earlier_seconds = facts["trained_seconds"]
+        self._losses = facts["losses"] + 1
         self._last_step = step
 
     def _trained_seconds(self) -> float:

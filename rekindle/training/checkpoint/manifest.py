@@ -12,7 +12,8 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import rule
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]  # not strict: an integer is accepted, too
+# not strict: an integer is accepted, too
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 @with_config({"strict": True, "extra": "allow"})
@@ -52,6 +53,7 @@ def read(name: str, data: bytes) -> Manifest:
     """Return the manifest from an object with the given name and data. Raises Damaged."""
     if not name.endswith(f"-{_short(data)}.json"):
         raise Damaged("its manifest does not match the hash in its name")
+
     try:
         manifest = MANIFEST.validate_json(data)
         base64.b64decode(manifest["loader"], validate=True)
@@ -61,17 +63,24 @@ def read(name: str, data: bytes) -> Manifest:
         raise Damaged(f"its manifest is invalid: {where}: {rule(detail['msg'])}"[:300]) from None
     except ValueError as error:
         raise Damaged(f"its loader state cannot be read: {error}") from None
+
     if manifest["step"] != step_of(name):
-        raise Damaged(f"its name says step {step_of(name)}, but its manifest says step {manifest['step']}")
+        raise Damaged(
+            f"its name says step {step_of(name)}, but its manifest says step {manifest['step']}"
+        )
+
     if len(manifest["chunks"]) != -(-manifest["bytes"] // manifest["chunk"]):
         raise Damaged(f"it has {len(manifest['chunks'])} chunks for {manifest['bytes']} bytes")
+
     return manifest
 
 
 def step_of(name: str) -> int:
     """Return the step in a manifest's name; -1 if the name is invalid."""
     match = NAME.fullmatch(name.rpartition("/")[2])
-    return int(match[1]) if match else -1
+    if match:
+        return int(match[1])
+    return -1
 
 
 def _short(data: bytes) -> str:

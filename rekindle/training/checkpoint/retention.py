@@ -1,7 +1,9 @@
-"""Deletes durable checkpoints that are too many or too old, except `latest`, and not while readers are active.
+"""Deletes durable checkpoints that are too many or too old, except `latest`, and not while readers
+are active.
 
-A rank 0 that was frozen for a while acts on an outdated listing. So `keep` deletes only chunks without a manifest, only
-within a minute of the listing, and chunks of an unfinished checkpoint only an hour after their upload.
+A rank 0 that was frozen for a while acts on an outdated listing. So `keep` deletes only chunks
+without a manifest, only within a minute of the listing, and chunks of an unfinished checkpoint only
+an hour after their upload.
 """
 
 import time
@@ -41,42 +43,75 @@ class Retention:
         list_time = time.monotonic()
         # the order matters: leases are listed first, chunks last
         kinds = ("readers", "manifests", "chunks")
-        readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds)
+        readers, manifests, chunks = (
+            list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds
+        )
         # by the store's clock, like the times of all objects
         now = max((entry.modified for entry in manifests), default=0.0)
+
         dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
         if len(dead_leases) == len(readers):
             expired_keys = self._expired_manifests(latest, manifests, now)
             needed_chunks = {
-                chunk for entry in manifests if entry.key not in expired_keys for chunk in self._chunks(entry.key)
+                chunk
+                for entry in manifests
+                if entry.key not in expired_keys
+                for chunk in self._chunks(entry.key)
             }
+
             expired_chunks = {chunk for key in expired_keys for chunk in self._chunks(key)}
-            expired_chunks |= {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
-            unneeded_keys = [entry.key for entry in chunks if _name(entry) in expired_chunks - needed_chunks]
+            expired_chunks.update(
+                {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
+            )
+
+            unneeded_keys = [
+                entry.key for entry in chunks if _name(entry) in expired_chunks - needed_chunks
+            ]
             # manifests are deleted first: chunks without a manifest are never read
             for keys in (sorted(expired_keys), unneeded_keys):
                 if time.monotonic() - list_time < LISTING_TIMEOUT_S:
                     self.store.delete(keys)
+
             self._chunk_names = {
-                entry.key: self._chunk_names[entry.key] for entry in manifests if entry.key not in expired_keys
+                entry.key: self._chunk_names[entry.key]
+                for entry in manifests
+                if entry.key not in expired_keys
             }
+
         self.store.delete(dead_leases)
 
     def _expired_manifests(self, latest: str, manifests: Sequence[Entry], now: float) -> set[str]:
         earlier_manifests = [entry for entry in manifests if entry.key < latest][::-1]
         expired = set(earlier_manifests[self.max_checkpoints - 1 :])
+
         if self.max_hours:
-            expired |= {entry for entry in earlier_manifests if entry.modified < now - 3600 * self.max_hours}
+            expired.update(
+                {
+                    entry
+                    for entry in earlier_manifests
+                    if entry.modified < now - 3600 * self.max_hours
+                }
+            )
+
         # newer manifests are being written now, or are unreadable leftovers
-        expired |= {entry for entry in manifests if entry.key > latest and entry.modified < now - UNFINISHED_TIMEOUT_S}
+        expired.update(
+            {
+                entry
+                for entry in manifests
+                if entry.key > latest and entry.modified < now - UNFINISHED_TIMEOUT_S
+            }
+        )
         return {entry.key for entry in expired}
 
     def _chunks(self, manifest: str) -> list[str]:
         if manifest not in self._chunk_names:
             try:
-                self._chunk_names[manifest] = manifest_file.read(manifest, self.store.get(manifest))["chunks"]
+                self._chunk_names[manifest] = manifest_file.read(
+                    manifest, self.store.get(manifest)
+                )["chunks"]
             except (NotFound, manifest_file.Damaged):
-                self._chunk_names[manifest] = []  # the manifest is damaged, or was deleted by another rank 0
+                # the manifest is damaged, or was deleted by another rank 0
+                self._chunk_names[manifest] = []
         return self._chunk_names[manifest]
 
 

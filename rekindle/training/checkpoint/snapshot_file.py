@@ -1,12 +1,14 @@
-"""Snapshots in shared memory: the newest states of one worker. The snapshots survive the death of every process.
+"""Snapshots in shared memory: the newest states of one worker. The snapshots survive the death of
+every process.
 
     /dev/shm/rekindle-<run>-<node>      ($REKINDLE_SHM: another directory)
 
-One file per worker, with a header page (run, model, machine; one record per slot) and three slots for the state: one
-slot holds the newest complete snapshot, the next snapshot is written to another slot, and an upload may read the third.
-A record is cleared before its slot is written, and committed afterwards by one flag, which is also the record's
-checksum, because the process may die at any moment. A reader verifies every byte. This module does not import torch,
-because the launcher uses it.
+One file per worker, with a header page (run, model, machine; one record per slot) and three slots
+for the state: one slot holds the newest complete snapshot, the next snapshot is written to another
+slot, and an upload may read the third. A record is cleared before its slot is written, and
+committed afterwards by one flag, which is also the record's checksum, because the process may die
+at any moment. A reader verifies every byte. This module does not import torch, because the launcher
+uses it.
 """
 
 import fcntl
@@ -26,7 +28,8 @@ from rekindle.errors import ConfigError, RekindleError
 
 SLOTS = 3  # number of slots in a file
 PAGE = 4096  # bytes of a memory page
-MAX_LOADER_STATE_BYTES = 1 << 18  # bytes that each slot reserves for the state of the workload's own data loader
+# bytes that each slot reserves for the state of the workload's own data loader
+MAX_LOADER_STATE_BYTES = 1 << 18
 STALE_AFTER_S = 3600.0  # a file of this age that no process holds is removed
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
@@ -34,14 +37,17 @@ MAGIC = b"rekindle hot 1\n\0"
 HEADER = struct.Struct("<16s 32s 32s 32s Q")  # magic, identity, layout, fingerprint, bytes of state
 RECORD = struct.Struct("<q I I")  # step, bytes of loader state, crc32 of the slot
 FLAG = struct.Struct("<I")
-FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # positions of the slots' records, in bytes
+# positions of the slots' records, in bytes
+FIRST_RECORD_OFFSET = 512
+RECORD_DISTANCE = 64
 LAST_STEP = struct.Struct("<q d")  # newest completed step, unix seconds of its end
 LAST_STEP_OFFSET = 1024  # position of two records of the newest step, which are written in turn
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed slot: its index, the step, the length of the loader state, and the checksum of the contents."""
+    """One committed slot: its index, the step, the length of the loader state, and the checksum of
+    the contents."""
 
     slot: int
     step: int
@@ -59,10 +65,16 @@ def run_name(identity: str, prefix: str) -> str:
 
 
 def worker_name() -> str:
-    """Return the name of this worker, which survives restarts: the pod's name and the index in the pod."""
+    """Return the name of this worker, which survives restarts: the pod's name and the index in the
+    pod."""
     # our launcher puts the index into POD_NAME
-    local = os.environ.get("LOCAL_RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
-    return (os.environ.get("POD_NAME") or socket.gethostname()) + ("" if local == "0" else f"/{local}")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = os.environ.get("LOCAL_RANK", "0")
+    else:
+        local = "0"
+    return (os.environ.get("POD_NAME") or socket.gethostname()) + (
+        "" if local == "0" else f"/{local}"
+    )
 
 
 def node_name() -> str:
@@ -77,7 +89,8 @@ def path(run: str, node: str) -> Path:
 def newest_step(path: Path) -> int:
     """Return the step of the newest committed snapshot in a file, its data unverified, or -1.
 
-    The process that owns the file must not call it: closing the file in this function would release the lock.
+    The process that owns the file must not call it: closing the file in this function would release
+    the lock.
     """
     with suppress(OSError), open(path, "rb") as file:
         return max((record.step for record in _records(file.read(PAGE)) if record), default=-1)
@@ -92,7 +105,8 @@ def sweep(run: str) -> list[Path]:
     return _remove(
         "rekindle-*",
         lambda file: (
-            not file.name.startswith(f"rekindle-{run}-") and time.time() - file.stat().st_mtime > STALE_AFTER_S
+            not file.name.startswith(f"rekindle-{run}-")
+            and time.time() - file.stat().st_mtime > STALE_AFTER_S
         ),
     )
 
@@ -105,7 +119,8 @@ def discard(run: str) -> list[Path]:
 def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed = []
     for file in directory().glob(pattern):
-        with suppress(OSError):  # the file is already removed, locked by a process, or owned by another user
+        # the file is already removed, locked by a process, or owned by another user
+        with suppress(OSError):
             if not is_selected(file):
                 continue  # do not lock the file: a starting worker may be about to lock it
             with open(file, "r+b") as opened:
@@ -117,58 +132,78 @@ def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
 
 
 class SnapshotFile:
-    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it belongs to another run.
+    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it
+    belongs to another run.
 
-    Read the file first; then `reserve` prepares it for writing, which takes as long as filling all slots.
+    Read the file first; then `reserve` prepares it for writing, which takes as long as filling all
+    slots.
     """
 
     def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
         """`identity`, `layout` and `fingerprint` are hex sha256; `size`: bytes of the state."""
-        self.path, self.size = path, size
+        self.path = path
+        self.size = size
         self.slot_bytes = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE) * PAGE
         self.damage: list[str] = []  # messages about damage found while reading
         self.loaded_slot: int | None = None  # slot of the loaded snapshot
-        self._header = HEADER.pack(MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size)
+        self._header = HEADER.pack(
+            MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size
+        )
         self._file, self.is_locked = _open(path)  # is_locked: this process holds the lock
         self._map: mmap.mmap | None = None
         page = os.pread(self._file, PAGE, 0)
         self._records = _records(page)
-        self.last_step = _last_step(page)  # (step, unix seconds) that the previous process recorded last
+        # (step, unix seconds) that the previous process recorded last
+        self.last_step = _last_step(page)
         self.is_foreign = False  # True if the file is from a worker with another fingerprint
         self._is_valid = self._check(page)
 
     def _check(self, page: bytes) -> bool:
-        """Return True if the slots can be read. Raises ConfigError if they belong to another run."""
+        """Return True if the slots can be read. Raises ConfigError if they belong to another
+        run."""
         if not page:
             return False
+
         end = HEADER.size
-        if len(page) < PAGE or FLAG.unpack_from(page, end)[0] != _flag(page[:end]) or page[:16] != MAGIC:
+        if (
+            len(page) < PAGE
+            or FLAG.unpack_from(page, end)[0] != _flag(page[:end])
+            or page[:16] != MAGIC
+        ):
             self.damage.append(f"the header of {self.path} is damaged")
             return False
-        actual, expected = HEADER.unpack(page[:end]), HEADER.unpack(self._header)
+
+        actual = HEADER.unpack(page[:end])
+        expected = HEADER.unpack(self._header)
         if (actual[1], actual[2], actual[4]) != (expected[1], expected[2], expected[4]):
             raise ConfigError(
-                f"{self.path} holds the state of another run or model (identity {actual[1].hex()[:12]}, this run has "
-                f"{expected[1].hex()[:12]}): nothing was changed. Give this run another `checkpoints` prefix, or "
-                "delete that file."
+                f"{self.path} holds the state of another run or model (identity"
+                f" {actual[1].hex()[:12]}, this run has {expected[1].hex()[:12]}): nothing was"
+                " changed. Give this run another `checkpoints` prefix, or delete that file."
             )
+
         self.is_foreign = actual[3] != expected[3]
         return True
 
     def read(self) -> Iterator[tuple[Snapshot, bytes]]:
-        """Yield intact snapshots, newest first, each with the loader's state; adds damaged snapshots to `damage`."""
+        """Yield intact snapshots, newest first, each with the loader's state; adds damaged
+        snapshots to `damage`."""
         if not self._is_valid:
             return
+
         for slot, record in enumerate(self._records):
             if record is None:
                 self.damage.append(f"the record of slot {slot} of {self.path} is damaged")
+
         committed = [record for record in self._records if record and record.step >= 0]
         for snapshot in sorted(committed, key=lambda snapshot: snapshot.step, reverse=True):
             if self._crc(snapshot) == snapshot.crc:
                 offset = PAGE + snapshot.slot * self.slot_bytes + self.size
                 yield snapshot, os.pread(self._file, snapshot.length, offset)
             else:
-                self.damage.append(f"the snapshot of step {snapshot.step} in {self.path} is damaged")
+                self.damage.append(
+                    f"the snapshot of step {snapshot.step} in {self.path} is damaged"
+                )
 
     def load(self, snapshot: Snapshot, target: memoryview) -> None:
         """Read the state of a snapshot that `read` yielded into `target`."""
@@ -176,36 +211,52 @@ class SnapshotFile:
         for offset in range(0, self.size, READ_BYTES):
             block = target[offset : min(self.size, offset + READ_BYTES)]
             if os.preadv(self._file, [block], start + offset) != len(block):
-                raise RekindleError(f"{self.path} became shorter while this worker read it: restart this worker.")
+                raise RekindleError(
+                    f"{self.path} became shorter while this worker read it: restart this worker."
+                )
         self.loaded_slot = snapshot.slot
 
     def _crc(self, snapshot: Snapshot) -> int:
-        """Return the checksum of a slot's contents. Reads the file without a mapping, since it may be truncated."""
-        offset, crc, missing = PAGE + snapshot.slot * self.slot_bytes, 0, self.size + snapshot.length
+        """Return the checksum of a slot's contents. Reads the file without a mapping, since it may
+        be truncated."""
+        offset = PAGE + snapshot.slot * self.slot_bytes
+        crc = 0
+        missing = self.size + snapshot.length
         buffer = memoryview(bytearray(min(READ_BYTES, missing)))
+
         while missing:
             count = os.preadv(self._file, [buffer[: min(READ_BYTES, missing)]], offset)
             if not count:
                 return -1
-            crc, offset, missing = zlib.crc32(buffer[:count], crc), offset + count, missing - count
+
+            crc = zlib.crc32(buffer[:count], crc)
+            offset = offset + count
+            missing = missing - count
+
         return crc
 
     def reserve(self) -> None:
-        """Allocate and map all slots; keeps intact snapshots. Raises OSError if memory is insufficient."""
+        """Allocate and map all slots; keeps intact snapshots. Raises OSError if memory is
+        insufficient."""
         total = PAGE + SLOTS * self.slot_bytes
         # without this call, a full file system would later kill this process by SIGBUS
         os.posix_fallocate(self._file, 0, total)
         os.ftruncate(self._file, total)
+
         self._map = mapped = mmap.mmap(self._file, total)
         if not self._is_valid:
             mapped[:PAGE] = bytes(PAGE)
             mapped[: HEADER.size] = self._header
             FLAG.pack_into(mapped, HEADER.size, _flag(self._header))
+
         view = memoryview(mapped)  # each slot contains the state, then the loader's state
-        self.slots = [view[start : start + self.slot_bytes] for start in range(PAGE, total, self.slot_bytes)]
+        self.slots = [
+            view[start : start + self.slot_bytes] for start in range(PAGE, total, self.slot_bytes)
+        ]
         for slot, record in enumerate(self._records):
             if record is None:
                 self.clear(slot)
+
         for start in range(0, total, READ_BYTES):  # later copies then do not wait for page faults
             touch(mapped, start, min(READ_BYTES, total - start))
 
@@ -254,33 +305,44 @@ def touch(mapped: mmap.mmap, start: int, length: int) -> None:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Return the file, and True if we hold its lock; False if a frozen predecessor still holds it."""
+    """Return the file, and True if we hold its lock; False if a frozen predecessor still holds
+    it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if (owner := os.fstat(file).st_uid) != os.geteuid():  # every user may create files in /dev/shm
+        # every user may create files in /dev/shm
+        owner = os.fstat(file).st_uid
+        if owner != os.geteuid():
             os.close(file)
             raise PermissionError(f"{path} belongs to another user ({owner})")
+
         try:
             # this lock belongs to the process: children do not inherit it
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return file, False
+
         with suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(file).st_ino:
                 return file, True
+
         os.close(file)  # the file was removed before we locked it
 
 
 def _records(page: bytes) -> list[Snapshot | None]:
     """Return the record of each slot. Step -1: empty or unfinished; None: damaged."""
     records: list[Snapshot | None] = []
+
     for slot in range(SLOTS if len(page) == PAGE else 0):
         offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
-        record, (flag,) = page[offset : offset + RECORD.size], FLAG.unpack_from(page, offset + RECORD.size)
+        record, (flag,) = (
+            page[offset : offset + RECORD.size],
+            FLAG.unpack_from(page, offset + RECORD.size),
+        )
         step, length, crc = RECORD.unpack(record)
         is_intact = flag == _flag(record) and length <= MAX_LOADER_STATE_BYTES
         committed = Snapshot(slot, step, length, crc) if is_intact else None
         records.append(committed if flag else Snapshot(slot, -1, 0, 0))
+
     return records
 
 
@@ -289,7 +351,10 @@ def _last_step(page: bytes) -> tuple[int, float] | None:
     records: list[tuple[int, float]] = []
     for number in range(2 if len(page) == PAGE else 0):
         offset = LAST_STEP_OFFSET + number * RECORD_DISTANCE
-        record, (flag,) = page[offset : offset + LAST_STEP.size], FLAG.unpack_from(page, offset + LAST_STEP.size)
+        record, (flag,) = (
+            page[offset : offset + LAST_STEP.size],
+            FLAG.unpack_from(page, offset + LAST_STEP.size),
+        )
         if flag == _flag(record):
             records.append(LAST_STEP.unpack(record))
     return max(records, default=None)

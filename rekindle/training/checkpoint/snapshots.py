@@ -1,7 +1,8 @@
 """Copies of the training state, in three slots of shared memory or in one private slot.
 
-The training loop only waits for the copy. A thread reserves the memory, computes checksums and commits (see
-snapshot_file.py). A slot that an upload reads is *pinned*: later copies do not overwrite it.
+The training loop only waits for the copy. A thread reserves the memory, computes checksums and
+commits (see snapshot_file.py). A slot that an upload reads is *pinned*: later copies do not
+overwrite it.
 """
 
 import mmap
@@ -21,12 +22,15 @@ class Snapshots:
     """The slots of one worker; without a snapshot file, private memory for uploads only."""
 
     def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
-        self.state, self.file = state, file
-        self.ready = threading.Event()  # set when the memory is reserved, or when reserving it has failed
+        self.state = state
+        self.file = file
+        # set when the memory is reserved, or when reserving it has failed
+        self.ready = threading.Event()
         self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
-        self._newest_slot = file.loaded_slot if file else None  # slot of the newest committed snapshot
+        # slot of the newest committed snapshot
+        self._newest_slot = file.loaded_slot if file else None
         self._queued_slots: set[int] = set()  # slots to be committed
         self._pinned_slots: set[int] = set()
         self._lock = threading.Lock()
@@ -46,13 +50,14 @@ class Snapshots:
     def take(self, loader_state: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
         """Copy the current state; returns the slot, or None if all slots are in use.
 
-        `pin`: keep the slot until `unpin`. `commit`: make the copy the newest snapshot in shared memory. Raises
-        RekindleError if the memory for copies could not be reserved.
+        `pin`: keep the slot until `unpin`. `commit`: make the copy the newest snapshot in shared
+        memory. Raises RekindleError if the memory for copies could not be reserved.
         """
         if not self.ready.is_set():
             return None
         if self._problem:
             raise self._problem
+
         with self._lock:
             busy_slots = {self._newest_slot, *self._queued_slots, *self._pinned_slots}
             slot = next((slot for slot in range(len(self._slots)) if slot not in busy_slots), None)
@@ -60,16 +65,20 @@ class Snapshots:
                 return None
             if pin:
                 self._pinned_slots.add(slot)
+
             if self.file:
-                self._queued_slots |= {slot} if commit else set()
+                self._queued_slots.update({slot} if commit else set())
                 self.file.clear(slot)
+
         self._tensors[slot].copy_(self.state.memory)
         if self.file and commit:
             self._jobs.put((slot, self.state.step, loader_state))
+
         return slot
 
     def record_step(self, step: int) -> None:
-        """Record in shared memory that `step` was completed now, so that a later process knows it."""
+        """Record in shared memory that `step` was completed now, so that a later process knows
+        it."""
         if self.ready.is_set() and self.file:
             self.file.record_step(step)
 
@@ -84,7 +93,8 @@ class Snapshots:
         """Commit all queued snapshots and close the file; if `remove`, also delete it."""
         self._jobs.put(None)
         self._thread.join()
-        file, self.file = self.file, None
+        file = self.file
+        self.file = None
         if file:
             file.close(remove=remove)
 
@@ -93,34 +103,42 @@ class Snapshots:
             self._reserve()
         except OSError as error:  # `take` raises this problem, since a checkpoint needs a copy
             self._problem = RekindleError(
-                f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which checkpoints need: "
-                "raise cluster.pods.train.memory, or the memory limit of this process."
+                f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which"
+                " checkpoints need: raise cluster.pods.train.memory, or the memory limit of this"
+                " process."
             )
+
         self.ready.set()
         while job := self._jobs.get():
             slot, step, loader_state = job
             assert self.file
             self.file.commit(slot, step, loader_state)
+
             with self._lock:
                 self._newest_slot = slot
                 self._queued_slots.discard(slot)
 
     def _reserve(self) -> None:
-        memory, size = self.state.memory, self._size
+        memory = self.state.memory
+        size = self._size
+
         if self.file:
             try:
                 self.file.reserve()
                 self._slots = [slot[:size] for slot in self.file.slots]
             except OSError as error:
                 say(
-                    f"no snapshots in shared memory: {error}. {snapshot_file.directory()} needs "
-                    f"{snapshot_file.SLOTS} times {size >> 20} MiB: mount an emptyDir with medium: Memory "
-                    "at this path. Until then, losing all workers loses the steps since the last durable checkpoint."
+                    f"no snapshots in shared memory: {error}. {snapshot_file.directory()} needs"
+                    f" {snapshot_file.SLOTS} times {size >> 20} MiB: mount an emptyDir with medium:"
+                    " Memory at this path. Until then, losing all workers loses the steps since"
+                    " the last durable checkpoint."
                 )
                 self.file.close(remove=True)
                 self.file = None
+
         if not self.file:
             self._slots = [memoryview(mmap.mmap(-1, size))]
+
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
             self._tensors[0].zero_()  # later copies then do not wait for page faults

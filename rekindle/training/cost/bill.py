@@ -1,6 +1,7 @@
 """The cost of a training, from the times in its ledger and the prices in its Tariff.
 
-The cost of the coordinator counts as *queued* while no worker is alive: then the workers wait for nodes.
+The cost of the coordinator counts as *queued* while no worker is alive: then the workers wait for
+nodes.
 """
 
 import math
@@ -11,21 +12,33 @@ from typing import Any
 from argolocal.common.wording import duration
 from rekindle.training.cost.tariff import Tariff
 from rekindle.training.ledger import text
-from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Interval, Summary, alive, percent
+from rekindle.training.ledger.report import (
+    LOST,
+    TRAINED,
+    WAITED,
+    Incident,
+    Interval,
+    Summary,
+    alive,
+    percent,
+)
 
-COORDINATOR, QUEUED = "coordinator", "queued"
+COORDINATOR = "coordinator"
+QUEUED = "queued"
 USES = (TRAINED, WAITED, LOST, COORDINATOR, QUEUED)
 PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
-MIN_SAVED_SHARE = 0.01  # share of the cost that another checkpoint interval must save to be reported
+# share of the cost that another checkpoint interval must save to be reported
+MIN_SAVED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class CheckpointInterval:
     """The mean time between durable checkpoints, and the best time for the losses of this training.
 
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: with the cost C of
-    a checkpoint and the mean time M between losses, checkpoints every W seconds cost the share C/W + W/2M of the
-    training; the best W is √(2·C·M). Only losses whose work was restored from a durable checkpoint count.
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
+    with the cost C of a checkpoint and the mean time M between losses, checkpoints every W seconds
+    cost the share C/W + W/2M of the training; the best W is √(2·C·M). Only losses whose work was
+    restored from a durable checkpoint count.
     """
 
     losses: int
@@ -59,37 +72,76 @@ class Bill:
 
     def amounts(self) -> dict[str, float]:
         """Return all amounts by name."""
-        saved = {"without_spot": self.without_spot, "saved": self.without_spot - self.total} if self.spot else {}
+        if self.spot:
+            saved = {"without_spot": self.without_spot, "saved": self.without_spot - self.total}
+        else:
+            saved = {}
+
         losses = {"losses": self.losses} if self.preemptions else {}
-        return {"total": self.total, **self.uses, "spot": self.spot, "on_demand": self.on_demand, **losses, **saved}
+
+        return {
+            "total": self.total,
+            **self.uses,
+            "spot": self.spot,
+            "on_demand": self.on_demand,
+            **losses,
+            **saved,
+        }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the amounts and the currency; `checkpoints` only if work was restored from a durable checkpoint."""
+        """Return the amounts and the currency; `checkpoints` only if work was restored from a
+        durable checkpoint."""
         interval = self.checkpoint_interval
-        more = {"checkpoints": {name: round(value, 9) for name, value in vars(interval).items()}} if interval else {}
-        return {"currency": self.currency} | {name: round(value, 9) for name, value in self.amounts().items()} | more
+        if interval:
+            more = {
+                "checkpoints": {name: round(value, 9) for name, value in vars(interval).items()}
+            }
+        else:
+            more = {}
+
+        return (
+            {"currency": self.currency}
+            | {name: round(value, 9) for name, value in self.amounts().items()}
+            | more
+        )
 
 
 def charge(summary: Summary, tariff: Tariff) -> Bill:
     """Return the cost of a training. Raises ConfigError if a pod has no price."""
     bill = Bill(tariff.prices.currency, preemptions=summary.preemptions)
+
     pauses = alive(
-        [Interval(item.t, _recovery_time(item), WAITED) for item in summary.incidents if item.kind in PREEMPTION_KINDS]
+        [
+            Interval(item.t, _recovery_time(item), WAITED)
+            for item in summary.incidents
+            if item.kind in PREEMPTION_KINDS
+        ]
     )
+
     for name, intervals in summary.intervals.items():
         is_spot = tariff.prices.is_spot(tariff.worker_pod(name))
         for interval in intervals:
             seconds = interval.end - interval.start
             _add_cost(bill, interval.kind, tariff.worker_cost(name, seconds), is_spot)
-            avoidable = {WAITED: _overlap_s(interval, pauses), LOST: seconds}.get(interval.kind, 0.0)
+            avoidable = {WAITED: _overlap_s(interval, pauses), LOST: seconds}.get(
+                interval.kind, 0.0
+            )
             bill.waits += tariff.worker_cost(name, avoidable) if interval.kind == WAITED else 0.0
             bill.without_spot += tariff.worker_cost(name, seconds - avoidable, spot=False)
+
     if tariff.coordinator and summary.counts.get("coordinator"):
-        busy = sum(end - start for start, end in alive([i for worker in summary.intervals.values() for i in worker]))
-        for use, seconds in ((COORDINATOR, busy), (QUEUED, max(0.0, summary.ended - summary.began - busy))):
+        busy = sum(
+            end - start
+            for start, end in alive([i for worker in summary.intervals.values() for i in worker])
+        )
+        for use, seconds in (
+            (COORDINATOR, busy),
+            (QUEUED, max(0.0, summary.ended - summary.began - busy)),
+        ):
             cost = tariff.prices.pod_cost(tariff.coordinator, seconds)
             _add_cost(bill, use, cost, tariff.prices.is_spot(tariff.coordinator))
             bill.without_spot += tariff.prices.pod_cost(tariff.coordinator, seconds, spot=False)
+
     bill.checkpoint_interval = _compare_interval(summary, bill.uses[TRAINED] + bill.uses[LOST])
     return bill
 
@@ -108,24 +160,38 @@ def _recovery_time(incident: Incident) -> float:
 
 
 def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
-    return sum(max(0.0, min(interval.end, end) - max(interval.start, start)) for start, end in pauses)
+    return sum(
+        max(0.0, min(interval.end, end) - max(interval.start, start)) for start, end in pauses
+    )
 
 
 def _compare_interval(summary: Summary, cost: float) -> CheckpointInterval | None:
-    """Compare the checkpoint interval with the best interval; `cost`: cost of all time in which workers made steps."""
+    """Compare the checkpoint interval with the best interval; `cost`: cost of all time in which
+    workers made steps."""
     restored = {
-        item.resumed: item for item in summary.incidents if item.tier == "durable" and item.kind != "coordinator"
+        item.resumed: item
+        for item in summary.incidents
+        if item.tier == "durable" and item.kind != "coordinator"
     }
+
     costs = [event["cost"] for event in summary.checkpoints if event.get("cost")]
+
     seconds = summary.training_seconds
     if not (restored and costs and seconds):
         return None
-    checkpoint_s, loss_interval_s = sum(costs) / len(costs), seconds / len(restored)
+
+    checkpoint_s = sum(costs) / len(costs)
+    loss_interval_s = seconds / len(restored)
     interval_s = seconds / len(summary.checkpoints)
     best_s = math.sqrt(2 * checkpoint_s * loss_interval_s)
-    overheads = [checkpoint_s / value + value / (2 * loss_interval_s) for value in (interval_s, best_s)]
+    overheads = [
+        checkpoint_s / value + value / (2 * loss_interval_s) for value in (interval_s, best_s)
+    ]
     repeated = sum(item.repeated for item in restored.values())
-    return CheckpointInterval(len(restored), repeated, interval_s, best_s, cost * (overheads[0] - overheads[1]))
+
+    return CheckpointInterval(
+        len(restored), repeated, interval_s, best_s, cost * (overheads[0] - overheads[1])
+    )
 
 
 def report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
@@ -137,29 +203,50 @@ def report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
 
 def describe(bill: Bill) -> Iterator[str]:
     """Yield sentences about the cost of a training."""
-    uses = [(TRAINED, "trained"), (WAITED, "waited"), (LOST, "lost"), (QUEUED, "queued"), (COORDINATOR, "coordinator")]
+    uses = [
+        (TRAINED, "trained"),
+        (WAITED, "waited"),
+        (LOST, "lost"),
+        (QUEUED, "queued"),
+        (COORDINATOR, "coordinator"),
+    ]
+
     parts = ", ".join(f"{amount(bill.uses[use])} {word}" for use, word in uses if bill.uses[use])
     yield f"The training cost {money(bill.total, bill.currency)}: {parts}."
+
     if bill.preemptions and bill.losses:
         count = f"{bill.preemptions} preemption{'s' * (bill.preemptions > 1)}"
-        work, waits = amount(bill.uses[LOST]), amount(bill.waits)
-        yield f"{count} cost {money(bill.losses, bill.currency)}: {work} of lost work and {waits} of waiting."
+        work = amount(bill.uses[LOST])
+        waits = amount(bill.waits)
+        yield (
+            f"{count} cost {money(bill.losses, bill.currency)}: {work} of lost work and {waits} of"
+            " waiting."
+        )
+
     if bill.spot:
-        saved, other = bill.without_spot - bill.total, money(bill.without_spot, bill.currency)
-        share = f" ({percent(abs(saved) / bill.without_spot)})" if bill.without_spot else ""
+        saved = bill.without_spot - bill.total
+        other = money(bill.without_spot, bill.currency)
+        if bill.without_spot:
+            share = f" ({percent(abs(saved) / bill.without_spot)})"
+        else:
+            share = ""
+
         difference = f"{'saved' if saved >= 0 else 'cost another'} {amount(abs(saved))}{share}"
         yield (
-            f"{money(bill.spot, bill.currency)} of it is for spot nodes. On demand and without preemptions, the "
-            f"training would have cost {other}: after all losses, spot nodes {difference}."
+            f"{money(bill.spot, bill.currency)} of it is for spot nodes. On demand and without"
+            f" preemptions, the training would have cost {other}: after all losses, spot nodes"
+            f" {difference}."
         )
+
     interval = bill.checkpoint_interval
     if interval and interval.saved >= MIN_SAVED_SHARE * bill.total:
         times = "once" if interval.losses == 1 else f"{interval.losses} times"
         yield (
-            f"{times.capitalize()}, the work was restored from the object store, and {interval.repeated} steps were "
-            f"repeated. At this rate, a durable checkpoint every {duration(interval.best_seconds)} "
-            f"(train.checkpoint_seconds) instead of every {duration(interval.seconds)} would have saved about "
-            f"{money(interval.saved, bill.currency)}."
+            f"{times.capitalize()}, the work was restored from the object store, and"
+            f" {interval.repeated} steps were repeated. At this rate, a durable checkpoint every"
+            f" {duration(interval.best_seconds)} (train.checkpoint_seconds) instead of every"
+            f" {duration(interval.seconds)} would have saved about"
+            f" {money(interval.saved, bill.currency)}."
         )
 
 

@@ -1,4 +1,5 @@
-"""The jobs that the steps of a run applied, such as the job of `blocks.job`: their pods, time and outcome.
+"""The jobs that the steps of a run applied, such as the job of `blocks.job`: their pods, time and
+outcome.
 
 A training with a ledger is no such job: its ledger has the time of each worker.
 """
@@ -35,16 +36,23 @@ class JobRun:
 
 
 def templates_of(status: Mapping[str, Any], manifest: Manifest) -> dict[str, Manifest]:
-    """Return the templates of a run by name, and those of its WorkflowTemplates by SCOPE/OBJECT/NAME."""
+    """Return the templates of a run by name, and those of its WorkflowTemplates by
+    SCOPE/OBJECT/NAME."""
     stored = {**(manifest.get("storedTemplates") or {}), **(status.get("storedTemplates") or {})}
-    return stored | {item["name"]: item for item in manifest["spec"].get("templates") or [] if "name" in item}
+    return stored | {
+        item["name"]: item for item in manifest["spec"].get("templates") or [] if "name" in item
+    }
 
 
 def template_of(node: Mapping[str, Any], templates: Mapping[str, Manifest]) -> Manifest | None:
     """Return the template of a node, which may belong to a WorkflowTemplate."""
-    name, scope = str(node.get("templateName") or ""), str(node.get("templateScope") or "")
-    if reference := node.get("templateRef"):
-        scope = f"{'cluster' if reference.get('clusterScope') else 'namespaced'}/{reference['name']}"
+    name = str(node.get("templateName") or "")
+    scope = str(node.get("templateScope") or "")
+    reference = node.get("templateRef")
+    if reference:
+        scope = (
+            f"{'cluster' if reference.get('clusterScope') else 'namespaced'}/{reference['name']}"
+        )
         name = reference["template"]
     is_stored = scope.startswith(("namespaced/", "cluster/"))
     return templates.get(f"{scope}/{name}" if is_stored else name, templates.get(name))
@@ -56,9 +64,12 @@ def task_of(node: Mapping[str, Any]) -> str:
 
 
 def end_of(node: Mapping[str, Any], status: Mapping[str, Any]) -> float:
-    """Return the end of a node, at the latest the end of the run; the current time for an active node."""
+    """Return the end of a node, at the latest the end of the run; the current time for an active
+    node."""
     end = node.get("finishedAt") or status.get("finishedAt")
-    return timestamp(end) if end else time.time()
+    if end:
+        return timestamp(end)
+    return time.time()
 
 
 def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
@@ -67,6 +78,7 @@ def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     runtimes = pods.training_runtimes(templates.values())
     nodes = {node["name"]: node for node in list((status.get("nodes") or {}).values())}
     attempts: dict[str, list[Mapping[str, Any]]] = {}
+
     for node in nodes.values():
         if node.get("type") == "Pod" and node.get("startedAt"):
             attempts.setdefault(causes.ATTEMPT.sub("", node["name"]), []).append(node)
@@ -75,22 +87,35 @@ def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     for name, found in attempts.items():
         found.sort(key=lambda node: causes.attempt_number(node["name"]))
         template = template_of(found[0], templates)
-        jobs = [*_jobs(_filled(template, found[0], manifest), runtimes)] if template else []
+        if template:
+            jobs = [*_jobs(_filled(template, found[0], manifest), runtimes)]
+        else:
+            jobs = []
+
         if not jobs:
             continue
+
         step = nodes.get(name, found[-1])
-        phase = step["phase"] if step.get("phase") in FULFILLED else found[-1].get("phase", "Pending")
+        if step.get("phase") in FULFILLED:
+            phase = step["phase"]
+        else:
+            phase = found[-1].get("phase", "Pending")
+
         # between the attempts of the pod that waits for the job, the job continues
         start = min(timestamp(node["startedAt"]) for node in found)
         seconds = max(0.0, max(end_of(node, status) for node in found) - start)
         messages = [str(node.get("message") or "") for node in found]
         message = causes.plain(causes.root_message(str(step.get("message") or ""), messages))
-        result += [JobRun(task_of(found[0]), kind, items, phase, seconds, message) for kind, items in jobs]
+        result += [
+            JobRun(task_of(found[0]), kind, items, phase, seconds, message) for kind, items in jobs
+        ]
+
     return result
 
 
 def planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
-    """Return the jobs of the manifest whose steps have not started, with the names of their templates as tasks."""
+    """Return the jobs of the manifest whose steps have not started, with the names of their
+    templates as tasks."""
     templates = templates_of(status, manifest)
     runtimes = pods.training_runtimes(templates.values())
     nodes = list((status.get("nodes") or {}).values())
@@ -103,27 +128,37 @@ def planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     ]
 
 
-def _jobs(template: Manifest, runtimes: Mapping[str, list[Replicas]]) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
-    """Yield kind and pods of each job that a template applies, except elastic trainings, which have a ledger."""
+def _jobs(
+    template: Manifest, runtimes: Mapping[str, list[Replicas]]
+) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
+    """Yield kind and pods of each job that a template applies, except elastic trainings, which have
+    a ledger."""
     for kind, items in pods.applied_jobs(template, runtimes):
         if not any(module in item.command for item in items for module in (LAUNCHER, COORDINATOR)):
             yield kind, items
 
 
 def _filled(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
-    """Return a resource template whose object has the values of the node's inputs, such as its number of workers."""
+    """Return a resource template whose object has the values of the node's inputs, such as its
+    number of workers."""
     text = pods.object_text(template)
     if "{{" not in text:
         return template
+
     inputs = (node.get("inputs") or {}).get("parameters") or []
     arguments = (manifest["spec"].get("arguments") or {}).get("parameters") or []
+
     scope: dict[str, str | None] = {
         f"{prefix}.parameters.{item['name']}": str(item["value"])
         for prefix, items in (("workflow", arguments), ("inputs", inputs))
         for item in items
         if item.get("value") is not None
     }
+
     try:
-        return {**template, "resource": {**template["resource"], "manifest": substitute(text, scope)}}
+        return {
+            **template,
+            "resource": {**template["resource"], "manifest": substitute(text, scope)},
+        }
     except TemplateError:  # a tag without a value: its number counts as unknown
         return template

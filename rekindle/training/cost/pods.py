@@ -12,17 +12,28 @@ from argolocal.language.quantity import quantity
 
 GIB = 1 << 30
 COUNT_FIELDS = ("replicas", "parallelism")  # fields of a job or Deployment that multiply its pods
-TRAIN_JOB, TRAINING_RUNTIME = "TrainJob", "TrainingRuntime"  # kinds of Kubeflow Trainer
+# kinds of Kubeflow Trainer
+TRAIN_JOB = "TrainJob"
+TRAINING_RUNTIME = "TrainingRuntime"
 # kinds of objects whose pods run on after the step that applies them, or start later
 SERVER_KINDS = (
-    *("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Rollout", "Service"),
+    *(
+        "Deployment",
+        "StatefulSet",
+        "DaemonSet",
+        "ReplicaSet",
+        "ReplicationController",
+        "Rollout",
+        "Service",
+    ),
     *("InferenceService", "CronJob"),
 )
 NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods a TrainJob's numNodes counts
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
-# a resource that is a GPU or another accelerator, or a part of it. Source: device plugins of NVIDIA (gpu, gpu.shared,
-# mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana), Google (tpu), AWS (neuron, neuroncore,
-# neurondevice; vgpu), Huawei (Ascend910, npu), Cambricon (mlu), Hygon (dcu), Qualcomm (qaic)
+# a resource that is a GPU or another accelerator, or a part of it. Source: device plugins of NVIDIA
+# (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
+# Google (tpu), AWS (neuron, neuroncore, neurondevice; vgpu), Huawei (Ascend910, npu), Cambricon
+# (mlu), Hygon (dcu), Qualcomm (qaic)
 ACCELERATOR = re.compile(
     r"[^/]+/(([vp]?gpu|mig-[^/]+|i915|xe|tpu|npu|mlu|dcu|qaic|neuron(core|device)?)(\.shared)?"
     r"|gaudi\d*|[a-z]px_nps\d|ascend\d+[a-z]*(-\d+c)?)",
@@ -38,8 +49,10 @@ class Pod:
     cpus: float = 0.0
     gib: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node must have
-    tolerations: tuple[tuple[str, str], ...] = ()  # taint ("" for all) and tolerated value ("" for Exists)
-    devices: Mapping[str, float] = field(default_factory=dict)  # GPUs and other devices by resource name
+    # taint ("" for all) and tolerated value ("" for Exists)
+    tolerations: tuple[tuple[str, str], ...] = ()
+    # GPUs and other devices by resource name
+    devices: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         selection = [f"{key}={value}" for key, value in sorted(self.labels.items())]
@@ -62,7 +75,8 @@ class Pod:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Equal pods of a template; `role` is the key or name above them in an applied object, such as Worker."""
+    """Equal pods of a template; `role` is the key or name above them in an applied object, such as
+    Worker."""
 
     role: str
     count: int
@@ -73,20 +87,34 @@ class Replicas:
 
 
 def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
-    """Return the pod of a PodSpec. A limit without a request counts as request, as in Kubernetes."""
+    """Return the pod of a PodSpec. A limit without a request counts as request, as in
+    Kubernetes."""
     totals: dict[str, float] = {}
     for container in spec.get("containers") or [] if containers is None else containers:
         resources = container.get("resources") or {}
-        for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+        for name, amount in {
+            **(resources.get("limits") or {}),
+            **(resources.get("requests") or {}),
+        }.items():
             totals[name] = totals.get(name, 0.0) + number(amount)
+
     devices = {name: count for name, count in totals.items() if "/" in name and count}
-    tolerations = [(t.get("key") or "", str(t.get("value", ""))) for t in spec.get("tolerations") or []]
-    labels = {**_required_labels(spec), **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()}}
-    return Pod(totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, labels, (*tolerations,), devices)
+    tolerations = [
+        (t.get("key") or "", str(t.get("value", ""))) for t in spec.get("tolerations") or []
+    ]
+    labels = {
+        **_required_labels(spec),
+        **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()},
+    }
+
+    return Pod(
+        totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, labels, (*tolerations,), devices
+    )
 
 
 def gpu_count(resources: Mapping[str, float]) -> float:
-    """Return the number of GPUs, other accelerators and parts of them among the resources of a pod or of several."""
+    """Return the number of GPUs, other accelerators and parts of them among the resources of a pod
+    or of several."""
     return sum(count for name, count in resources.items() if ACCELERATOR.fullmatch(name))
 
 
@@ -94,38 +122,53 @@ def of_template(template: Manifest) -> Pod | None:
     """Return the pod of a step; None for a template that does not run a container of its own."""
     main = [template[kind] for kind in ("container", "script") if template.get(kind)]
     main += (template.get("containerSet") or {}).get("containers") or []
-    return of_spec(template, [*main, *(template.get("sidecars") or [])]) if main else None
+    if main:
+        return of_spec(template, [*main, *(template.get("sidecars") or [])])
+    return None
 
 
 def template_replicas(template: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
-    """Return all pods that a template creates: its own pod, or Argo's pod and the pods of the object that it applies.
+    """Return all pods that a template creates: its own pod, or Argo's pod and the pods of the
+    object that it applies.
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
-    if own := of_template(template):
+    own = of_template(template)
+    if own:
         return [Replicas("", 1, own)]
     if "resource" not in template:
         return []
+
     executor = of_spec(template, [{"resources": _executor_resources(template)}])
     creates = template["resource"].get("action") in ("apply", "create")
-    return [Replicas("", 1, executor, is_executor=True), *(object_replicas(template, runtimes) if creates else ())]
+
+    return [
+        Replicas("", 1, executor, is_executor=True),
+        *(object_replicas(template, runtimes) if creates else ()),
+    ]
 
 
-def object_replicas(template: Manifest, runtimes: Mapping[str, list[Replicas]] | None = None) -> list[Replicas]:
-    """Return the pods of the object that a template applies, such as a training job or a Deployment.
+def object_replicas(
+    template: Manifest, runtimes: Mapping[str, list[Replicas]] | None = None
+) -> list[Replicas]:
+    """Return the pods of the object that a template applies, such as a training job or a
+    Deployment.
 
-    With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that creates them instead. Tags in numbers
-    count as 0.
+    With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that creates them instead.
+    Tags in numbers count as 0.
     """
     result = [replicas for item in _objects(template) for replicas in _replicas_of(item, runtimes)]
     queue = QUEUE.search(object_text(template))
-    return [replace(item, queue=queue[1]) for item in result] if queue else result
+    if queue:
+        return [replace(item, queue=queue[1]) for item in result]
+    return result
 
 
 def applied_jobs(
     template: Manifest, runtimes: Mapping[str, list[Replicas]]
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
-    """Yield kind and pods of each object that a template applies and that ends, such as a job of any kind."""
+    """Yield kind and pods of each object that a template applies and that ends, such as a job of
+    any kind."""
     if (template.get("resource") or {}).get("action") not in ("apply", "create"):
         return
     for item in _objects(template):
@@ -136,18 +179,28 @@ def applied_jobs(
 
 
 def training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
-    """Return the pods of the TrainingRuntimes that templates apply, by name of the TrainingRuntime."""
+    """Return the pods of the TrainingRuntimes that templates apply, by name of the
+    TrainingRuntime."""
     objects = [item for template in templates for item in _objects(template)]
-    runtimes = [item for item in objects if isinstance(item, Mapping) and item.get("kind") == TRAINING_RUNTIME]
+    runtimes = [
+        item
+        for item in objects
+        if isinstance(item, Mapping) and item.get("kind") == TRAINING_RUNTIME
+    ]
     return {item["metadata"]["name"]: [*_replicas(item, "", 1)] for item in runtimes}
 
 
 def _replicas_of(item: Any, runtimes: Mapping[str, list[Replicas]] | None) -> list[Replicas]:
     """Return the pods of an object; with `runtimes`, see `object_replicas`."""
-    kind = item.get("kind") if isinstance(item, Mapping) and runtimes is not None else None
+    if isinstance(item, Mapping) and runtimes is not None:
+        kind = item.get("kind")
+    else:
+        kind = None
     if kind == TRAIN_JOB:
         return _train_job_replicas(item, runtimes or {})
-    return [] if kind == TRAINING_RUNTIME else [*_replicas(item, "", 1)]
+    if kind == TRAINING_RUNTIME:
+        return []
+    return [*_replicas(item, "", 1)]
 
 
 def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
@@ -155,13 +208,17 @@ def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -
     spec = job.get("spec") or {}
     nodes = (spec.get("trainer") or {}).get("numNodes") or 1
     runtime = runtimes.get((spec.get("runtimeRef") or {}).get("name", ""), [])
-    return [replace(item, count=item.count * nodes) if item.role == NODE_JOB else item for item in runtime]
+    return [
+        replace(item, count=item.count * nodes) if item.role == NODE_JOB else item
+        for item in runtime
+    ]
 
 
 def _objects(template: Manifest) -> list[Any]:
     try:
         return [*yaml.safe_load_all(object_text(template))]
-    except yaml.YAMLError:  # tags outside of quotes: the text is YAML only when Argo has replaced them
+    except yaml.YAMLError:
+        # tags outside of quotes: the text is YAML only when Argo has replaced them
         return []
 
 
@@ -182,7 +239,8 @@ def _executor_resources(template: Manifest) -> Manifest:
 def of_manifest(manifest: Manifest) -> Iterator[Pod]:
     """Yield the pods of all templates, and of the objects that they apply."""
     for template in manifest["spec"].get("templates") or []:
-        if pod := of_template(template):
+        pod = of_template(template)
+        if pod:
             yield pod
         yield from (replicas.pod for replicas in object_replicas(template))
 
@@ -191,15 +249,29 @@ def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
     if isinstance(value, list):
         for item in value:
             yield from _replicas(item, role, count)
+
     if not isinstance(value, Mapping):
         return
-    if isinstance(containers := value.get("containers"), list):
-        command = tuple(str(word) for c in containers for key in ("command", "args") for word in c.get(key) or [])
+
+    containers = value.get("containers")
+    if isinstance(containers, list):
+        command = tuple(
+            str(word)
+            for c in containers
+            for key in ("command", "args")
+            for word in c.get(key) or []
+        )
         yield Replicas(role, count, of_spec(value), command)
         return
+
     for name in COUNT_FIELDS:
         count *= value[name] if isinstance(value.get(name), int) else 1
-    role = str(value["name"]) if "replicas" in value and "name" in value else role
+
+    if "replicas" in value and "name" in value:
+        role = str(value["name"])
+    else:
+        role = role
+
     for key, item in value.items():
         yield from _replicas(item, key if re.match("[A-Z]", str(key)) else role, count)
 
@@ -207,7 +279,10 @@ def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
 def _required_labels(spec: Manifest) -> dict[str, str]:
     """Return the labels that the required node affinity prescribes, in each of its alternatives."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
+        "nodeSelectorTerms"
+    ) or []
+
     alternatives = [
         {
             (rule["key"], str(rule["values"][0]))
@@ -216,7 +291,10 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
         }
         for term in terms
     ]
-    return dict(set.intersection(*alternatives)) if alternatives else {}
+    if alternatives:
+        return dict(set.intersection(*alternatives))
+
+    return {}
 
 
 def number(text: Any) -> float:

@@ -1,11 +1,14 @@
-"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of runs is unknown.
+"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of runs
+is unknown.
 
     prices = Prices.load(project.root())        # None without the file
     pod = pods.of_template(template)
-    prices.pod_cost(pod, seconds)               # the class and spot follow from the node selection of the pod
+    prices.pod_cost(pod, seconds)               # the class and spot follow from the node selection
+    of the pod
 
-The prices of a run are stored in the annotation ANNOTATION of the manifest that the workflow parameter `manifest`
-contains: they are part of neither a cache key nor the manifest's hash, and a pod needs no file to read them.
+The prices of a run are stored in the annotation ANNOTATION of the manifest that the workflow
+parameter `manifest` contains: they are part of neither a cache key nor the manifest's hash, and a
+pod needs no file to read them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,24 +32,28 @@ class Rate(Section):
 
     cpu_hour: float = Field(ge=0, description="price of a requested CPU for an hour")
     gib_hour: float = Field(ge=0, description="price of a requested GiB of memory for an hour")
-    gpu_hour: float = Field(0.0, ge=0, description="price of a requested GPU, or part of a GPU, for an hour")
+    gpu_hour: float = Field(
+        0.0, ge=0, description="price of a requested GPU, or part of a GPU, for an hour"
+    )
 
 
 class Selector(Section):
     """Conditions on the node selection of a pod, which must all hold."""
 
     labels: dict[str, str] = Field(
-        default_factory=dict, description="labels that the pod requires of its node (nodeSelector or affinity)"
+        default_factory=dict,
+        description="labels that the pod requires of its node (nodeSelector or affinity)",
     )
     tolerations: dict[str, str] = Field(
-        default_factory=dict, description='values by key of taints that the pod tolerates ("" for operator Exists)'
+        default_factory=dict,
+        description='values by key of taints that the pod tolerates ("" for operator Exists)',
     )
     resource: str = Field("", description="device that the pod requests, such as nvidia.com/gpu")
 
     def conditions(self) -> set[tuple[str, str, str]]:
         """Return the conditions as comparable values."""
         conditions = {("label", *item) for item in self.labels.items()}
-        conditions |= {("toleration", *item) for item in self.tolerations.items()}
+        conditions.update({("toleration", *item) for item in self.tolerations.items()})
         return conditions | ({("resource", self.resource, "")} if self.resource else set())
 
     def matches(self, pod: Pod) -> bool:
@@ -71,9 +78,13 @@ class NodeClass(Section):
 class Prices(Section):
     """The prices of a project."""
 
-    currency: str = Field(pattern=r"^[A-Z]{3}$", description="currency of all prices (ISO 4217), such as USD")
+    currency: str = Field(
+        pattern=r"^[A-Z]{3}$", description="currency of all prices (ISO 4217), such as USD"
+    )
     default: str = Field(description="class of the pods that no selector matches")
-    spot: list[Selector] = Field(default_factory=list, description="selectors of the pods that run on spot nodes")
+    spot: list[Selector] = Field(
+        default_factory=list, description="selectors of the pods that run on spot nodes"
+    )
     classes: dict[str, NodeClass] = Field(description="classes of nodes by name")
 
     @classmethod
@@ -85,7 +96,9 @@ class Prices(Section):
         try:
             values = parse_one(read_text(file), str(file))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read ({error}): give a YAML file, or remove it.") from error
+            raise ConfigError(
+                f"{file} cannot be read ({error}): give a YAML file, or remove it."
+            ) from error
         return cls.parse(values, str(file))
 
     @classmethod
@@ -93,37 +106,56 @@ class Prices(Section):
         """Validate prices as plain data. Raises ConfigError with `origin` and the wrong key."""
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"{origin} must be a mapping of keys: `rekindle init` creates a project with an example of the file."
+                f"{origin} must be a mapping of keys: `rekindle init` creates a project with an"
+                " example of the file."
             )
+
         try:
             prices = parse_section(cls, values, "")
             prices._validate()
         except ConfigError as error:
-            raise ConfigError("\n".join(f"{origin}: {line}" for line in str(error).splitlines())) from error
+            raise ConfigError(
+                "\n".join(f"{origin}: {line}" for line in str(error).splitlines())
+            ) from error
+
         return prices
 
     def _validate(self) -> None:
         if self.default not in self.classes:
-            hint = did_you_mean(self.default, set(self.classes)) or f" Classes: {', '.join(self.classes) or 'none'}."
+            hint = (
+                did_you_mean(self.default, set(self.classes))
+                or f" Classes: {', '.join(self.classes) or 'none'}."
+            )
             raise ConfigError(f'default is "{self.default}": it must be the name of a class.{hint}')
-        selectors = {f"classes.{name}.selector": item.selector for name, item in self.classes.items()}
-        selectors |= {f"spot.{index}": selector for index, selector in enumerate(self.spot)}
+
+        selectors = {
+            f"classes.{name}.selector": item.selector for name, item in self.classes.items()
+        }
+        selectors.update({f"spot.{index}": selector for index, selector in enumerate(self.spot)})
+
         for name, selector in selectors.items():
             if selector is None and name != f"classes.{self.default}.selector":
                 raise ConfigError(
-                    f"{name} is missing: no pod would run on nodes of this class, which is not the default."
+                    f"{name} is missing: no pod would run on nodes of this class, which is not the"
+                    " default."
                 )
+
             if selector and not selector.conditions():
                 raise ConfigError(
-                    f"{name} is empty, and would match every pod: give it labels, tolerations or resource."
+                    f"{name} is empty, and would match every pod: give it labels, tolerations or"
+                    " resource."
                 )
-        conditions_by_class = {name: item.selector.conditions() for name, item in self.classes.items() if item.selector}
+
+        conditions_by_class = {
+            name: item.selector.conditions() for name, item in self.classes.items() if item.selector
+        }
         for name, conditions in conditions_by_class.items():
             for other, other_conditions in conditions_by_class.items():
                 if name != other and conditions <= other_conditions:
                     raise ConfigError(
-                        f"classes.{name}.selector matches every pod of class {other}, too: a pod must have one class. "
-                        f"Add a condition to the selector of {name} that {other} does not fulfil."
+                        f"classes.{name}.selector matches every pod of class {other}, too: a pod"
+                        f" must have one class. Add a condition to the selector of {name} that"
+                        f" {other} does not fulfil."
                     )
 
     def check_pods(self, pods: Iterable[Pod]) -> None:
@@ -133,36 +165,59 @@ class Prices(Section):
 
     def classify(self, pod: Pod) -> str:
         """Return the name of the class of a pod's node. Raises ConfigError if two classes match."""
-        names = [name for name, item in self.classes.items() if item.selector and item.selector.matches(pod)]
+        names = [
+            name
+            for name, item in self.classes.items()
+            if item.selector and item.selector.matches(pod)
+        ]
         if len(names) > 1:
             raise ConfigError(
-                f"{FILE}: the classes {' and '.join(names)} both match {pod}: a pod must have one class. Add a "
-                "condition to one of their selectors."
+                f"{FILE}: the classes {' and '.join(names)} both match {pod}: a pod must have one"
+                " class. Add a condition to one of their selectors."
             )
-        return names[0] if names else self.default
+
+        if names:
+            return names[0]
+
+        return self.default
 
     def is_spot(self, pod: Pod) -> bool:
         """Return True if a pod runs on spot nodes."""
         return any(selector.matches(pod) for selector in self.spot)
 
-    def cost(self, name: str, spot: bool, cpu_seconds: float, gib_seconds: float, gpu_seconds: float = 0.0) -> float:
-        """Return the cost of resources on nodes of the class `name`. Raises ConfigError without a price."""
+    def cost(
+        self,
+        name: str,
+        spot: bool,
+        cpu_seconds: float,
+        gib_seconds: float,
+        gpu_seconds: float = 0.0,
+    ) -> float:
+        """Return the cost of resources on nodes of the class `name`. Raises ConfigError without a
+        price."""
         item = self.classes[name]
         rate = item.spot if spot else item.on_demand
         if rate is None:
             raise ConfigError(
-                f"{FILE}: classes.{name}.spot is missing, but a pod runs on spot nodes of this class. Add the prices."
+                f"{FILE}: classes.{name}.spot is missing, but a pod runs on spot nodes of this"
+                " class. Add the prices."
             )
-        return (cpu_seconds * rate.cpu_hour + gib_seconds * rate.gib_hour + gpu_seconds * rate.gpu_hour) / HOUR_S
+        return (
+            cpu_seconds * rate.cpu_hour + gib_seconds * rate.gib_hour + gpu_seconds * rate.gpu_hour
+        ) / HOUR_S
 
     def pod_cost(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
-        """Return the cost of a pod for some seconds; `spot`: on spot nodes or not (None: as the pod selects)."""
+        """Return the cost of a pod for some seconds; `spot`: on spot nodes or not (None: as the pod
+        selects)."""
         is_spot = self.is_spot(pod) if spot is None else spot
         cpu_seconds, gib_seconds, _ = pod.resource_seconds(seconds)
-        return self.cost(self.classify(pod), is_spot, cpu_seconds, gib_seconds, self.gpus(pod) * seconds)
+        return self.cost(
+            self.classify(pod), is_spot, cpu_seconds, gib_seconds, self.gpus(pod) * seconds
+        )
 
     def gpus(self, pod: Pod) -> float:
-        """Return the number of GPUs of a pod; without a known one, of the devices that the selector of its class names.
+        """Return the number of GPUs of a pod; without a known one, of the devices that the selector
+        of its class names.
 
         Raises ConfigError if two classes match.
         """

@@ -9,29 +9,39 @@ from rekindle.training.cost import jobs, pods
 from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
 
-TRAINING_COSTS = "training_costs"  # output of the step `report`: task → cost of the training, from its ledger
+# output of the step `report`: task → cost of the training, from its ledger
+TRAINING_COSTS = "training_costs"
 MAX_STEPS = 4  # number of steps that the text names
 
 
-def step_costs(status: Mapping[str, Any], manifest: pods.Manifest, prices: Prices) -> dict[str, float]:
-    """Return the cost of each task with pods, or with a job; of a training with a ledger only if `report` recorded it.
+def step_costs(
+    status: Mapping[str, Any], manifest: pods.Manifest, prices: Prices
+) -> dict[str, float]:
+    """Return the cost of each task with pods, or with a job; of a training with a ledger only if
+    `report` recorded it.
 
-    The time of a node includes the time that its pod waits for a node of the cluster. Servers run on after the run, so
-    the pods of a Deployment are left out.
+    The time of a node includes the time that its pod waits for a node of the cluster. Servers run
+    on after the run, so the pods of a Deployment are left out.
     """
     templates = jobs.templates_of(status, manifest)
     costs: dict[str, float] = {}
+
     for job in jobs.job_runs(status, manifest):
         costs[job.task] = costs.get(job.task, 0.0) + job.cost(prices)
+
     for node in list((status.get("nodes") or {}).values()):
         template = jobs.template_of(node, templates)
         if node.get("type") != "Pod" or not template or not node.get("startedAt"):
             continue
-        if pod := pods.of_template(template):
+
+        pod = pods.of_template(template)
+        if pod:
             task = jobs.task_of(node)
             seconds = max(0.0, jobs.end_of(node, status) - timestamp(node["startedAt"]))
             costs[task] = costs.get(task, 0.0) + prices.pod_cost(pod, seconds)
-        costs |= json.loads(outputs(node).get(TRAINING_COSTS) or "{}")
+
+        costs.update(json.loads(outputs(node).get(TRAINING_COSTS) or "{}"))
+
     return costs
 
 
@@ -41,17 +51,28 @@ def run_costs(
     prices: Prices | None,
     trainings: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the cost of a run: `words`, `currency`, `total`, and `steps` by task; {} without prices.
+    """Return the cost of a run: `words`, `currency`, `total`, and `steps` by task; {} without
+    prices.
 
     `trainings`: costs of trainings from their ledgers (default: as `report` has recorded them).
     """
     if not prices:
         return {}
+
     costs = step_costs(status, manifest, prices) | dict(trainings or {})
     total = sum(costs.values())
     ranked = sorted(costs.items(), key=lambda item: -item[1])
     parts = [f"{task} {amount(cost)}" for task, cost in ranked[:MAX_STEPS]]
-    if rest := ranked[MAX_STEPS:]:
-        parts.append(f"{len(rest)} other step{'s' * (len(rest) > 1)} {amount(sum(cost for _, cost in rest))}")
-    words = f"{money(total, prices.currency)} ({', '.join(parts)})" if parts else money(total, prices.currency)
+
+    rest = ranked[MAX_STEPS:]
+    if rest:
+        parts.append(
+            f"{len(rest)} other step{'s' * (len(rest) > 1)} {amount(sum(cost for _, cost in rest))}"
+        )
+
+    if parts:
+        words = f"{money(total, prices.currency)} ({', '.join(parts)})"
+    else:
+        words = money(total, prices.currency)
+
     return {"words": words, "currency": prices.currency, "total": total, "steps": costs}

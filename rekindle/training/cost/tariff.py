@@ -13,7 +13,8 @@ from rekindle.training.cost import pods
 from rekindle.training.cost.pods import Manifest, Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
-LAUNCHER, COORDINATOR = "rekindle.training.launch.launcher", "rekindle.training.membership.server"
+LAUNCHER = "rekindle.training.launch.launcher"
+COORDINATOR = "rekindle.training.membership.server"
 TRIAL_STEP = "steps.search.trial"
 
 
@@ -21,7 +22,9 @@ class Tariff(Section):
     """The prices of one training, and its pods."""
 
     prices: Prices
-    workers: dict[str, Pod] = Field(min_length=1, description="pods of the workers by role; the last is the default")
+    workers: dict[str, Pod] = Field(
+        min_length=1, description="pods of the workers by role; the last is the default"
+    )
     coordinator: Pod | None = None
 
     def worker_pod(self, name: str) -> Pod:
@@ -40,29 +43,45 @@ def recorded_manifest(workflow: Manifest) -> Manifest:
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
     try:
-        return json.loads(unpack(texts[0])) if texts and texts[0] else workflow
-    except ValueError:  # a manifest that Rekindle did not render may have a parameter with this name
+        if texts and texts[0]:
+            return json.loads(unpack(texts[0]))
+        return workflow
+    except ValueError:
+        # a manifest that Rekindle did not render may have a parameter with this name
         return workflow
 
 
 def prices_of(manifest: Manifest) -> Prices | None:
     """Return the prices in a recorded manifest. Raises ConfigError."""
     text = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
-    return Prices.parse(json.loads(text), ANNOTATION) if text else None
+    if text:
+        return Prices.parse(json.loads(text), ANNOTATION)
+    return None
 
 
 def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> dict[str, Tariff]:
-    """Return the tariff of each training in `tasks`; without prices or pods, the training is left out."""
+    """Return the tariff of each training in `tasks`; without prices or pods, the training is left
+    out."""
     templates = manifest["spec"].get("templates") or []
-    replicas = [item for template in templates for item in pods.object_replicas(template)] if prices else []
+    if prices:
+        replicas = [item for template in templates for item in pods.object_replicas(template)]
+    else:
+        replicas = []
+
     result: dict[str, Tariff] = {}
     for task in tasks:
         flag = f"--checkpoints={key(task, CHECKPOINTS)}"
         members = [item for item in replicas if flag in item.command]
         workers = {item.role: item.pod for item in members if LAUNCHER in item.command}
         coordinators = [item.pod for item in members if COORDINATOR in item.command]
+
         if prices and workers:
-            result[task] = Tariff(prices=prices, workers=workers, coordinator=coordinators[0] if coordinators else None)
+            result[task] = Tariff(
+                prices=prices,
+                workers=workers,
+                coordinator=coordinators[0] if coordinators else None,
+            )
+
     return result
 
 
@@ -71,6 +90,10 @@ def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
     for template in manifest["spec"].get("templates") or []:
         container: Mapping[str, Any] = template.get("container") or {}
         pod = pods.of_template(template)
-        if prices and pod and TRIAL_STEP in [*(container.get("command") or []), *(container.get("args") or [])]:
+        if (
+            prices
+            and pod
+            and TRIAL_STEP in [*(container.get("command") or []), *(container.get("args") or [])]
+        ):
             return Tariff(prices=prices, workers={"": pod})
     return None

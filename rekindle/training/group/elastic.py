@@ -29,16 +29,18 @@ from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.protocol import Address, Members, coordinator_address
 from rekindle.training.spec import TrainingSpec
 
-COMPLETE_TIMEOUT_S = 5.0  # time to wait for the coordinator's word that the run is complete, per call of `finish`
+# time to wait for the coordinator's word that the run is complete, per call of `finish`
+COMPLETE_TIMEOUT_S = 5.0
 
 T = TypeVar("T")
 
 
 class ExchangeStore(dist.Store):
-    """The store of one generation for gloo and nccl; each key is written once. Keep a reference while the group exists.
+    """The store of one generation for gloo and nccl; each key is written once. Keep a reference
+    while the group exists.
 
-    Members exchange their listening addresses over their connections to the coordinator: torch's own TCPStore listens
-    on every address, and any client may read, write and fill it.
+    Members exchange their listening addresses over their connections to the coordinator: torch's
+    own TCPStore listens on every address, and any client may read, write and fill it.
     """
 
     def __init__(self, client: Client, generation: int) -> None:
@@ -63,12 +65,17 @@ class ExchangeStore(dist.Store):
 
 
 class ElasticGroup:
-    """A Membership whose groups the coordinator publishes: the process group of the current generation."""
+    """A Membership whose groups the coordinator publishes: the process group of the current
+    generation."""
 
     can_shrink = True
 
     def __init__(
-        self, spec: TrainingSpec, coordinator: Address, fingerprint: dict[str, Any], device: torch.device
+        self,
+        spec: TrainingSpec,
+        coordinator: Address,
+        fingerprint: dict[str, Any],
+        device: torch.device,
     ) -> None:
         self.device = device
         self.generation = 0
@@ -94,6 +101,7 @@ class ElasticGroup:
             rank = [id for id, _ in members].index(self.client.id)
             pg = None
             group_sockets = {}
+
             if len(members) > 1:
                 try:
                     pg, group_sockets = self._build(rank, members)
@@ -104,9 +112,11 @@ class ElasticGroup:
             with self._lock:
                 self._pg = pg
                 self._sockets = group_sockets
+
             # an abort may have come before there was a group that it could end
             if not self.aborted():
                 return GroupView(rank, len(members), pg)
+
             self._drop()
 
         self.is_complete = self.client.is_complete
@@ -128,7 +138,8 @@ class ElasticGroup:
         return self._caller.run(call)
 
     def wait(self, *works: Any) -> None:
-        if self.device.type == "cuda":  # nccl's `wait` returns immediately, and `abort` ends the collective
+        # nccl's `wait` returns immediately, and `abort` ends the collective
+        if self.device.type == "cuda":
             wait_for_works(works)
         else:
             self.run(lambda: wait_for_works(works))
@@ -171,7 +182,8 @@ class ElasticGroup:
         self._waker.start()
 
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
-        """Build and return the process group, and its sockets. Raises RuntimeError after a failure or an abort."""
+        """Build and return the process group, and its sockets. Raises RuntimeError after a failure
+        or an abort."""
         generation = self.generation
         store = ExchangeStore(self.client, generation)
         self._store = store
@@ -184,7 +196,9 @@ class ElasticGroup:
             addresses = {address for _, address in members}
             coordinator_port = self.client.coordinator[1]
             group_sockets = sockets.peer_sockets(addresses, new_sockets, coordinator_port)
-            if self.device.type == "cuda":  # nccl's connections start with a number that only members know
+
+            # nccl's connections start with a number that only members know
+            if self.device.type == "cuda":
                 return pg, group_sockets
 
             # all members are connected by now, and gloo would accept any process
@@ -192,8 +206,10 @@ class ElasticGroup:
             try:
                 authenticate(pg, rank, [id for id, _ in members], generation)
             except RuntimeError:
-                sockets.shut_down(group_sockets)  # without this call, the group's destructor might block
+                # without this call, the group's destructor might block
+                sockets.shut_down(group_sockets)
                 raise
+
             return pg, group_sockets
 
         return self.run(build)
@@ -228,9 +244,11 @@ class ElasticGroup:
 
 
 def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.device) -> Membership:
-    """Create the membership that the environment describes: by a coordinator, by torchrun, or of a single process.
+    """Create the membership that the environment describes: by a coordinator, by torchrun, or of a
+    single process.
 
-    Raises ConfigError if this machine does not match train.fingerprint; a coordinator makes this check itself.
+    Raises ConfigError if this machine does not match train.fingerprint; a coordinator makes this
+    check itself.
     """
     coordinator = _coordinator()
     if coordinator:
@@ -239,9 +257,10 @@ def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.devi
     misfits = spec.misfits(fingerprint)
     if misfits:
         raise ConfigError(
-            f"this machine does not match train.fingerprint: its {', '.join(misfits)}. Use another machine, or change "
-            "train.fingerprint (this changes the result)."
+            f"this machine does not match train.fingerprint: its {', '.join(misfits)}. Use another"
+            " machine, or change train.fingerprint (this changes the result)."
         )
+
     is_first = int(os.environ.get("RANK", 0)) == 0
     return StaticGroup(device, Ledger(open_store, spec.ledger) if is_first else None)
 
@@ -255,4 +274,6 @@ def report_early_error(message: str, code: int, *, temporary: bool) -> None:
 
 def _coordinator() -> Address | None:
     """Return the coordinator's address; None under torchrun and for a single process."""
-    return coordinator_address() if "TORCHELASTIC_RUN_ID" not in os.environ else None
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return coordinator_address()
+    return None

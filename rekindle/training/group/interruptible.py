@@ -1,8 +1,9 @@
 """Interruptible waits for calls that may never return.
 
-When a peer dies, gloo blocks until its timeout if it has received part of a message (shutting down its sockets does not
-help), or if the peer was a member of a group that is being built. So such a call runs in a separate thread. The wait
-for this thread can be interrupted; then the thread is abandoned.
+When a peer dies, gloo blocks until its timeout if it has received part of a message (shutting down
+its sockets does not help), or if the peer was a member of a group that is being built. So such a
+call runs in a separate thread. The wait for this thread can be interrupted; then the thread is
+abandoned.
 """
 
 import sys
@@ -30,13 +31,16 @@ class InterruptibleCaller:
         self._pending_result: Future[Any] = Future()
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise the result of `call`. Raises GroupBroken after `interrupt`; the call may continue."""
+        """Return or raise the result of `call`. Raises GroupBroken after `interrupt`; the call may
+        continue."""
         self._pending_result = future = Future[T]()
         if self.aborted():
             raise GroupBroken
+
         if not self._calls:
             self._calls = SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls,), name="calls", daemon=True).start()
+
         self._calls.put((future, call))
         try:
             return future.result()
@@ -63,7 +67,9 @@ def fulfil(future: Future[T], call: Callable[[], T]) -> None:
     except BaseException as error:
         _resolve(future, error)
     finally:
-        del future, call  # the traceback of an error keeps this frame alive, and so would keep the references of `call`
+        # the traceback of an error keeps this frame alive, and so would keep the references of
+        # `call`
+        del future, call
 
 
 def _resolve(future: Future[Any], outcome: Any) -> None:
@@ -76,7 +82,8 @@ def _resolve(future: Future[Any], outcome: Any) -> None:
 
 
 def release_in_background(references: list[Any]) -> None:
-    """Drop the only item of `references` on a daemon thread: a process group's destructor may block on its threads."""
+    """Drop the only item of `references` on a daemon thread: a process group's destructor may block
+    on its threads."""
 
     def release() -> None:
         # wait for other references: the thread that drops the last one would block

@@ -1,8 +1,9 @@
 """A process's membership of the workers that train together, as `TrainingGroup` sees it.
 
-`ElasticGroup` follows a coordinator, and its members come and go. `StaticGroup` is a single process, or the processes
-that torchrun has started. The order of calls: `form`, then for each step `report_step` and the collectives with `wait`.
-After a failed collective: `report_failure`, then `form` again. At the end: `finish` or `leave`.
+`ElasticGroup` follows a coordinator, and its members come and go. `StaticGroup` is a single
+process, or the processes that torchrun has started. The order of calls: `form`, then for each step
+`report_step` and the collectives with `wait`. After a failed collective: `report_failure`, then
+`form` again. At the end: `finish` or `leave`.
 """
 
 import threading
@@ -32,11 +33,13 @@ class Membership(Protocol):
         ...
 
     def report_busy(self, busy: bool) -> None:
-        """Report that this healthy process does work other than steps, or that this work has ended."""
+        """Report that this healthy process does work other than steps, or that this work has
+        ended."""
         ...
 
     def regroup_pending(self) -> bool:
-        """Return True if all members should stop after this step: workers want to join, or the run is complete."""
+        """Return True if all members should stop after this step: workers want to join, or the run
+        is complete."""
         ...
 
     def aborted(self) -> bool:
@@ -47,7 +50,8 @@ class Membership(Protocol):
         ...
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise the result of `call`. Raises RuntimeError once the group is known to be broken."""
+        """Return or raise the result of `call`. Raises RuntimeError once the group is known to be
+        broken."""
         ...
 
     def wait(self, *works: Any) -> None:
@@ -55,22 +59,27 @@ class Membership(Protocol):
         ...
 
     def report_failure(self, error: Exception) -> None:
-        """Report a failed collective. Raises the error if another group would fail, too, or cannot be formed."""
+        """Report a failed collective. Raises the error if another group would fail, too, or cannot
+        be formed."""
         ...
 
     def finish(self, sha256: str, step: int) -> bool:
-        """Report that all steps are done (rank 0 with the hash of its model). Return True once the run is complete.
+        """Report that all steps are done (rank 0 with the hash of its model). Return True once the
+        run is complete.
 
-        May block for some seconds. Call again while the result is False and no other group must be formed.
+        May block for some seconds. Call again while the result is False and no other group must be
+        formed.
         """
         ...
 
     def leave(self) -> None:
-        """Report that this process leaves before the end. No other call may follow, except `note`."""
+        """Report that this process leaves before the end. No other call may follow, except
+        `note`."""
         ...
 
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        """Report that this process ends with an error; `temporary`: because a service is unavailable."""
+        """Report that this process ends with an error; `temporary`: because a service is
+        unavailable."""
         ...
 
     def note(self, event: str, **fields: Any) -> None:

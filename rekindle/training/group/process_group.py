@@ -1,4 +1,5 @@
-"""torch's process groups, gloo or nccl, built directly on a store without global state, which takes milliseconds."""
+"""torch's process groups, gloo or nccl, built directly on a store without global state, which takes
+milliseconds."""
 
 import hmac
 import os
@@ -23,7 +24,8 @@ TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class GroupView:
-    """One group as this process sees it: rank, size, and the process group (None for a single process)."""
+    """One group as this process sees it: rank, size, and the process group (None for a single
+    process)."""
 
     rank: int
     size: int
@@ -60,8 +62,11 @@ def authenticate(pg: Any, rank: int, ids: list[str], generation: int) -> None:
     proof_bytes = torch.frombuffer(bytearray(b"".join(own_proofs)), dtype=torch.uint8)
     received_proofs = torch.empty_like(proof_bytes)
     pg.alltoall_base(received_proofs, proof_bytes, [], []).wait(CONNECT_TIMEOUT)
+
     if not hmac.compare_digest(received_proofs.numpy().tobytes(), expected_proofs):
-        raise RuntimeError("peer authentication failed: an unknown process has connected in place of a member")
+        raise RuntimeError(
+            "peer authentication failed: an unknown process has connected in place of a member"
+        )
 
 
 def wait_for_works(works: Iterable[Any]) -> None:
@@ -79,9 +84,13 @@ def from_torchrun(device: torch.device) -> GroupView:
         and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     ):
         say(
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node without it, and all "
-            "agents exit with a DistStoreError. Set it to 1 in the environment of every agent."
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node"
+            " without it, and all agents exit with a DistStoreError. Set it to 1 in the environment"
+            " of every agent."
         )
+
     store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     address = os.environ.get("PET_LOCAL_ADDR") or route_to(os.environ["MASTER_ADDR"])
-    return GroupView(rank, size, create(dist.PrefixStore("rekindle", store), rank, size, device, address))
+    return GroupView(
+        rank, size, create(dist.PrefixStore("rekindle", store), rank, size, device, address)
+    )

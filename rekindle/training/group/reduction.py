@@ -1,9 +1,9 @@
 """The sum of all virtual workers' gradients: bit for bit the sum that one process computes.
 
-Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other process its slice of
-these sums, and finishes the tree for its own slice; then the slices are gathered. The exchange sends as much data as an
-all-reduce. The gradients are followed by buffer changes and validation results, if any, and by CONTROLS numbers: the
-loss and three control flags.
+Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other
+process its slice of these sums, and finishes the tree for its own slice; then the slices are
+gathered. The exchange sends as much data as an all-reduce. The gradients are followed by buffer
+changes and validation results, if any, and by CONTROLS numbers: the loss and three control flags.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,8 @@ kernels: Any = torch  # the type stubs lack the fused operations
 
 
 class Flags(NamedTuple):
-    """The requests of a process to all members, summed with its gradients: each of its virtual workers counts."""
+    """The requests of a process to all members, summed with its gradients: each of its virtual
+    workers counts."""
 
     join: bool = False  # a worker wants to join
     leave: bool = False  # this process must leave
@@ -37,7 +38,8 @@ class Buffer(NamedTuple):
 
 
 class Reduction:
-    """Computes the sums of one group, in buffers of its own: a broken group may still write to old buffers.
+    """Computes the sums of one group, in buffers of its own: a broken group may still write to old
+    buffers.
 
     `wait(*works)` waits for collectives, and raises RuntimeError if one fails.
     """
@@ -83,15 +85,18 @@ class Reduction:
             start = virtual_worker
             buffer = self._pool.pop() if self._pool else self._new_buffer()
             kernels._foreach_copy_(buffer.views, values)
+
         self._sum.push((start, end), buffer)
 
     def total(self) -> Tensor:
-        """Return the sum over all virtual workers, flat [state.width + CONTROLS, ...], valid until the next `add`."""
+        """Return the sum over all virtual workers, flat [state.width + CONTROLS, ...], valid until
+        the next `add`."""
         partial_sums = self._sum.take()
         self._pool += [buffer for _, buffer in partial_sums]
 
         width = self.state.width + CONTROLS
         size = self.view.size
+
         if not self.view.pg:
             return partial_sums[0][1].flat[:width]
 
@@ -105,14 +110,21 @@ class Reduction:
         total = partial_sums[0][1].flat[:width]
         for _, buffer in partial_sums[1:]:
             total += buffer.flat[:width]
+
         self._wait(self.view.pg.allreduce([total]))
         return total
 
     def _reduce_exactly(
-        self, sums_of_blocks: list[tuple[Block, Tensor]], blocks_by_rank: list[tuple[Block, ...]], width: int
+        self,
+        sums_of_blocks: list[tuple[Block, Tensor]],
+        blocks_by_rank: list[tuple[Block, ...]],
+        width: int,
     ) -> Tensor:
-        """Exchange the partial sums by slice, finish the tree for our slice, and gather the slices."""
-        rank, size, pg = self.view.rank, self.view.size, self.view.pg
+        """Exchange the partial sums by slice, finish the tree for our slice, and gather the
+        slices."""
+        rank = self.view.rank
+        size = self.view.size
+        pg = self.view.pg
         length = -(-width // size)
         own_slice = slice(rank * length, (rank + 1) * length)
         block_count = sum(len(peer_blocks) for peer_blocks in blocks_by_rank)
@@ -120,6 +132,7 @@ class Reduction:
 
         inbox: list[tuple[Block, Tensor]] = []
         works = []
+
         with self._coalesced():
             for peer, peer_blocks in enumerate(blocks_by_rank):
                 if peer == rank:
@@ -131,17 +144,21 @@ class Reduction:
                     receive_buffer = receive_buffers[len(inbox)]
                     inbox.append((block, receive_buffer))
                     works.append(pg.recv([receive_buffer], peer, tag))
+
                 for tag, (_, flat) in enumerate(sums_of_blocks):
                     works.append(pg.send([flat[peer_slice]], peer, tag))
+
         self._wait(*works)
 
         tree = Sum[Tensor](self.virtual_workers, Tensor.add_)
         for block, piece in inbox:
             tree.push(block, piece)
+
         ((_, own_total),) = tree.take()
 
         total = self._total[: length * size]
         self._wait(pg._allgather_base(total, own_total))
+
         return total
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""Find this process's sockets in /proc: gloo hides its sockets, and only shutting them down wakes a blocked call."""
+"""Find this process's sockets in /proc: gloo hides its sockets, and only shutting them down wakes a
+blocked call."""
 
 import os
 import socket
@@ -16,21 +17,26 @@ def open_sockets() -> dict[int, str]:
     return {fd: link for fd, link in links.items() if link.startswith("socket:")}
 
 
-def peer_sockets(hosts: set[str], candidates: dict[int, str], coordinator_port: int) -> dict[int, str]:
-    """Return the candidates that are connected to members; other sockets may be connected to the object store, for
-    example.
+def peer_sockets(
+    hosts: set[str], candidates: dict[int, str], coordinator_port: int
+) -> dict[int, str]:
+    """Return the candidates that are connected to members; other sockets may be connected to the
+    object store, for example.
 
-    The remote address identifies members that we connected to. A member that connected to us may use any source
-    address, so such a connection is identified by our listening address. Listening sockets are excluded: gloo does not
-    survive their shutdown.
+    The remote address identifies members that we connected to. A member that connected to us may
+    use any source address, so such a connection is identified by our listening address. Listening
+    sockets are excluded: gloo does not survive their shutdown.
     """
-    connections, listening_addresses = dict[int, tuple[Any, Any]](), set[Any]()
+    connections = dict[int, tuple[Any, Any]]()
+    listening_addresses = set[Any]()
+
     for fd in candidates:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listening_addresses.add(connection.getsockname())
             else:
                 connections[fd] = connection.getsockname(), connection.getpeername()
+
     return {
         fd: candidates[fd]
         for fd, (local, remote) in connections.items()
@@ -39,18 +45,28 @@ def peer_sockets(hosts: set[str], candidates: dict[int, str], coordinator_port: 
 
 
 def shut_down(fds: Iterable[int]) -> None:
-    """Shut down both directions of these sockets, which wakes the threads that are blocked on them."""
+    """Shut down both directions of these sockets, which wakes the threads that are blocked on
+    them."""
     for fd in fds:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
 
 def stop_listening(fds: Iterable[int], address: str) -> None:
-    """Close the sockets that listen at `address`; their fd numbers stay in use until the owner closes them."""
+    """Close the sockets that listen at `address`; their fd numbers stay in use until the owner
+    closes them."""
     for fd in fds:
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener, socket.socket() as replacement:
-            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.getsockname()[0] == address:
-                listener.close()  # closed before dup2, so that gloo's event loop accepts no further connection
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(fd)) as listener,
+            socket.socket() as replacement,
+        ):
+            if (
+                listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                and listener.getsockname()[0] == address
+            ):
+                # closed before dup2, so that gloo's event loop accepts no further connection
+                listener.close()
                 os.dup2(replacement.fileno(), fd, inheritable=False)
 
 

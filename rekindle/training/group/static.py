@@ -11,7 +11,8 @@ import torch
 from rekindle.training.group.process_group import GroupView, from_torchrun, wait_for_works
 from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 
-LEAVE_TIMEOUT_S = 5.0  # time for the last events of a process that leaves: the checkpoint gets the rest
+# time for the last events of a process that leaves: the checkpoint gets the rest
+LEAVE_TIMEOUT_S = 5.0
 MIN_STEP_EVENT_INTERVAL_S = 1.0
 
 T = TypeVar("T")
@@ -31,7 +32,8 @@ class StaticGroup:
         self._ledger = ledger
         self._step = -1
         self._step_event_time = 0.0
-        # events that `report_step` writes: before the first step, the prefix may belong to another run
+        # events that `report_step` writes: before the first step, the prefix may belong to another
+        # run
         self._early_events: list[dict[str, Any]] | None = []
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:

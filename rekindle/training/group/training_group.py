@@ -1,4 +1,5 @@
-"""The group as the training loop sees it: steps to do, our virtual workers, and one sum over all virtual workers.
+"""The group as the training loop sees it: steps to do, our virtual workers, and one sum over all
+virtual workers.
 
     while group.start_step(end):
         for virtual_worker in group.virtual_workers:
@@ -12,18 +13,24 @@
 
 What happens when a worker is killed:
 
-1. The kernel closes the killed process's connections. The coordinator (`membership/server.py`) sees this, removes the
+1. The kernel closes the killed process's connections. The coordinator (`membership/server.py`) sees
+   this, removes the
    member (`membership/machine.py`), and tells the others that the generation is aborted.
-2. The client's thread (`membership/client.py`) receives the message and calls `ElasticGroup._abort`, which shuts down
+2. The client's thread (`membership/client.py`) receives the message and calls
+   `ElasticGroup._abort`, which shuts down
    the group's sockets. The collective in which this process waits fails within milliseconds.
-3. `reduce` returns None: the failure is reported, the data loader goes back to the start of the step, and the
-   reduction is replaced, which destroys the process group. The state is untouched: it changes only after a sum.
-4. The loop calls `start_step` for the same step. `_form` joins the next generation, which the coordinator publishes
-   when all survivors have reported, and `_agree` gives all members the newest state. The survivors have equal states,
+3. `reduce` returns None: the failure is reported, the data loader goes back to the start of the
+   step, and the
+   reduction is replaced, which destroys the process group. The state is untouched: it changes only
+   after a sum.
+4. The loop calls `start_step` for the same step. `_form` joins the next generation, which the
+   coordinator publishes
+   when all survivors have reported, and `_agree` gives all members the newest state. The survivors
+   have equal states,
    so nothing is sent, and the step is repeated with more virtual workers per process.
 
-Four numbers are summed together with every gradient: the loss, and the flags "a worker wants to join", "a worker must
-leave" and "make a durable checkpoint after this step" (set by rank 0).
+Four numbers are summed together with every gradient: the loss, and the flags "a worker wants to
+join", "a worker must leave" and "make a durable checkpoint after this step" (set by rank 0).
 """
 
 import threading
@@ -57,7 +64,8 @@ class Position:
 
 
 class TrainingGroup:
-    """The processes that train together now. Rank 0 restores from `checkpoints` when no member has a state."""
+    """The processes that train together now. Rank 0 restores from `checkpoints` when no member has
+    a state."""
 
     def __init__(
         self,
@@ -108,6 +116,7 @@ class TrainingGroup:
         self._loader_state = self.loader.dump()
         self._wants_to_leave = self.leaving.is_set()
         self.membership.report_step(self.state.step)
+
         self._reduction.set_flags(
             Flags(
                 join=self.membership.regroup_pending(),
@@ -115,6 +124,7 @@ class TrainingGroup:
                 save=self.rank == 0 and self.checkpoints.due(),
             )
         )
+
         return True
 
     @property
@@ -132,13 +142,15 @@ class TrainingGroup:
         self._reduction.add(virtual_worker, loss, summands)
 
     def reduce(self) -> Tensor | None:
-        """Return the sum of all summands, flat [state.width], valid until the next `add`; None if the group broke.
+        """Return the sum of all summands, flat [state.width], valid until the next `add`; None if
+        the group broke.
 
         Call once per step, after `add` for each of `virtual_workers`.
         """
         try:
             if self.is_broken:
                 raise RuntimeError("the group is broken")
+
             total = self._reduction.total()
         except torch.OutOfMemoryError:
             raise  # another group would run out of memory, too
@@ -147,6 +159,7 @@ class TrainingGroup:
             self._reset()
             self.undo()
             self.checkpoints.record_loss()
+
             return None
 
         width = self.state.width
@@ -165,7 +178,8 @@ class TrainingGroup:
         self.last_place = ALONE
 
     def finish(self, write: Callable[[], str]) -> bool:
-        """Write the result (rank 0) after the last step. Return False if another group must be formed."""
+        """Write the result (rank 0) after the last step. Return False if another group must be
+        formed."""
         self.membership.report_step(self.state.updates)
         self.membership.report_busy(True)
         sha256 = write() if self.rank == 0 else ""
@@ -176,17 +190,21 @@ class TrainingGroup:
             if self.stopped or self.membership.regroup_pending():
                 self.size = 0
                 return False
+
         return True
 
     def _apply_controls(self, controls: list[float]) -> None:
-        """Apply the summed controls. All members see the same sums, so they stop after the same step."""
+        """Apply the summed controls. All members see the same sums, so they stop after the same
+        step."""
         loss, join, leave, save = controls
         self.loss = loss / self.total_virtual_workers
         self.saving = save > 0
 
         all_leave = leave == self.total_virtual_workers
+
         if leave and not self.membership.can_shrink:
             all_leave = True  # the other members cannot continue without the leaving member
+
         self.last_copy = all_leave
         self.stopped = self._wants_to_leave or all_leave
         if join or leave:
@@ -200,10 +218,11 @@ class TrainingGroup:
         while view := self.membership.form(self.state.step, self.leaving):
             if view.size > self.total_virtual_workers:
                 raise ConfigError(
-                    f"the group has {view.size} workers: it must have at most train.virtual_workers "
-                    f"({self.total_virtual_workers}). Start fewer, or raise train.virtual_workers (this changes the "
-                    "result)."
+                    f"the group has {view.size} workers: it must have at most train.virtual_workers"
+                    f" ({self.total_virtual_workers}). Start fewer, or raise train.virtual_workers"
+                    " (this changes the result)."
                 )
+
             self.checkpoints.report()
             try:
                 self._agree(view)
@@ -216,13 +235,17 @@ class TrainingGroup:
             self.rank = view.rank
             self.size = view.size
             self.last_place = RankSize(view.rank, view.size)
+
             return True
+
         return False
 
     def _agree(self, view: GroupView) -> None:
-        """Give all members the newest state that any member has, from training or from a snapshot on its node.
+        """Give all members the newest state that any member has, from training or from a snapshot
+        on its node.
 
-        Within one run, equal steps have equal bits. If no member was training, rank 0 also checks the object store.
+        Within one run, equal steps have equal bits. If no member was training, rank 0 also checks
+        the object store.
         """
         self._reduction.view = view
         positions = self._exchange_positions(view)
@@ -240,6 +263,7 @@ class TrainingGroup:
 
         if any(position != positions[source] for position in positions):
             self._broadcast_state(view, source)
+
         self._is_from_group = True
         self.checkpoints.snapshot_crc = 0
 
@@ -254,17 +278,22 @@ class TrainingGroup:
         return [_position(values) for values in all_values]
 
     def _restore(self, view: GroupView, snapshot_step: int) -> Position:
-        """Let rank 0 load a durable checkpoint that is newer than `snapshot_step`; return rank 0's position."""
+        """Let rank 0 load a durable checkpoint that is newer than `snapshot_step`; return rank 0's
+        position."""
         if view.rank == 0:
-            self.membership.report_busy(True)  # the state may be large, or the object store unavailable
+            # the state may be large, or the object store unavailable
+            self.membership.report_busy(True)
             try:
-                self.checkpoints.restore(snapshot_step, self.membership.run, self.membership.regroup_pending)
+                self.checkpoints.restore(
+                    snapshot_step, self.membership.run, self.membership.regroup_pending
+                )
             finally:
                 self.membership.report_busy(False)
 
         values = self._position_tensor()
         if view.pg:
             self.membership.wait(view.pg.broadcast(values, 0))
+
         return _position(values)
 
     def _position_tensor(self) -> Tensor:
@@ -292,13 +321,14 @@ class TrainingGroup:
 
         if memory is not state.memory:
             state.memory.copy_(memory)
+
         state.step = step
 
     def _receive_buffer(self) -> Tensor:
         """Return memory to receive a state.
 
-        Our own state is kept until the new one is complete: the source may die, and an abandoned broadcast may still
-        write.
+        Our own state is kept until the new one is complete: the source may die, and an abandoned
+        broadcast may still write.
         """
         state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
@@ -310,9 +340,11 @@ class TrainingGroup:
         return state.memory
 
     def _reset(self) -> None:
-        """Leave the group and replace the buffers: a broken group may still write into the old buffers."""
+        """Leave the group and replace the buffers: a broken group may still write into the old
+        buffers."""
         self.size = 0
-        # dropping the old reduction destroys the process group, which closes its connections and wakes our peers
+        # dropping the old reduction destroys the process group, which closes its connections and
+        # wakes our peers
         self._reduction = Reduction(self.state, self.membership.wait)
 
 

@@ -1,8 +1,9 @@
 """The order of gradient additions: one fixed balanced binary tree over the virtual workers 0…V-1.
 
-Floating-point sums depend on their order. The order defined here is part of the result's definition, and does not
-depend on the number of processes: a node over [lo, hi) is the sum of its two children, which meet at lo + the largest
-power of two below hi-lo. A process with contiguous leaves can compute exactly the complete subtrees inside them.
+Floating-point sums depend on their order. The order defined here is part of the result's
+definition, and does not depend on the number of processes: a node over [lo, hi) is the sum of its
+two children, which meet at lo + the largest power of two below hi-lo. A process with contiguous
+leaves can compute exactly the complete subtrees inside them.
 """
 
 from collections.abc import Callable
@@ -10,13 +11,16 @@ from functools import cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Block = tuple[int, int]  # the leaves [lo, hi) that a partial sum covers: always one complete subtree
+# the leaves [lo, hi) that a partial sum covers: always one complete subtree
+Block = tuple[int, int]
 
 
 @cache
 def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
-    """Return every inner node of the tree over `leaves` leaves as (lo, middle, hi): [lo, middle) + [middle, hi)."""
-    nodes, pending_ranges = set(), [(0, leaves)]
+    """Return every inner node of the tree over `leaves` leaves as (lo, middle, hi): [lo, middle) +
+    [middle, hi)."""
+    nodes = set()
+    pending_ranges = [(0, leaves)]
     while pending_ranges:
         lo, hi = pending_ranges.pop()
         if hi - lo > 1:
@@ -32,10 +36,11 @@ def share(leaves: int, size: int, rank: int) -> range:
 
 
 class Sum(Generic[T]):
-    """Adds values in leaf order, each pair of sums as soon as both sums are complete, like a binary counter.
+    """Adds values in leaf order, each pair of sums as soon as both sums are complete, like a binary
+    counter.
 
-    `add(a, b)` returns a+b and may reuse the memory of either. Holds at most 2·log2(n)+1 values for any n contiguous
-    leaves.
+    `add(a, b)` returns a+b and may reuse the memory of either. Holds at most 2·log2(n)+1 values for
+    any n contiguous leaves.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
@@ -46,7 +51,8 @@ class Sum(Generic[T]):
     def push(self, block: Block, value: T) -> None:
         """Add the next value, whose block must start at the end of the previous block."""
         while sibling := self.pop_sibling(block):
-            value, block = self._add(sibling[1], value), (sibling[0][0], block[1])
+            value = self._add(sibling[1], value)
+            block = (sibling[0][0], block[1])
         self.partial_sums.append((block, value))
 
     def pop_sibling(self, block: Block) -> tuple[Block, T] | None:
@@ -57,7 +63,8 @@ class Sum(Generic[T]):
 
     def take(self) -> list[tuple[Block, T]]:
         """Remove and return the partial sums so far, in leaf order."""
-        partial_sums, self.partial_sums = self.partial_sums, []
+        partial_sums = self.partial_sums
+        self.partial_sums = []
         return partial_sums
 
 

@@ -24,7 +24,8 @@ class Memory:
         """Return the memory limit as text."""
         with suppress(OSError, ValueError):
             text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
-            if (size := int(text)) < 1 << 60:
+            size = int(text)
+            if size < 1 << 60:
                 return f"{size / (1 << 30):.3g} GiB"
         return "all of the node's memory"
 
@@ -35,7 +36,8 @@ def _locate() -> tuple[Path, int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         version, mount = (1, MOUNT / "memory") if controllers else (2, MOUNT)
-        # if /proc shows the path on the node, the container's own group is at the mount point itself
+        # if /proc shows the path on the node, the container's own group is at the mount point
+        # itself
         for folder in (mount / path.lstrip("/"), mount):
             if (folder / CGROUP_EVENTS[version]).exists():
                 return folder, version

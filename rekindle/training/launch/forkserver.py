@@ -1,12 +1,16 @@
-"""The process that forks the workers. Torch is already loaded in it, so a worker starts in hundredths of a second.
+"""The process that forks the workers. Torch is already loaded in it, so a worker starts in
+hundredths of a second.
 
-    forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or two
+    forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or
+    two
     forkserver.send_spec(spec)               # the settings of all workers
     forkserver.request(index)                # start a worker
-    forkserver.take_started()                # (index, pid) of new workers, when `forkserver.socket` is readable
+    forkserver.take_started()                # (index, pid) of new workers, when `forkserver.socket`
+    is readable
 
-A double fork makes each worker a child of the launcher, not of the forkserver: the launcher gets the worker's
-exit code, the worker is killed when the launcher dies, and it survives the death of the forkserver.
+A double fork makes each worker a child of the launcher, not of the forkserver: the launcher gets
+the worker's exit code, the worker is killed when the launcher dies, and it survives the death of
+the forkserver.
 """
 
 import faulthandler
@@ -28,14 +32,18 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes of a worker: a service is unavailable, the coordinator aborted the run, the workload raised an exception
-SERVICE_UNAVAILABLE, RUN_ABORTED, WORKLOAD_ERROR = 75, 71, 76
+# exit codes of a worker: a service is unavailable, the coordinator aborted the run, the workload
+# raised an exception
+SERVICE_UNAVAILABLE = 75
+RUN_ABORTED = 71
+WORKLOAD_ERROR = 76
 MAX_MESSAGE_BYTES = 200_000
 MAX_LAST_WORDS_BYTES = 64 << 10
 
 
 class WorkerSlot:
-    """Memory that survives a worker's death: its newest step, and its last words (an error or a traceback)."""
+    """Memory that survives a worker's death: its newest step, and its last words (an error or a
+    traceback)."""
 
     def __init__(self) -> None:
         self.step = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
@@ -61,10 +69,12 @@ class Forkserver:
     """The launcher's handle of the forkserver process."""
 
     def __init__(self, worker_slots: list[WorkerSlot], slot: WorkerSlot) -> None:
-        """`worker_slots`: slots of the workers, by index; `slot`: for the forkserver's last words."""
+        """`worker_slots`: slots of the workers, by index; `slot`: for the forkserver's last
+        words."""
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requested_indices: set[int] = set()
         launcher_pid = os.getpid()
+
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -75,6 +85,7 @@ class Forkserver:
                 slot.write_last_words(traceback.format_exc())
             finally:
                 os._exit(1)
+
         remote_socket.close()
         self.socket.setblocking(False)
 
@@ -113,17 +124,21 @@ def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker unblocks SIGTERM once it has a handler
+    # a worker unblocks SIGTERM once it has a handler
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     die_with_parent(launcher_pid)
     # with more threads, numpy would start threads, which do not survive a fork
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()  # imports create no garbage, and garbage collections would take a quarter of the time
+    # imports create no garbage, and garbage collections would take a quarter of the time
+    gc.disable()
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
     spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
     _preload(spec)
-    gc.freeze()  # without this call, a worker's garbage collector would write to every page and so copy it
+    # without this call, a worker's garbage collector would write to every page and so copy it
+    gc.freeze()
     gc.enable()
+
     while request := connection.recv(64):
         _fork_worker(connection, int(request), spec, slots, launcher_pid)
 
@@ -142,22 +157,31 @@ def _preload(spec: "TrainingSpec") -> None:
 
 
 def _fork_worker(
-    connection: socket.socket, index: int, spec: "TrainingSpec", slots: list[WorkerSlot], launcher_pid: int
+    connection: socket.socket,
+    index: int,
+    spec: "TrainingSpec",
+    slots: list[WorkerSlot],
+    launcher_pid: int,
 ) -> None:
     """Fork a worker as a child of the launcher."""
     reader, writer = os.pipe()
+
     intermediate_pid = os.fork()
     if intermediate_pid == 0:
         os.close(writer)
-        if worker_pid := os.fork():
+        worker_pid = os.fork()
+        if worker_pid:
             connection.send(b"%d %d" % (index, worker_pid))
             os._exit(0)
+
         connection.close()
         if not os.read(reader, 1):
             os._exit(143)  # the forkserver died; this is not an error of the worker
+
         os.close(reader)
         die_with_parent(launcher_pid)
         _run_worker(spec, index, slots[index])
+
     os.close(reader)
     os.waitpid(intermediate_pid, 0)  # from now on, the launcher is the worker's parent
     os.write(writer, b".")
@@ -169,11 +193,14 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
     from rekindle.training.worker import work
 
     os.setsid()
+
     os.environ["LOCAL_RANK"] = str(index)
     if index and (name := os.environ.get("POD_NAME")):
         os.environ["POD_NAME"] = f"{name}/{index}"
+
     slot.attach()
     code = 1
+
     try:
         work(spec)
         code = 0
@@ -182,7 +209,11 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
     except RekindleError as error:
         fail(error)
         slot.write_last_words(str(error))
-        code = RUN_ABORTED if isinstance(error, RunAborted) and error.exit_code == 1 else error.exit_code
+        if isinstance(error, RunAborted) and error.exit_code == 1:
+            code = RUN_ABORTED
+        else:
+            code = error.exit_code
+
         if isinstance(error, StorageError | TrackingError):
             code = SERVICE_UNAVAILABLE
     except Exception as error:
@@ -200,4 +231,6 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # our children are killed with us; waiting for them at exit could block forever
+
+        # our children are killed with us; waiting for them at exit could block forever
+        os._exit(code)

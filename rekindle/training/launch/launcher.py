@@ -1,24 +1,31 @@
-"""The first process of a worker pod: starts and restarts the run's workers, and reports the outcome by its exit code.
+"""The first process of a worker pod: starts and restarts the run's workers, and reports the outcome
+by its exit code.
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
     exit of a worker               kind                  reaction of the launcher
-    0                              the run is complete   wait for the other workers to end; exit code 0
-    78, 70, 65                     a permanent error     SIGTERM to the other workers; exit code 78, 70, 65
+    0                              the run is complete   wait for the other workers to end; exit
+    code 0
+    78, 70, 65                     a permanent error     SIGTERM to the other workers; exit code 78,
+    70, 65
     143, by SIGTERM, by SIGKILL    a preemption          restart, the first time immediately
     no object store, no MLflow     temporary             restart
-    76                             workload's exception  restart; same exception without a newer step: exit code 70
-    any other, OOM-killed          a bug                 restart; the third time without a newer step: exit code 1
+    76                             workload's exception  restart; same exception without a newer
+    step: exit code 70
+    any other, OOM-killed          a bug                 restart; the third time without a newer
+    step: exit code 1
 
-After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers, which leave after
-their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE sets the number of workers, if it
-is a number; worker N gets LOCAL_RANK=N. This process imports no torch, forks workers from a process that has torch
-loaded (forkserver.py), reaps all orphans, and kills all its descendants when it exits.
+After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers,
+which leave after their step, and exits with 143 within $REKINDLE_GRACE (30) seconds.
+PET_NPROC_PER_NODE sets the number of workers, if it is a number; worker N gets LOCAL_RANK=N. This
+process imports no torch, forks workers from a process that has torch loaded (forkserver.py), reaps
+all orphans, and kills all its descendants when it exits.
 """
 
 import signal
 
-if __name__ == "__main__":  # block signals until a handler is installed: the kernel would discard them for PID 1
+# block signals until a handler is installed: the kernel would discard them for PID 1
+if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 import os
@@ -38,12 +45,19 @@ from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import Memory
-from rekindle.training.launch.forkserver import RUN_ABORTED, SERVICE_UNAVAILABLE, WORKLOAD_ERROR, Forkserver, WorkerSlot
+from rekindle.training.launch.forkserver import (
+    RUN_ABORTED,
+    SERVICE_UNAVAILABLE,
+    WORKLOAD_ERROR,
+    Forkserver,
+    WorkerSlot,
+)
 
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-MAX_CRASHES = 3  # the launcher gives up after this number of crashes without a newer step in between
+# the launcher gives up after this number of crashes without a newer step in between
+MAX_CRASHES = 3
 MAX_RESTART_DELAY_S = 30.0
 COMPLETION_TIMEOUT_S = 15.0  # time that the other workers get to learn that the run is complete
 OBSOLETE_SNAPSHOT_CODES = {
@@ -71,7 +85,8 @@ FINAL_EXIT_CODES = {
     65: 65,
     RUN_ABORTED: 1,
 }  # exit code of a worker that ends all other workers → exit code of the launcher
-EXIT_KINDS = {  # other exit codes → kind of the end; default: BUG
+# other exit codes → kind of the end; default: BUG
+EXIT_KINDS = {
     SERVICE_UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
@@ -90,16 +105,23 @@ class RestartBudget:
     def record_exit(self, kind: ExitKind, step: int, exception: str = "") -> float | None:
         """Record an exit at `step`; return the seconds until the restart, or None to give up."""
         if step > self.newest_step:
-            self.newest_step, self.last_exception = step, ""
+            self.newest_step = step
+            self.last_exception = ""
             self.exits.clear()
+
         if exception and exception == self.last_exception:
             return None
+
         self.last_exception = exception
         self.exits[kind] += 1
+
         count = self.exits[kind]
         if kind is ExitKind.BUG and count >= MAX_CRASHES:
             return None
-        return min(MAX_RESTART_DELAY_S, RESTART_DELAY_S[kind] * 2 ** (count - 2)) if count > 1 else 0.0
+        if count > 1:
+            return min(MAX_RESTART_DELAY_S, RESTART_DELAY_S[kind] * 2 ** (count - 2))
+
+        return 0.0
 
 
 @dataclass
@@ -136,36 +158,47 @@ class Launcher:
 
     def __init__(self, signal_pipe: SignalPipe, workers: int) -> None:
         linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
-        self.signals, self.cgroup = signal_pipe, Memory()
+        self.signals = signal_pipe
+        self.cgroup = Memory()
         name = os.environ.get("POD_NAME") or socket.gethostname()
         self.slots = [ProcessSlot(f"{name}/{index}" if index else name) for index in range(workers)]
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
-        self.oom_kills, self.starts = self.cgroup.count_oom_kills(), 0
+        self.oom_kills = self.cgroup.count_oom_kills()
+        self.starts = 0
         self.exit_code: int | None = None  # exit code of the launcher once all children have exited
         self.deadline = NEVER
         self._start_forkserver()
 
     def run(self, spec: "TrainingSpec") -> int:
-        """Run the workers until the run is complete or this pod cannot continue it; return the exit code."""
+        """Run the workers until the run is complete or this pod cannot continue it; return the exit
+        code."""
         self.spec = spec
         self.forkserver.send_spec(spec)
+
         while self.exit_code is None or self._has_children():
             self._start_due()
             self._wait()
             if self.signals.take_received() & STOP_SIGNALS:
                 self._end(143, signals.LAUNCHER_SHARE * signals.grace())
+
             exits = self._reap()
-            # called after `_reap`, when the forkserver has announced the start of every reaped worker
+            # called after `_reap`, when the forkserver has announced the start of every reaped
+            # worker
             self._take_started()
             for pid, code in exits:
                 self._on_exit(pid, code)
+
             if time.monotonic() >= self.deadline:
                 self._kill()
+
         return self.exit_code
 
     def _start_forkserver(self) -> None:
-        self.forkserver = Forkserver([slot.memory for slot in self.slots], self.forkserver_slot.memory)
-        self.forkserver_slot.pid, self.forkserver_slot.start_time = self.forkserver.pid, NEVER
+        self.forkserver = Forkserver(
+            [slot.memory for slot in self.slots], self.forkserver_slot.memory
+        )
+        self.forkserver_slot.pid = self.forkserver.pid
+        self.forkserver_slot.start_time = NEVER
 
     def _start_due(self) -> None:
         """Start the processes whose start time has come."""
@@ -189,17 +222,23 @@ class Launcher:
                 if not self.forkserver_slot.pid
                 else [slot.start_time for slot in self.slots]
             )
+
         seconds = max(0.0, min(wake_times) - time.monotonic())
-        sources = [self.signals.reader, *([self.forkserver.socket] if self.forkserver_slot.pid else [])]
+        sources = [
+            self.signals.reader,
+            *([self.forkserver.socket] if self.forkserver_slot.pid else []),
+        ]
         select.select(sources, [], [], None if seconds == NEVER else seconds)
 
     def _reap(self) -> list[tuple[int, int]]:
-        """Reap exited children and kill their process groups; return (pid, exit code) of each; -N: signal N."""
+        """Reap exited children and kill their process groups; return (pid, exit code) of each; -N:
+        signal N."""
         exits = []
         with suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 pid = child.si_pid
-                if pid != self.forkserver_slot.pid and os.getpgid(pid) == pid:  # the pid of a zombie is not reused
+                # the pid of a zombie is not reused
+                if pid != self.forkserver_slot.pid and os.getpgid(pid) == pid:
                     _signal(-pid, signal.SIGKILL)
                 exits.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
         return exits
@@ -226,19 +265,29 @@ class Launcher:
     def _restart(self, slot: ProcessSlot, code: int, step: int) -> None:
         """Schedule a restart of an exited process, or end the launcher."""
         kind, cause, last_words = self._classify_exit(slot, code)
+
         if code in FINAL_EXIT_CODES:
             self._end(FINAL_EXIT_CODES[code], signals.grace() if code else COMPLETION_TIMEOUT_S)
         elif self.exit_code is None:
-            delay = slot.budget.record_exit(kind, step, last_words if code == WORKLOAD_ERROR else "")
+            delay = slot.budget.record_exit(
+                kind, step, last_words if code == WORKLOAD_ERROR else ""
+            )
             if delay is None:
-                self._give_up(slot, code, f"{cause}, {MAX_CRASHES} times without a newer step (now {step})", last_words)
+                self._give_up(
+                    slot,
+                    code,
+                    f"{cause}, {MAX_CRASHES} times without a newer step (now {step})",
+                    last_words,
+                )
             else:
                 slot.start_time = time.monotonic() + delay
                 delay_text = f" in {delay:g} s" if delay else ""
                 say(f"{slot.name} {cause}: restarting it{delay_text}")
                 self._start_due()
+
             if kind is ExitKind.BUG and code not in (1, WORKLOAD_ERROR):
-                _report(slot.name, f"{cause}\n{last_words}", 1)  # the process could not report the error itself
+                # the process could not report the error itself
+                _report(slot.name, f"{cause}\n{last_words}", 1)
 
     def _give_up(self, slot: ProcessSlot, code: int, cause: str, last_words: str) -> None:
         """Report why a process is not restarted, and end the launcher."""
@@ -254,22 +303,34 @@ class Launcher:
 
     def _classify_exit(self, slot: ProcessSlot, code: int) -> tuple[ExitKind, str, str]:
         """Return the kind of an exit, its cause as text, and the process's last words."""
-        kind, last_words = EXIT_KINDS.get(code, ExitKind.BUG), slot.memory.last_words()
-        cause = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        kind = EXIT_KINDS.get(code, ExitKind.BUG)
+        last_words = slot.memory.last_words()
+
+        if code < 0:
+            cause = f"was ended by {_signal_name(-code)}"
+        else:
+            cause = f"ended with code {code}"
+
         cause = "raised an exception" if code == WORKLOAD_ERROR else cause
         if code < 0 and last_words:
             say(last_words)  # a crashed process could not print its last words
-        earlier_kills, self.oom_kills = self.oom_kills, self.cgroup.count_oom_kills()
+
+        earlier_kills = self.oom_kills
+        self.oom_kills = self.cgroup.count_oom_kills()
         if self.oom_kills > earlier_kills and code < 0:
-            kind, cause = ExitKind.BUG, "was OOM-killed"
+            kind = ExitKind.BUG
+            cause = "was OOM-killed"
             last_words = (
-                f"Its pod may use {self.cgroup.limit()}, including the hot snapshots in /dev/shm. Raise "
-                "cluster.pods.train.memory, or lower train.batch_size (this changes the result)."
+                f"Its pod may use {self.cgroup.limit()}, including the hot snapshots in /dev/shm."
+                " Raise cluster.pods.train.memory, or lower train.batch_size (this changes the"
+                " result)."
             )
+
         return kind, cause, last_words
 
     def _end(self, code: int, seconds: float) -> None:
-        """Stop restarting, send SIGTERM to the workers unless the run is complete, and exit within `seconds`."""
+        """Stop restarting, send SIGTERM to the workers unless the run is complete, and exit within
+        `seconds`."""
         if self.exit_code in (None, 143) or code == 0:
             self.exit_code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
@@ -300,7 +361,8 @@ def _report(name: str, message: str, code: int) -> None:
     from rekindle.training.membership.client import report_error
     from rekindle.training.membership.protocol import coordinator_address
 
-    if coordinator := coordinator_address():
+    coordinator = coordinator_address()
+    if coordinator:
         report_error(coordinator, name, message, code, timeout=1)
 
 
@@ -326,19 +388,21 @@ def _children() -> list[int]:
 
 
 def count_workers() -> int:
-    """Return the number of workers of this pod, from the training operator's variable. Raises ConfigError."""
+    """Return the number of workers of this pod, from the training operator's variable. Raises
+    ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     number = int(text) if text.isdecimal() else 1
     if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
         raise ConfigError(
-            f"PET_NPROC_PER_NODE is {text}: it must be at least 1, and more than one worker needs a coordinator "
-            "(MASTER_ADDR). Set nprocPerNode of the job to 1, or give it a Master."
+            f"PET_NPROC_PER_NODE is {text}: it must be at least 1, and more than one worker needs a"
+            " coordinator (MASTER_ADDR). Set nprocPerNode of the job to 1, or give it a Master."
         )
     return number
 
 
 def _must_not_start(signal_pipe: SignalPipe) -> bool:
-    """Wait while an interruption of this node is announced, since a worker would be lost. Return True after SIGTERM."""
+    """Wait while an interruption of this node is announced, since a worker would be lost. Return
+    True after SIGTERM."""
     while notice.is_announced():
         say("this node is about to be interrupted: no worker is started on it")
         readable, _, _ = select.select([signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S)
@@ -351,16 +415,20 @@ def main(argv: list[str]) -> int:
     signal_pipe = SignalPipe()
     if _must_not_start(signal_pipe):
         return 143
+
     notice.watch()
     try:
-        launcher = Launcher(signal_pipe, count_workers())  # torch is loaded while we parse the flags
+        # torch is loaded while we parse the flags
+        launcher = Launcher(signal_pipe, count_workers())
         from rekindle.training.membership.handshake import run_secret
         from rekindle.training.membership.protocol import coordinator_address
         from rekindle.training.spec import TrainingSpec
 
         signals.grace()
+
         if coordinator_address():
             run_secret()
+
         spec = TrainingSpec.from_flags(argv)
         name = snapshot_file.run_name(spec.identity_hash(), spec.checkpoints)
         snapshot_file.sweep(name)
@@ -370,8 +438,10 @@ def main(argv: list[str]) -> int:
 
         _report(os.environ.get("POD_NAME") or socket.gethostname(), str(error), error.exit_code)
         return fail(error)
+
     if code in OBSOLETE_SNAPSHOT_CODES:
         snapshot_file.discard(name)
+
     return code
 
 

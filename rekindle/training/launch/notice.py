@@ -1,12 +1,14 @@
 """Poll the cloud's spot-interruption notice, which precedes or replaces SIGTERM.
 
-    REKINDLE_NOTICE=aws      spot/instance-action of the instance, two minutes before the interruption
-    REKINDLE_NOTICE=azure    a scheduled event Preempt of this machine, 30 seconds before the interruption
+    REKINDLE_NOTICE=aws      spot/instance-action of the instance, two minutes before the
+    interruption
+    REKINDLE_NOTICE=azure    a scheduled event Preempt of this machine, 30 seconds before the
+    interruption
 
-`python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its parent, the
-launcher, whose workers then leave after their step. An unreachable metadata service counts as no notice. Source: the
-clouds' documentation of spot interruption notices (IMDSv2; the instance's hop limit must admit pods) and of Scheduled
-Events.
+`python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its
+parent, the launcher, whose workers then leave after their step. An unreachable metadata service
+counts as no notice. Source: the clouds' documentation of spot interruption notices (IMDSv2; the
+instance's hop limit must admit pods) and of Scheduled Events.
 """
 
 import json
@@ -20,7 +22,8 @@ from argolocal.common.linux import die_with_parent
 from argolocal.common.processes import python
 from rekindle.errors import say
 
-# environment variable with the cloud (`aws` or `azure`) and, after a space, an address that replaces METADATA_ADDRESS
+# environment variable with the cloud (`aws` or `azure`) and, after a space, an address that
+# replaces METADATA_ADDRESS
 VARIABLE = "REKINDLE_NOTICE"
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
@@ -31,7 +34,9 @@ def is_announced() -> bool:
     """Return True if this node is about to be interrupted."""
     cloud, _, address = os.environ.get(VARIABLE, "").partition(" ")
     try:
-        return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](address or METADATA_ADDRESS)
+        return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](
+            address or METADATA_ADDRESS
+        )
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return False
 
@@ -44,14 +49,24 @@ def watch() -> None:
 
 
 def _has_aws_notice(address: str) -> bool:
-    token = _request(address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
-    return bool(_request(address, "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}))
+    token = _request(
+        address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT"
+    )
+    return bool(
+        _request(
+            address, "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}
+        )
+    )
 
 
 def _has_azure_notice(address: str) -> bool:
     headers = {"Metadata": "true"}
-    name = _request(address, "/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers)
-    events = json.loads(_request(address, "/metadata/scheduledevents?api-version=2020-07-01", headers))["Events"]
+    name = _request(
+        address, "/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers
+    )
+    events = json.loads(
+        _request(address, "/metadata/scheduledevents?api-version=2020-07-01", headers)
+    )["Events"]
     # the service lists the events of the whole scale set
     return any(event["EventType"] == "Preempt" and name in event["Resources"] for event in events)
 
@@ -63,7 +78,9 @@ def _request(address: str, path: str, headers: dict[str, str], method: str = "GE
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
         body = response.read(1 << 20).decode()
-        return body if response.status == 200 else ""
+        if response.status == 200:
+            return body
+        return ""
     finally:
         connection.close()
 

@@ -1,7 +1,9 @@
-"""State shared by a worker and its launcher: a request to leave, the time left, and the newest step.
+"""State shared by a worker and its launcher: a request to leave, the time left, and the newest
+step.
 
-A worker receives SIGTERM from its start, even while the main thread blocks in a collective. The children of a worker
-(such as a DataLoader's) ignore SIGTERM, which may be sent to the whole process group: the worker still needs them.
+A worker receives SIGTERM from its start, even while the main thread blocks in a collective. The
+children of a worker (such as a DataLoader's) ignore SIGTERM, which may be sent to the whole process
+group: the worker still needs them.
 """
 
 import array
@@ -18,7 +20,9 @@ from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
 GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
-LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of these seconds that the launcher and its workers may use
+# shares of these seconds that the launcher and its workers may use
+LAUNCHER_SHARE = 0.95
+WORKER_SHARE = 0.9
 
 # element 0 is the newest step of this process; a launcher shares this memory with the process
 newest_step = memoryview(array.array("q", [-1]))
@@ -45,9 +49,11 @@ def seconds_left() -> float:
 def on_sigterm() -> threading.Event:
     """Return an event that SIGTERM sets, even while the main thread blocks in a collective.
 
-    A Python handler would run only after the collective; the C handler immediately writes to the wakeup descriptor.
+    A Python handler would run only after the collective; the C handler immediately writes to the
+    wakeup descriptor.
     """
-    leaving, seconds = threading.Event(), WORKER_SHARE * grace()
+    leaving = threading.Event()
+    seconds = WORKER_SHARE * grace()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
@@ -64,8 +70,10 @@ def on_sigterm() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the forkserver has blocked SIGTERM
+    # the forkserver has blocked SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _shield_children()
+
     return leaving
 
 
@@ -88,8 +96,10 @@ def _shield_children() -> None:
 
 
 def _end_children() -> None:
-    """Kill the daemon children: they ignore SIGTERM, so multiprocessing would wait for them forever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report the end of these children as an error
+    """Kill the daemon children: they ignore SIGTERM, so multiprocessing would wait for them
+    forever."""
+    # torch's handler would report the end of these children as an error
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

@@ -5,11 +5,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rekindle.training.ledger.events import Event
-from rekindle.training.ledger.report import LOST, TRAINED, UNSEEN, WAITED, Incident, Interval, Summary
+from rekindle.training.ledger.report import (
+    LOST,
+    TRAINED,
+    UNSEEN,
+    WAITED,
+    Incident,
+    Interval,
+    Summary,
+)
 
 
 def summarize(events: Iterable[Event]) -> Summary:
-    """Sum up the events of a run, which must be ordered by time. Invalid events are skipped and counted."""
+    """Sum up the events of a run, which must be ordered by time. Invalid events are skipped and
+    counted."""
     accounts = Accounts()
     for event in events:
         accounts.apply(event)
@@ -37,21 +46,38 @@ class _Life:
     def cut(self, t: float) -> None:
         """Remove everything after `t`, because the process was dead."""
         self.alive = False
-        self.intervals = [Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t]
+        self.intervals = [
+            Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t
+        ]
 
     def relabel(self, start: float, end: float, kind: str) -> float:
         """Change the trained intervals between two times to `kind`; returns their seconds."""
         if self.alive:
             self.intervals[-1].end = max(self.intervals[-1].start, end)
-        index, changed = len(self.intervals), 0.0
+
+        index = len(self.intervals)
+        changed = 0.0
+
         while index and self.intervals[index - 1].end > start:
             index -= 1
             interval = self.intervals[index]
             if interval.kind == TRAINED and interval.start < end:
-                cuts = [interval.start, max(interval.start, start), min(interval.end, end), interval.end]
-                pieces = [Interval(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
-                self.intervals[index : index + 1] = [piece for piece in pieces if piece.start < piece.end]
+                cuts = [
+                    interval.start,
+                    max(interval.start, start),
+                    min(interval.end, end),
+                    interval.end,
+                ]
+
+                pieces = [
+                    Interval(a, b, k)
+                    for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)
+                ]
+                self.intervals[index : index + 1] = [
+                    piece for piece in pieces if piece.start < piece.end
+                ]
                 changed += cuts[2] - cuts[1]
+
         return changed
 
 
@@ -79,34 +105,45 @@ class Accounts:
         self.lives: dict[str, _Life] = {}
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _Pause()
-        self.unsure: _Pause | None = None  # the pause before a group without survivors, until its first step is known
+        # the pause before a group without survivors, until its first step is known
+        self.unsure: _Pause | None = None
         # id of a worker → time of its last sign of life, until it joins the new coordinator
         self.unconfirmed: dict[str, float] = {}
-        self.points: list[tuple[float, int]] = []  # (time, step) of the newest work: without work that was repeated
+        # (time, step) of the newest work: without work that was repeated
+        self.points: list[tuple[float, int]] = []
         self.step_seconds: float | None = None
-        self.last_step_known = False  # True if the newest step is the last one that the workers completed
+        # True if the newest step is the last one that the workers completed
+        self.last_step_known = False
         self.failed: set[str] = set()  # names of workers that reported an error
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
         self.coordinators = 0
-        self.restart: Incident | None = None  # restart of the coordinator, until the next group trains
+        # restart of the coordinator, until the next group trains
+        self.restart: Incident | None = None
         self.latest: float | None = None
 
     def apply(self, event: Event) -> None:
-        name, t = event["event"], event["t"]
+        name = event["event"]
+        t = event["t"]
         if self.latest is None:
             self.summary.began = self.latest = t
-        t, counts = max(t, self.latest), self.summary.counts
+
+        t = max(t, self.latest)
+        counts = self.summary.counts
         try:
-            if handler := getattr(self, f"on_{name}", None):
+            handler = getattr(self, f"on_{name}", None)
+            if handler:
                 handler(t, event)
-        except (KeyError, TypeError, ValueError, OverflowError):  # int(float("inf")) raises OverflowError
+        except (KeyError, TypeError, ValueError, OverflowError):
+            # int(float("inf")) raises OverflowError
             self.summary.skipped += 1
+
         counts[name] = counts.get(name, 0) + 1
         self.latest = t
 
     def close(self) -> Summary:
-        summary, t = self.summary, self.latest or 0.0
+        summary = self.summary
+        t = self.latest or 0.0
         self._end_all(t)
         for life in self.lives.values():
             summary.intervals.setdefault(life.name, []).extend(life.intervals)
@@ -119,38 +156,57 @@ class Accounts:
     def on_coordinator(self, t: float, event: Event) -> None:
         self._new_epoch(t)
         self.coordinators += 1
-        if self.coordinators > 1 and (restart := self._incident(t, "coordinator", str(event.get("id", "")))):
-            self.restart, restart.left = restart, 0
+        if self.coordinators > 1 and (
+            restart := self._incident(t, "coordinator", str(event.get("id", "")))
+        ):
+            self.restart = restart
+            restart.left = 0
 
     def on_join(self, t: float, event: Event) -> None:
-        id, name = _id(event), str(event.get("name", "?"))
+        id = _id(event)
+        name = str(event.get("name", "?"))
         alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
+
         # a worker may have been known by its name only, and report its id now
         is_new = id == name if name in alive else id not in alive
         # the end of the worker's previous process was not recorded
         if alive and is_new and alive[0] not in self.unconfirmed:
             self._new_epoch(t)
-        if id != name and self.unconfirmed.pop(id, None) is not None and self.restart and id in self.group:
+
+        if (
+            id != name
+            and self.unconfirmed.pop(id, None) is not None
+            and self.restart
+            and id in self.group
+        ):
             self.restart.left += 1
+
         self._mark_dead([name])
         if self.summary.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
+
         life = self.lives.setdefault(id, _Life(name))
-        if id != name and name in self.lives and not life.alive:  # an earlier event had only the worker's name
+        # an earlier event had only the worker's name
+        if id != name and name in self.lives and not life.alive:
             named = self.lives.pop(name)
-            life.intervals, life.alive = life.intervals + named.intervals, named.alive
+            life.intervals = life.intervals + named.intervals
+            life.alive = named.alive
             self.group = {id if member == name else member for member in self.group}
+
         if not life.alive:
             life.switch(t, WAITED)
 
     def on_lost(self, t: float, event: Event) -> None:
-        id, kind = _id(event), event["event"]
+        id = _id(event)
+        kind = event["event"]
         life = self.lives.get(id)
         self.unconfirmed.pop(id, None)
+
         if not (life and life.alive):
             return
         if kind == "lost" and id in self.group and self.pause.broken is None:
             self.pause.broken = t
+
         self.group.discard(id)
         life.switch(t, None)
         if life.name in self.failed:
@@ -178,33 +234,45 @@ class Accounts:
             self.pause.opened = t
 
     def on_generation(self, t: float, event: Event) -> None:
-        step, names = int(event.get("step", -1)), [str(name) for name in event.get("members") or []]
+        step = int(event.get("step", -1))
+        names = [str(name) for name in event.get("members") or []]
         self._mark_dead([life.name for life in self.lives.values() if life.name not in names])
-        self.unconfirmed, self.restart, self.summary.state = {}, None, "running"
+        self.unconfirmed = {}
+        self.restart = None
+        self.summary.state = "running"
         self.summary.generations += 1
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
+
         for name in names:
             if name not in ids:  # the event `join` of this worker was not recorded
                 ids[name] = name
                 self.lives.setdefault(name, _Life(name)).switch(t, WAITED)
+
         members = {ids[name] for name in names}
         self._regroup(t, step, members)
         for id, life in self.lives.items():
             if life.alive:
                 life.switch(t, TRAINED if id in members else WAITED)
+
         for name in names:
-            if incident := self.missing.pop(name, None):
+            incident = self.missing.pop(name, None)
+            if incident:
                 incident.back = t
 
     def on_restored(self, t: float, event: Event) -> None:
         self.summary.restored.append(event)
-        step, tier = int(event["step"]), str(event.get("tier", ""))
+        step = int(event["step"])
+        tier = str(event.get("tier", ""))
+
         for incident in (self.unsure or self.pause).incidents:
-            if tier in ("hot", "durable") and incident.kind == "lost":  # a restored step was completed before
+            # a restored step was completed before
+            if tier in ("hot", "durable") and incident.kind == "lost":
                 incident.step = max(step, incident.step or 0)
+
         if self.unsure or not self.group - self.unconfirmed.keys():
             for incident in (self.unsure or self.pause).incidents:
                 incident.tier = "hot" if "hot" in (tier, incident.tier) else tier
+
         if self.unsure:
             self._resume(self.unsure, step)
         # while the group has live members, the worker receives their state
@@ -240,15 +308,19 @@ class Accounts:
         if "step" in event:
             self.on_step(t, event)
         self.summary.state, self.summary.sha256 = "complete", str(event.get("sha256", ""))
-        self.summary.message, self.summary.code = "", 0
+        self.summary.message = ""
+        self.summary.code = 0
         self.group = set()  # the training may be continued later, as that of a trial of a sweep
         for life in self.lives.values():
             life.switch(t, None)
 
     def _new_epoch(self, t: float) -> None:
-        """Handle a new coordinator: a worker that does not join it died after its last known sign of life."""
+        """Handle a new coordinator: a worker that does not join it died after its last known sign
+        of life."""
         if self.summary.state == "failed":
-            self.summary.state, self.summary.message, self.summary.code = "running", "", 0
+            self.summary.state = "running"
+            self.summary.message = ""
+            self.summary.code = 0
         for id, life in self.lives.items():
             if life.alive:
                 self.unconfirmed.setdefault(id, t if self.latest is None else self.latest)
@@ -287,19 +359,26 @@ class Accounts:
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """Start the next group, at `step` if it has a member of the previous group; else a later event has the step."""
-        pause, survivors = self.pause, self.group & members
+        """Start the next group, at `step` if it has a member of the previous group; else a later
+        event has the step."""
+        pause = self.pause
+        survivors = self.group & members
+
         pause.until, self.pause, self.group = t, _Pause(), members
         for incident in pause.incidents:
             incident.resumed = t
+
         if survivors:
             self._infer_start(step)
             self._resume(pause, step)
             return
+
         for incident in pause.incidents:
             incident.left = 0 if incident.kind != "coordinator" else incident.left
+
         if self.unsure:
-            self.unsure.until, self.unsure.unseen = t, True
+            self.unsure.until = t
+            self.unsure.unseen = True
             self.unsure.incidents += pause.incidents
         else:
             self.unsure = pause
@@ -308,29 +387,38 @@ class Accounts:
         """Derive the first step of the group, if it is still unknown, from its current `step`."""
         if self.unsure:
             newest = min(step, self.points[-1][1]) if self.points else step
-            self._resume(self.unsure, newest if self.unsure.restored is None else min(step, self.unsure.restored))
+            self._resume(
+                self.unsure,
+                newest if self.unsure.restored is None else min(step, self.unsure.restored),
+            )
 
     def _resume(self, pause: _Pause, step: int) -> None:
         """Let the group after `pause` start at `step`: all work beyond that step is lost."""
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]
-            when, is_soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.is_hard
+            when = self._when(step, pause.until if pause.broken is None else pause.broken)
+
+            is_soft = not pause.is_hard
             if is_soft and step >= newest:
                 when = max(when, pause.until if pause.opened is None else pause.opened)
                 self._relabel(when, pause.until, WAITED)
             else:
                 cost = self._relabel(when, pause.until, LOST)
                 for incident in pause.incidents:
-                    incident.repeated, incident.cost = max(0, newest - step), cost
+                    incident.repeated = max(0, newest - step)
+                    incident.cost = cost
+
             self.summary.repeated += max(0, newest - step)
             while self.points and (self.points[-1][1] > step or self.points[-1][0] > when):
                 self.points.pop()
+
             self.summary.steps = step
             if step > newest:
                 self._point(when, step)
             else:
                 self.points.append((when, step))
+
         self._point(pause.until, step)
 
     def _relabel(self, start: float, end: float, kind: str) -> float:
@@ -344,16 +432,23 @@ class Accounts:
         self.summary.steps = max(self.summary.steps, step)
 
     def _when(self, step: int, limit: float) -> float:
-        """Return when `step` was finished: interpolated between two points, or extrapolated from the last point."""
+        """Return when `step` was finished: interpolated between two points, or extrapolated from
+        the last point."""
         index = bisect_left(self.points, step, key=lambda point: point[1])
         if index == 0:
             return self.points[0][0]
+
         if index < len(self.points):
             (t0, s0), (t1, s1) = self.points[index - 1 : index + 1]
             return t0 + (t1 - t0) * (step - s0) / (s1 - s0)
+
         last_time, last_step = self.points[-1]
         later_steps = step - last_step
-        step_seconds = (limit - last_time) / (later_steps + 1) if self.step_seconds is None else self.step_seconds
+        if self.step_seconds is None:
+            step_seconds = (limit - last_time) / (later_steps + 1)
+        else:
+            step_seconds = self.step_seconds
+
         return max(last_time, min(last_time + later_steps * step_seconds, limit))
 
 

@@ -1,10 +1,12 @@
 """The ledger of a training run: the history of its workers, as events in the object store.
 
-    <prefix>/<epoch ms>-<writer>-<number>.jsonl     one JSON object a line: {"t": unix seconds, "event": name, ...}
+    <prefix>/<epoch ms>-<writer>-<number>.jsonl     one JSON object a line: {"t": unix seconds,
+    "event": name, ...}
 
-The coordinator writes the ledger (without a coordinator, rank 0), each process in its own segments. Objects cannot be
-appended to, so the newest segment is rewritten until it is full. report.py lists the events. The ledger never delays or
-ends a training: while the object store is unavailable, events wait in memory.
+The coordinator writes the ledger (without a coordinator, rank 0), each process in its own segments.
+Objects cannot be appended to, so the newest segment is rewritten until it is full. report.py lists
+the events. The ledger never delays or ends a training: while the object store is unavailable,
+events wait in memory.
 """
 
 import json
@@ -26,17 +28,20 @@ EVENT_DELAY_S = 0.3  # delay until other events are written, to combine events o
 SEGMENT_BYTES = 256 << 10  # size of a full segment
 MAX_WAITING_EVENTS = 20_000  # events kept while the object store is unavailable
 READ_THREADS = 8
-CLOSE_TIMEOUT_S = 20.0  # time to write the last events of a process if the object store is unavailable or slow
+# time to write the last events of a process if the object store is unavailable or slow
+CLOSE_TIMEOUT_S = 20.0
 
 Event = dict[str, Any]
 
 
 class Ledger:
-    """Writes events in a thread, which also calls `open_store`, and calls it again after a failure."""
+    """Writes events in a thread, which also calls `open_store`, and calls it again after a
+    failure."""
 
     def __init__(self, open_store: Callable[[], "Store"], prefix: str) -> None:
         self.prefix = prefix
-        self._open_store, self._store = open_store, None
+        self._open_store = open_store
+        self._store = None
         self._writer = f"{time.time() * 1000:013.0f}-{uuid.uuid4().hex[:6]}"
         self._number = 0
         self._segment = bytearray()  # bytes of the newest segment
@@ -46,7 +51,8 @@ class Ledger:
         self._latest_time = 0.0
         self._quiet_until = 0.0
         self._lock = threading.Lock()
-        self._closing, self._urgent = threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        self._urgent = threading.Event()
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
@@ -58,8 +64,11 @@ class Ledger:
         with self._lock:
             # the clock may be set back: keep the order of events
             self._latest_time = max(self._latest_time, time.time())
-            line = _line({"t": round(self._latest_time - _seconds(age_s), 6), "event": event} | fields)
+            line = _line(
+                {"t": round(self._latest_time - _seconds(age_s), 6), "event": event} | fields
+            )
             self._waiting_events.append((event, line))
+
             if len(self._waiting_events) > MAX_WAITING_EVENTS:
                 self._drop_events()
             if event != "step":
@@ -83,31 +92,43 @@ class Ledger:
     def _drop_events(self) -> None:
         """Drop every second `step` event, or the oldest events if `step` events are few."""
         steps = [index for index, (event, _) in enumerate(self._waiting_events) if event == "step"]
-        dropped_indices = set(steps[::2] if len(steps) > MAX_WAITING_EVENTS // 4 else range(MAX_WAITING_EVENTS // 4))
-        self._waiting_events = [item for index, item in enumerate(self._waiting_events) if index not in dropped_indices]
+        dropped_indices = set(
+            steps[::2] if len(steps) > MAX_WAITING_EVENTS // 4 else range(MAX_WAITING_EVENTS // 4)
+        )
+        self._waiting_events = [
+            item for index, item in enumerate(self._waiting_events) if index not in dropped_indices
+        ]
         self._dropped_count += len(dropped_indices)
 
     def _run(self) -> None:
         while True:
             if not self._closing.is_set():
                 self._urgent.wait(STEP_DELAY_S)
+
             self._urgent.clear()
             is_closing = self._closing.wait(EVENT_DELAY_S)
+
             try:
                 self._write()
             except Exception as error:  # any error: this thread must survive to write later events
-                text = str(error) if isinstance(error, RekindleError) else repr(error)
+                if isinstance(error, RekindleError):
+                    text = str(error)
+                else:
+                    text = repr(error)
+
                 self._say(f"the ledger is waiting for the object store: {text}")
                 if is_closing and time.monotonic() < self._deadline:
                     time.sleep(0.2)  # the wait above returns immediately after close()
                     continue
+
             if is_closing:
                 return
 
     def _write(self) -> None:
         while self._fill_segment():
             self._store = self._store or self._open_store()
-            # a copy: a failed request may still reference its body, and a referenced bytearray cannot grow
+            # a copy: a failed request may still reference its body, and a referenced bytearray
+            # cannot grow
             content = bytes(self._segment)
             self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", content)
             self._has_unwritten = False
@@ -115,16 +136,23 @@ class Ledger:
                 self._number, self._segment = self._number + 1, bytearray()
 
     def _fill_segment(self) -> bool:
-        """Move waiting events to the segment until it is full. Returns True if the segment must be written."""
+        """Move waiting events to the segment until it is full. Returns True if the segment must be
+        written."""
         with self._lock:
             if self._dropped_count:
-                fields = {"t": round(self._latest_time, 6), "event": "dropped", "events": self._dropped_count}
+                fields = {
+                    "t": round(self._latest_time, 6),
+                    "event": "dropped",
+                    "events": self._dropped_count,
+                }
                 self._waiting_events.append(("dropped", _line(fields)))
                 self._dropped_count = 0
+
             count = 0
             while count < len(self._waiting_events) and len(self._segment) < SEGMENT_BYTES:
                 self._segment += self._waiting_events[count][1]
                 count += 1
+
             del self._waiting_events[:count]
             self._has_unwritten = self._has_unwritten or count > 0
             return self._has_unwritten
@@ -138,35 +166,50 @@ class Ledger:
 def _seconds(value: Any) -> float:
     """Return an age that a worker reported; 0 for anything else than a positive number."""
     is_age = isinstance(value, int | float) and 0 < value < float("inf")
-    return value if is_age else 0.0
+    if is_age:
+        return value
+    return 0.0
 
 
 def _line(fields: Event) -> bytes:
     try:
         return to_json(fields, default=str).encode() + b"\n"
     except (TypeError, ValueError):  # invalid keys or cycles: store the repr
-        return to_json({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode() + b"\n"
+        return (
+            to_json({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode()
+            + b"\n"
+        )
 
 
 def read(store: "Store", prefix: str) -> list[Event]:
-    """Return all events below `prefix`, sorted by time and without duplicates; [] if the ledger does not exist.
+    """Return all events below `prefix`, sorted by time and without duplicates; [] if the ledger
+    does not exist.
 
-    A last event `skipped` counts invalid and duplicate lines. Raises StorageError if the object store is unavailable.
+    A last event `skipped` counts invalid and duplicate lines. Raises StorageError if the object
+    store is unavailable.
     """
     keys = [entry.key for entry in store.list(f"{prefix}/") if entry.key.endswith(".jsonl")]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        lines = [line for data in pool.map(store.get, keys) for line in data.split(b"\n") if line.strip()]
-    events, skipped = [], 0
+        lines = [
+            line for data in pool.map(store.get, keys) for line in data.split(b"\n") if line.strip()
+        ]
+
+    events = []
+    skipped = 0
     for line in dict.fromkeys(lines):
         event = _event(line)
         if event:
             events.append(event)
         else:
             skipped += 1
+
     skipped += len(lines) - len(set(lines))
     events.sort(key=lambda event: event["t"])
     if skipped:
-        events.append({"t": events[-1]["t"] if events else 0.0, "event": "skipped", "lines": skipped})
+        events.append(
+            {"t": events[-1]["t"] if events else 0.0, "event": "skipped", "lines": skipped}
+        )
+
     return events
 
 
@@ -176,4 +219,6 @@ def _event(line: bytes) -> Event | None:
         is_valid = isinstance(event["t"], int | float) and isinstance(event["event"], str)
     except (ValueError, KeyError, TypeError):
         return None
-    return event if is_valid else None
+    if is_valid:
+        return event
+    return None

@@ -1,4 +1,5 @@
-"""Draws the timeline of a run: each worker's intervals by kind, and below them the steps per second."""
+"""Draws the timeline of a run: each worker's intervals by kind, and below them the steps per
+second."""
 
 from pathlib import Path
 from typing import Any
@@ -7,37 +8,63 @@ from argolocal.common.wording import duration
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, percent, short_name
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
-INCIDENT_MARKS = {  # kind of incident → label, marker, colour
+# kind of incident → label, marker, colour
+INCIDENT_MARKS = {
     "lost": ("worker lost", "X", "#7f1d1d"),
     "drain": ("left on request", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
 MAX_NAMES = 40  # number of workers above which the plot shows only how many workers trained
-UNITS = ((3 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+UNITS = (
+    (3 * 86400.0, 86400.0, "days"),
+    (2 * 3600.0, 3600.0, "hours"),
+    (300.0, 60.0, "minutes"),
+    (0.0, 1.0, "seconds"),
+)
 
 
 def draw(summary: Summary, file: Path) -> None:
-    """Write the timeline to a file; its suffix is the format. Raises ImportError without matplotlib."""
+    """Write the timeline to a file; its suffix is the format. Raises ImportError without
+    matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    scale, unit = next((scale, unit) for minimum, scale, unit in UNITS if summary.ended - summary.began >= minimum)
-    names = sorted(summary.intervals, key=lambda name: (len(name), name))  # numeric order: worker-10 follows worker-9
+    scale, unit = next(
+        (scale, unit) for minimum, scale, unit in UNITS if summary.ended - summary.began >= minimum
+    )
+    # numeric order: worker-10 follows worker-9
+    names = sorted(summary.intervals, key=lambda name: (len(name), name))
     rows_height = min(9.0, max(0.9, 0.3 * len(names)))
     height = rows_height + 2.6
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+
+    with matplotlib.rc_context(
+        {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    ):
         figure = Figure(figsize=(11, height))
-        x, width = 0.11, 0.865
+        x = 0.11
+        width = 0.865
         worker_axes = figure.add_axes((x, 1.75 / height, width, rows_height / height))
         speed_axes = figure.add_axes((x, 0.5 / height, width, 1.05 / height), sharex=worker_axes)
         _draw_workers(worker_axes, summary, names, scale)
         _draw_incidents(worker_axes, summary, names, scale)
         _draw_speed(speed_axes, summary, scale)
-        speed_axes.set(xlabel=f"{unit} since the start", ylabel="steps/s", xlim=(0, _length(summary) / scale))
+        speed_axes.set(
+            xlabel=f"{unit} since the start", ylabel="steps/s", xlim=(0, _length(summary) / scale)
+        )
         worker_axes.tick_params(axis="x", labelbottom=False)
         worker_axes.set_title(_title(summary), loc="left", pad=24)
-        worker_axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8,
-                     borderaxespad=0.2, handlelength=1.2, columnspacing=1.4)  # fmt: skip
+
+        worker_axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=8,
+            frameon=False,
+            fontsize=8,
+            borderaxespad=0.2,
+            handlelength=1.2,
+            columnspacing=1.4,
+        )
+
         figure.savefig(file, dpi=130, bbox_inches="tight")
 
 
@@ -45,35 +72,75 @@ def _draw_workers(axes: Any, summary: Summary, names: list[str], scale: float) -
     for kind, colour in COLOURS.items():
         for row, name in enumerate(names):
             spans = [span for span in summary.intervals[name] if span.kind == kind]
-            bars = [((span.start - summary.began) / scale, (span.end - span.start) / scale) for span in spans]
+            bars = [
+                ((span.start - summary.began) / scale, (span.end - span.start) / scale)
+                for span in spans
+            ]
             # the edge keeps a bar of a hundredth of a second visible
-            axes.broken_barh(bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4)
+            axes.broken_barh(
+                bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4
+            )
+
         axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
+
     axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
     if len(names) <= MAX_NAMES:
         axes.set_yticks(range(len(names)), [short_name(name)[-20:] for name in names])
     else:
         axes.set_yticks([])
         axes.set_ylabel(f"{len(names)} workers")
+
     axes.tick_params(axis="y", length=0)
 
 
 def _draw_incidents(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
     for kind, (label, marker, colour) in INCIDENT_MARKS.items():
-        incidents = [incident for incident in summary.incidents if incident.kind == kind and incident.name in names]
+        incidents = [
+            incident
+            for incident in summary.incidents
+            if incident.kind == kind and incident.name in names
+        ]
         if incidents:
             times = [(incident.t - summary.began) / scale for incident in incidents]
             rows = [names.index(incident.name) for incident in incidents]
-            axes.scatter(times, rows, s=34, marker=marker, c=colour, edgecolors="white", linewidths=0.7, zorder=4,
-                         label=label, clip_on=False)  # fmt: skip
+
+            axes.scatter(
+                times,
+                rows,
+                s=34,
+                marker=marker,
+                c=colour,
+                edgecolors="white",
+                linewidths=0.7,
+                zorder=4,
+                label=label,
+                clip_on=False,
+            )
+
     restarts = [incident for incident in summary.incidents if incident.kind == "coordinator"]
     for number, incident in enumerate(restarts):
-        axes.axvline((incident.t - summary.began) / scale, color="#7c3aed", linestyle=(0, (3, 2)), linewidth=1.1,
-                     zorder=3, label="coordinator restarted" if number == 0 else None)  # fmt: skip
+        axes.axvline(
+            (incident.t - summary.began) / scale,
+            color="#7c3aed",
+            linestyle=(0, (3, 2)),
+            linewidth=1.1,
+            zorder=3,
+            label="coordinator restarted" if number == 0 else None,
+        )
+
     if summary.checkpoints:
         times = [(event["t"] - summary.began) / scale for event in summary.checkpoints]
-        axes.scatter(times, [len(names) - 0.5] * len(times), s=22, marker="^", c="#475569", zorder=4, clip_on=False,
-                     linewidths=0, label="durable checkpoint")  # fmt: skip
+        axes.scatter(
+            times,
+            [len(names) - 0.5] * len(times),
+            s=22,
+            marker="^",
+            c="#475569",
+            zorder=4,
+            clip_on=False,
+            linewidths=0,
+            label="durable checkpoint",
+        )
 
 
 def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
@@ -81,11 +148,15 @@ def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
 
     length = _length(summary)
     edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
-    updates, times, previous_step = [0], [0.0], summary.points[0][1] if summary.points else 0
+    updates = [0]
+    times = [0.0]
+    previous_step = summary.points[0][1] if summary.points else 0
+
     for t, step in summary.points:
         updates.append(updates[-1] + max(0, step - previous_step))  # including repeated steps
         times.append(t - summary.began)
         previous_step = step
+
     rate = np.diff(np.interp(edges, times, updates)) / np.diff(edges)
     axes.stairs(rate, edges / scale, fill=True, color=COLOURS[TRAINED], alpha=0.25)
     axes.stairs(rate, edges / scale, color=COLOURS[TRAINED], linewidth=1)

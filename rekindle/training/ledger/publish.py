@@ -1,4 +1,5 @@
-"""Publishes the report of a run: metrics and tags of its MLflow run, and files with text, JSON and the timeline."""
+"""Publishes the report of a run: metrics and tags of its MLflow run, and files with text, JSON and
+the timeline."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,24 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import say
 from rekindle.training.ledger.report import Summary
 
-REPORTED_COUNTS = ("preemptions", "steps_repeated", "steps_per_second", "generations", "coordinator_restarts")
+REPORTED_COUNTS = (
+    "preemptions",
+    "steps_repeated",
+    "steps_per_second",
+    "generations",
+    "coordinator_restarts",
+)
 
 
 def metrics(summary: Summary, prefix: str) -> dict[str, float]:
     """Return the metrics `PREFIX/...`: worker-seconds by kind, and counts."""
     report = summary.as_json()
-    values = {f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()}
-    values |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
-    values |= {name: report[name] for name in REPORTED_COUNTS}
+    values = {
+        f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()
+    }
+    values["wall_seconds"] = summary.ended - summary.began
+    values["bytes_uploaded"] = summary.uploaded
+    values.update({name: report[name] for name in REPORTED_COUNTS})
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
@@ -30,7 +40,8 @@ def tags(summary: Summary) -> dict[str, Any]:
 
 
 def write_files(summary: Summary, folder: Path, report: dict[str, Any]) -> None:
-    """Write `report` as `summary.json` and `story.txt`, and with matplotlib `timeline.png` to `folder`."""
+    """Write `report` as `summary.json` and `story.txt`, and with matplotlib `timeline.png` to
+    `folder`."""
     from rekindle.training.ledger.plot import draw
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,24 +1,33 @@
-"""The events of a ledger, and their Summary: the use of all worker-seconds (computed in accounting.py).
+"""The events of a ledger, and their Summary: the use of all worker-seconds (computed in
+accounting.py).
 
-An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's name, a step a number of updates:
+An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's name, a step a
+number of updates:
 
-    run {device, workers, virtual_workers, steps, samples}    the plan, written by rank 0 when it starts
+    run {device, workers, virtual_workers, steps, samples}    the plan, written by rank 0 when it
+    starts
     coordinator {id}                                 a coordinator started or restarted
-    join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
+    join {worker, name, step}                        a process joined (`worker`: its id), with the
+    state of `step`
     lost {worker, name, why, step}                   why: connection, silent, hung, dropped
     drain {worker, name, step}                       the worker left after an announcement
-    open {generation, hard}                          the group stops after its step; hard: immediately, since it broke
+    open {generation, hard}                          the group stops after its step; hard:
+    immediately, since it broke
     generation {generation, members, step}           the next group trains
-    step {step, last}                                at most one event a second; last: the last step of a killed
-                                                     worker, which its shared memory told its next process
-    checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that it took from the training
+    step {step, last}                                at most one event a second; last: the last step
+    of a killed
+                                                     worker, which its shared memory told its next
+                                                     process
+    checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that it took from the
+    training
     restored {step, tier, name}    torn {object, why}
     fault {name, generation}    refused {name, message}    failed {name, message, code}
     verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
 
-Each second of a live worker is *trained* (in a group, making steps that are not repeated), *waited* (in no group) or
-*lost* (in a group, for work that was repeated: after the last finished step if the group broke, and after the restored
-step if all workers were lost). Steps are recorded once a second and assumed to be evenly spread in between.
+Each second of a live worker is *trained* (in a group, making steps that are not repeated), *waited*
+(in no group) or *lost* (in a group, for work that was repeated: after the last finished step if the
+group broke, and after the restored step if all workers were lost). Steps are recorded once a second
+and assumed to be evenly spread in between.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -26,7 +35,9 @@ from typing import Any
 
 from rekindle.training.ledger.events import Event
 
-TRAINED, WAITED, LOST = "trained", "waited", "lost"
+TRAINED = "trained"
+WAITED = "waited"
+LOST = "lost"
 UNSEEN = "unseen"  # reason of a loss that no coordinator saw
 
 
@@ -47,15 +58,20 @@ class Incident:
     kind: str  # one of: lost, drain, failed, join, coordinator (its restart)
     name: str
     why: str = ""
-    step: int | None = None  # newest step that is known to be completed at the time `t`; None: none is known
-    # True if `t` and `step` are those of the incident; False if nobody saw it: it happened at `t` or later
+    # newest step that is known to be completed at the time `t`; None: none is known
+    step: int | None = None
+    # True if `t` and `step` are those of the incident; False if nobody saw it: it happened at `t`
+    # or later
     seen: bool = True
-    left: int = 0  # number of surviving members of the group; if a coordinator restarted: of its workers
+    # number of surviving members of the group; if a coordinator restarted: of its workers
+    left: int = 0
     resumed: float | None = None  # start time of the next group
     repeated: int = 0  # number of repeated steps
     back: float | None = None  # time when a worker with this name trained again
-    cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
-    tier: str = ""  # if no worker was left: source of the state that training continued with, hot or durable
+    # worker-seconds of repeated work, for all incidents of the same pause together
+    cost: float = 0.0
+    # if no worker was left: source of the state that training continued with, hot or durable
+    tier: str = ""
 
 
 @dataclass
@@ -69,8 +85,10 @@ class Summary:
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
-    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # worker name → its intervals
-    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) of all recorded steps
+    # worker name → its intervals
+    intervals: dict[str, list[Interval]] = field(default_factory=dict)
+    # (time, step) of all recorded steps
+    points: list[tuple[float, int]] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     restored: list[Event] = field(default_factory=list)
@@ -85,25 +103,37 @@ class Summary:
         """Return the worker-seconds of a kind, for one worker or all."""
         intervals = [self.intervals[name]] if name else self.intervals.values()
         return sum(
-            interval.end - interval.start for worker in intervals for interval in worker if interval.kind == kind
+            interval.end - interval.start
+            for worker in intervals
+            for interval in worker
+            if interval.kind == kind
         )
 
     @property
     def first_step(self) -> int:
         """The first step of the training; above 0 if the training was resumed."""
-        return self.points[0][1] if self.points else 0
+        if self.points:
+            return self.points[0][1]
+        return 0
 
     @property
     def training_seconds(self) -> float:
         """Seconds during which any worker was in a group."""
-        working = [interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED]
+        working = [
+            interval
+            for worker in self.intervals.values()
+            for interval in worker
+            if interval.kind != WAITED
+        ]
         return sum(end - start for start, end in alive(working))
 
     @property
     def steps_per_second(self) -> float:
         """Steps (repeated steps count once) per second during which any worker was in a group."""
         busy = self.training_seconds
-        return (self.steps - self.first_step) / busy if busy else 0.0
+        if busy:
+            return (self.steps - self.first_step) / busy
+        return 0.0
 
     @property
     def preemptions(self) -> int:
@@ -121,12 +151,26 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object, without the raw events."""
         seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
+
         workers = {
-            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(intervals)}
+            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds}
+            | {"alive": alive(intervals)}
             for name, intervals in self.intervals.items()
         }
+
         tiers = [str(event.get("tier")) for event in self.restored]
-        attributes = ("state", "message", "began", "ended", "run", "steps", "generations", "preemptions")
+
+        attributes = (
+            "state",
+            "message",
+            "began",
+            "ended",
+            "run",
+            "steps",
+            "generations",
+            "preemptions",
+        )
+
         return {name: getattr(self, name) for name in attributes} | {
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),

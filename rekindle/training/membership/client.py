@@ -1,4 +1,5 @@
-"""The worker's side of the coordinator's protocol: a thread that receives, sends heartbeats and reconnects."""
+"""The worker's side of the coordinator's protocol: a thread that receives, sends heartbeats and
+reconnects."""
 
 import base64
 import contextlib
@@ -15,19 +16,30 @@ from typing import Any
 
 from rekindle.errors import ConfigError, RekindleError, RunAborted, say
 from rekindle.training.membership import handshake
-from rekindle.training.membership.protocol import MAX_TEXT, PROTOCOL, Address, Members, Message, encode
+from rekindle.training.membership.protocol import (
+    MAX_TEXT,
+    PROTOCOL,
+    Address,
+    Members,
+    Message,
+    encode,
+)
 
 HEARTBEAT_INTERVAL_S = 0.2
 RETRY_INTERVAL_S = 0.1  # time between attempts to reach an unavailable coordinator
-COMPLETE_CHECK_INTERVAL_S = 5.0  # time between checks whether the run is complete, while the coordinator is unavailable
+# time between checks whether the run is complete, while the coordinator is unavailable
+COMPLETE_CHECK_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
 
 
 class Client:
     """This worker's view of the run's membership. Thread-safe."""
 
-    def __init__(self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]) -> None:
-        """`run_complete` is polled while the coordinator is unavailable: the coordinator may have exited after the run.
+    def __init__(
+        self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]
+    ) -> None:
+        """`run_complete` is polled while the coordinator is unavailable: the coordinator may have
+        exited after the run.
 
         Raises ConfigError if the run's secret is missing.
         """
@@ -41,11 +53,19 @@ class Client:
         self.is_busy = False  # True while this worker does work other than steps
         self.open_generation = 0  # the newest generation known to be open
         self.abort_generation = 0  # groups older than this generation are broken
-        self.published_group: tuple[int, Members] = (0, [])  # the newest published generation and its members
+        # the newest published generation and its members
+        self.published_group: tuple[int, Members] = (0, [])
         self.is_complete = False
         self._has_left = False
         self.on_abort: Callable[[], None] = lambda: None
-        self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
+
+        self._hello = {
+            "protocol": PROTOCOL,
+            "id": self.id,
+            "name": self.name,
+            "fingerprint": fingerprint,
+        }
+
         self._sent_values: dict[str, Message] = {}  # our `put` messages to the newest group
         self._values: dict[str, bytes] = {}  # values of all members of the newest group
         self._acked_generation = 0
@@ -58,35 +78,50 @@ class Client:
     def wait_for_group(
         self, current_generation: int, step: int, give_up: Callable[[], bool]
     ) -> tuple[int, Members] | None:
-        """Wait for the members of a later generation; return None if `give_up()` is true, or the run is complete.
+        """Wait for the members of a later generation; return None if `give_up()` is true, or the
+        run is complete.
 
-        Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted the run.
+        Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted
+        the run.
         """
         self.step = step
-        if not self._thread.ident:  # not started earlier: once this worker is registered, the other workers wait for it
+        # not started earlier: once this worker is registered, the other workers wait for it
+        if not self._thread.ident:
             self._thread.start()
+
         with self._condition:
             self._waits_for_group = True
             while not (self.is_complete or give_up()):
                 if self._error:
                     raise self._error
-                if self.open_generation > current_generation and self._acked_generation < self.open_generation:
+
+                if (
+                    self.open_generation > current_generation
+                    and self._acked_generation < self.open_generation
+                ):
                     self._acked_generation = self.open_generation
                     self.send({"ack": self.open_generation, "step": step})
+
                 generation, members = self.published_group
-                if generation == self.open_generation > current_generation and self.id in [id for id, _ in members]:
+                if generation == self.open_generation > current_generation and self.id in [
+                    id for id, _ in members
+                ]:
                     self._waits_for_group = False
                     return self.published_group
+
                 self._condition.wait()  # code that makes give_up() true calls `wake`
+
         return None
 
     @property
     def must_exit(self) -> bool:
-        """True if this process must exit with an error, which `wait_for_group` and `wait_complete` raise."""
+        """True if this process must exit with an error, which `wait_for_group` and `wait_complete`
+        raise."""
         return self._error is not None
 
     def report_failure(self, generation: int) -> None:
-        """Report that a collective of `generation` failed. If this message is lost, the next `join` repeats it."""
+        """Report that a collective of `generation` failed. If this message is lost, the next `join`
+        repeats it."""
         with self._condition:
             self._waits_for_group = True
             self.send({"fault": generation})
@@ -97,10 +132,14 @@ class Client:
             self._condition.notify_all()
 
     def wait_complete(self, current_generation: int, seconds: float) -> bool:
-        """Wait at most `seconds` until the run is complete (True), or until a newer generation is open."""
+        """Wait at most `seconds` until the run is complete (True), or until a newer generation is
+        open."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self.is_complete or self._error or self.open_generation > current_generation, seconds
+                lambda: (
+                    self.is_complete or self._error or self.open_generation > current_generation
+                ),
+                seconds,
             )
             if self._error:
                 raise self._error
@@ -111,24 +150,36 @@ class Client:
         with self._condition:
             if generation == self.published_group[0]:
                 self._values[key] = value
-                self._sent_values[key] = {"put": generation, "key": key, "value": base64.b64encode(value).decode()}
+                self._sent_values[key] = {
+                    "put": generation,
+                    "key": key,
+                    "value": base64.b64encode(value).decode(),
+                }
                 self.send(self._sent_values[key])
 
     def values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
-        """Wait for values from members of the group `generation`, and return the values. Raises RuntimeError."""
+        """Wait for values from members of the group `generation`, and return the values. Raises
+        RuntimeError."""
         with self._condition:
-            if not self._condition.wait_for(lambda: self.has(generation, keys) or self._is_over(generation), seconds):
+            if not self._condition.wait_for(
+                lambda: self.has(generation, keys) or self._is_over(generation), seconds
+            ):
                 raise RuntimeError(f"no member has sent {' '.join(keys)} within {seconds:g} s")
             if self._is_over(generation):
                 raise RuntimeError(f"generation {generation} is over")
             return [self._values[key] for key in keys]
 
     def has(self, generation: int, keys: list[str]) -> bool:
-        """Return True if the members of the group `generation` have sent values for all of these keys."""
+        """Return True if the members of the group `generation` have sent values for all of these
+        keys."""
         return generation == self.published_group[0] and self._values.keys() >= set(keys)
 
     def _is_over(self, generation: int) -> bool:
-        return self.abort_generation > generation or self.published_group[0] > generation or self.must_exit
+        return (
+            self.abort_generation > generation
+            or self.published_group[0] > generation
+            or self.must_exit
+        )
 
     def send(self, message: Message) -> None:
         """Send a message to the coordinator.
@@ -158,11 +209,13 @@ class Client:
             self._has_left = True
             if self._socket:
                 with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_WR)  # a later heartbeat would be an invalid message
+                    # a later heartbeat would be an invalid message
+                    self._socket.shutdown(socket.SHUT_WR)
             self._socket = None
 
     def report_error(self, message: str, code: int, *, temporary: bool) -> None:
-        """Report to the coordinator why this process ends, unless the error came from the coordinator."""
+        """Report to the coordinator why this process ends, unless the error came from the
+        coordinator."""
         if not self._error:
             report_error(self.coordinator, self.name, message, code, temporary=temporary)
 
@@ -172,31 +225,45 @@ class Client:
             try:
                 with connect(self.coordinator) as connection:
                     self._listen(connection)
+
                 last_contact = time.monotonic()
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if self._socket:
                     last_contact = time.monotonic()
-                if (now := time.monotonic()) - last_contact > COMPLETE_CHECK_INTERVAL_S:
+
+                now = time.monotonic()
+                if now - last_contact > COMPLETE_CHECK_INTERVAL_S:
                     last_contact = now
                     self._check_complete()
                     if now - last_log > LOG_INTERVAL_S:
-                        say(f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does not answer: {error}")
+                        say(
+                            f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does"
+                            f" not answer: {error}"
+                        )
                         last_log = now
+
             with self._condition:
-                self._socket, self._acked_generation = None, 0
+                self._socket = None
+                self._acked_generation = 0
+
             time.sleep(RETRY_INTERVAL_S)
 
     def _check_complete(self) -> None:
-        is_complete, problem = False, None
+        is_complete = False
+        problem = None
         try:
             is_complete = self.run_complete()
-        except ConfigError as error:  # the prefix belongs to another run, which made the coordinator exit
+        except ConfigError as error:
+            # the prefix belongs to another run, which made the coordinator exit
             problem = error
         except RekindleError as error:
             return say(f"cannot find out whether the run is complete: {error}")
+
         with self._condition:
-            self.is_complete, self._error = self.is_complete or is_complete, self._error or problem
+            self.is_complete = self.is_complete or is_complete
+            self._error = self._error or problem
             self._condition.notify_all()
+
         if self.must_exit:
             self.on_abort()
 
@@ -204,20 +271,36 @@ class Client:
         with self._condition:
             self.address = connection.getsockname()[0]
             group, members = self.published_group
-            hello = {"address": self.address, "step": self.step, "generation": self.open_generation}
-            hello |= {"group": 0 if self._waits_for_group else group, "peers": [id for id, _ in members]}
-            self._socket, self._acked_generation = connection, 0  # an earlier ack may have been lost
+
+            hello = {
+                "address": self.address,
+                "step": self.step,
+                "generation": self.open_generation,
+                "group": 0 if self._waits_for_group else group,
+                "peers": [id for id, _ in members],
+            }
+
+            # an earlier ack may have been lost
+            self._socket = connection
+            self._acked_generation = 0
             self.send({"join": self._hello | hello})
+
             for message in self._sent_values.values():
                 self.send(message)
-        next_heartbeat, pending_data = time.monotonic() + HEARTBEAT_INTERVAL_S, b""
+
+        next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL_S
+        pending_data = b""
+
         while not self.must_exit:
             if select.select([connection], [], [], max(0.0, next_heartbeat - time.monotonic()))[0]:
-                if not (data := connection.recv(1 << 18)):
+                data = connection.recv(1 << 18)
+                if not data:
                     return
+
                 *lines, pending_data = (pending_data + data).split(b"\n")
                 for line in lines:
                     self._handle(json.loads(line))
+
             if time.monotonic() >= next_heartbeat:
                 next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL_S
                 self.send({"beat": self.step, "busy": self.is_busy})
@@ -226,14 +309,21 @@ class Client:
         with self._condition:
             if "open" in message:
                 self.open_generation = max(self.open_generation, message["open"])
-                self.abort_generation = max(self.abort_generation, message["open"] if message["hard"] else 0)
+                self.abort_generation = max(
+                    self.abort_generation, message["open"] if message["hard"] else 0
+                )
             elif "put" in message:
                 if message["put"] == self.published_group[0]:
                     self._values[message["key"]] = base64.b64decode(message["value"])
             elif "members" in message:
                 if message["generation"] != self.published_group[0]:
-                    self._sent_values, self._values = {}, {}
-                self.published_group = message["generation"], [(id, address) for id, address in message["members"]]
+                    self._sent_values = {}
+                    self._values = {}
+
+                self.published_group = (
+                    message["generation"],
+                    [(id, address) for id, address in message["members"]],
+                )
             elif "complete" in message:
                 self.is_complete = True
             elif "refused" in message:
@@ -245,12 +335,15 @@ class Client:
                 self._exit_hung()
             elif "dropped" in message:
                 say("this worker was silent and was dropped: it joins again")
+
             self._condition.notify_all()
+
         if message.get("hard") or self.must_exit:
             self.on_abort()
 
     def _exit_hung(self) -> None:
-        """Print the stacks and exit: the main thread hangs, and the other workers continue without this process."""
+        """Print the stacks and exit: the main thread hangs, and the other workers continue without
+        this process."""
         say("this worker has completed no step for too long and was dropped. Stack of each thread:")
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(all_threads=True)
@@ -258,18 +351,22 @@ class Client:
 
 
 def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
-    """Connect to the coordinator; worker and coordinator prove that they belong to this run. Raises OSError."""
+    """Connect to the coordinator; worker and coordinator prove that they belong to this run. Raises
+    OSError."""
     secret = handshake.run_secret()
     # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a peer that lost its network does not close the connection: close it if data stays unacknowledged for 10,000 ms
+    # a peer that lost its network does not close the connection: close it if data stays
+    # unacknowledged for 10,000 ms
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+
     try:
         handshake.introduce(connection, secret)
     except BaseException:
         connection.close()
         raise
+
     return connection
 
 
@@ -280,11 +377,21 @@ def send_once(coordinator: Address, message: Message, timeout: float = 5.0) -> N
 
 
 def report_error(
-    coordinator: Address, name: str, message: str, code: int, *, temporary: bool = False, timeout: float = 5.0
+    coordinator: Address,
+    name: str,
+    message: str,
+    code: int,
+    *,
+    temporary: bool = False,
+    timeout: float = 5.0,
 ) -> None:
     """Report to the coordinator why a worker ends."""
     text = message.encode(errors="replace").decode()[-MAX_TEXT:]
     try:
-        send_once(coordinator, {"failed": text, "code": code, "name": name, "temporary": temporary}, timeout)
+        send_once(
+            coordinator,
+            {"failed": text, "code": code, "name": name, "temporary": temporary},
+            timeout,
+        )
     except (OSError, ConfigError) as error:
         say(f"cannot report to the coordinator why {name} ends: {error}")

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
-    """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object store.
+    """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object
+    store.
 
     Raises ConfigError if the file belongs to another run.
     """
-    store, key = open_store(), f"{spec.out}/model.json"
+    store = open_store()
+    key = f"{spec.out}/model.json"
+
     try:
         model = read_object(ModelFile, store, key)
     except NotFound:
@@ -25,12 +28,15 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
         raise ConfigError(
             f"{error} Nothing was changed: remove the file, or give this run another `out` prefix."
         ) from error
+
     identity = model.identity
     if identity != spec.identity_hash():
         raise ConfigError(
-            f"{store.uri(key)} is the model of another run (identity {show(identity[:12])}, this run's is "
-            f"{spec.identity_hash()[:12]}): nothing was changed. Give this run another `out` prefix."
+            f"{store.uri(key)} is the model of another run (identity {show(identity[:12])}, this"
+            f" run's is {spec.identity_hash()[:12]}): nothing was changed. Give this run another"
+            " `out` prefix."
         )
+
     return model.as_json()
 
 

@@ -1,7 +1,7 @@
 """Prometheus metrics of a training: GET / on port REKINDLE_METRICS of its coordinator.
 
-Read-only and unauthenticated, so a NetworkPolicy limits access (configs/platform/prometheus.yaml). A new coordinator
-starts all metrics from zero.
+Read-only and unauthenticated, so a NetworkPolicy limits access (configs/platform/prometheus.yaml).
+A new coordinator starts all metrics from zero.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from rekindle.training.ledger.accounting import Accounts
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED
 from rekindle.training.membership.machine import Membership
 
-VARIABLE = "REKINDLE_METRICS"  # environment variable: the port; without this variable, no metrics are served
+# environment variable: the port; without this variable, no metrics are served
+VARIABLE = "REKINDLE_METRICS"
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUESTS = 16  # number of simultaneous requests
 MAX_REQUEST_BYTES = 16 << 10
@@ -30,7 +31,8 @@ class Exporter(Collector):
     """Counts the events of a training, and serves the counts."""
 
     def __init__(self, membership: Membership) -> None:
-        self.membership, self.accounts = membership, Accounts()
+        self.membership = membership
+        self.accounts = Accounts()
         self.loss: float | None = None
         self.active_requests = 0
 
@@ -51,14 +53,20 @@ class Exporter(Collector):
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.active_requests += 1
         errors = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+
         try:
             with contextlib.suppress(*errors):
                 if self.active_requests <= MAX_REQUESTS:
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
                         await reader.readuntil(b"\r\n\r\n")
                         body = self.text()
-                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
-                        writer.write(f"{head}Content-Type: text/plain; version=0.0.4\r\n\r\n".encode() + body)
+                        head = (
+                            f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection:"
+                            " close\r\n"
+                        )
+                        writer.write(
+                            f"{head}Content-Type: text/plain; version=0.0.4\r\n\r\n".encode() + body
+                        )
                         await writer.drain()
         finally:
             self.active_requests -= 1
@@ -70,8 +78,14 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics (called by Prometheus' client)."""
-        membership, summary = self.membership, self.accounts.summary
-        training_workers = len(membership.members) if membership.is_published else 0
+        membership = self.membership
+        summary = self.accounts.summary
+
+        if membership.is_published:
+            training_workers = len(membership.members)
+        else:
+            training_workers = 0
+
         for name, description, value in (
             ("step", "Completed updates.", max(0, membership.step)),
             ("steps", "Total updates of the training.", summary.run.get("steps")),
@@ -81,15 +95,24 @@ class Exporter(Collector):
             ("generation", "Number of the newest group.", membership.published_generation),
         ):
             if value is not None:
-                yield GaugeMetricFamily(f"rekindle_training_{name}", description, value=float(value))
+                yield GaugeMetricFamily(
+                    f"rekindle_training_{name}", description, value=float(value)
+                )
+
         description = "Worker-seconds trained, waited, and lost for repeated work."
-        seconds = GaugeMetricFamily("rekindle_training_worker_seconds", description, labels=["kind"])
+        seconds = GaugeMetricFamily(
+            "rekindle_training_worker_seconds", description, labels=["kind"]
+        )
         for kind, value in self._seconds().items():
             seconds.add_metric([kind], value)
+
         yield seconds
-        events = CounterMetricFamily("rekindle_training_events", "Events of the ledger, by kind.", labels=["event"])
+        events = CounterMetricFamily(
+            "rekindle_training_events", "Events of the ledger, by kind.", labels=["event"]
+        )
         for name in COUNTED_EVENTS:
             events.add_metric([name], summary.counts.get(name, 0))
+
         yield events
 
     def _seconds(self) -> dict[str, float]:
@@ -99,5 +122,7 @@ class Exporter(Collector):
         for life in self.accounts.lives.values():
             for interval in life.intervals:
                 is_newest = life.alive and interval is life.intervals[-1]
-                seconds[interval.kind] += max(0.0, (now if is_newest else interval.end) - interval.start)
+                seconds[interval.kind] += max(
+                    0.0, (now if is_newest else interval.end) - interval.start
+                )
         return seconds

@@ -1,11 +1,13 @@
-"""The handshake of a worker and its coordinator: each proves that it knows the run's secret, without revealing it.
+"""The handshake of a worker and its coordinator: each proves that it knows the run's secret,
+without revealing it.
 
     coordinator → worker    {"nonce": C}
     worker → coordinator    {"nonce": W, "proof": HMAC-SHA256(secret, "worker C W")}
     coordinator → worker    {"proof": HMAC-SHA256(secret, "coordinator C W")}
 
-Until both sides have proved this, neither side accepts any other message. Later messages are neither encrypted nor
-signed: only the network itself can protect them from an attacker who modifies traffic.
+Until both sides have proved this, neither side accepts any other message. Later messages are
+neither encrypted nor signed: only the network itself can protect them from an attacker who modifies
+traffic.
 """
 
 import hashlib
@@ -30,9 +32,10 @@ def run_secret() -> bytes:
     secret = os.environ.get(VARIABLE, "")
     if len(secret) < MIN_SECRET_LENGTH:
         raise ConfigError(
-            f"{VARIABLE} is {'too short' if secret else 'not set'}: the workers and the coordinator of a run "
-            f"authenticate each other with it. Render the manifest again, which creates a Secret for each run; or set "
-            f"it to the same {MIN_SECRET_LENGTH} or more random characters in all processes of the run."
+            f"{VARIABLE} is {'too short' if secret else 'not set'}: the workers and the coordinator"
+            " of a run authenticate each other with it. Render the manifest again, which creates a"
+            f" Secret for each run; or set it to the same {MIN_SECRET_LENGTH} or more random"
+            " characters in all processes of the run."
         )
     return secret.encode()
 
@@ -43,7 +46,9 @@ def nonce() -> str:
 
 def proof(secret: bytes, sender: str, coordinator_nonce: str, worker_nonce: str) -> str:
     """Return the HMAC that proves that `sender` ("worker" or "coordinator") knows the secret."""
-    return hmac.new(secret, f"{sender} {coordinator_nonce} {worker_nonce}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(
+        secret, f"{sender} {coordinator_nonce} {worker_nonce}".encode(), hashlib.sha256
+    ).hexdigest()
 
 
 def answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
@@ -61,16 +66,24 @@ def answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
 def introduce(connection: socket.socket, secret: bytes) -> None:
     """Perform the worker's side of the handshake. Raises OSError."""
     try:
-        coordinator_nonce, worker_nonce = str(json.loads(_read_line(connection))["nonce"]), nonce()
+        coordinator_nonce = str(json.loads(_read_line(connection))["nonce"])
+        worker_nonce = nonce()
         own_proof = proof(secret, "worker", coordinator_nonce, worker_nonce)
         connection.sendall(encode({"nonce": worker_nonce, "proof": own_proof}))
-        _check_proof(json.loads(_read_line(connection)), proof(secret, "coordinator", coordinator_nonce, worker_nonce))
+        _check_proof(
+            json.loads(_read_line(connection)),
+            proof(secret, "coordinator", coordinator_nonce, worker_nonce),
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConnectionError(f"the other side cannot prove that it is this run's coordinator ({error!r})") from None
+        raise ConnectionError(
+            f"the other side cannot prove that it is this run's coordinator ({error!r})"
+        ) from None
 
 
 def _check_proof(message: Any, expected_proof: str) -> None:
-    if not hmac.compare_digest(str(message["proof"]).encode(errors="replace"), expected_proof.encode()):
+    if not hmac.compare_digest(
+        str(message["proof"]).encode(errors="replace"), expected_proof.encode()
+    ):
         raise ValueError("wrong proof")
 
 
@@ -80,7 +93,9 @@ def _read_line(connection: socket.socket) -> bytes:
     while not line.endswith(b"\n"):
         data = connection.recv(MAX_LINE)
         if not data:
-            raise ConnectionError(f"connection closed during the handshake: is {VARIABLE} the same on both sides?")
+            raise ConnectionError(
+                f"connection closed during the handshake: is {VARIABLE} the same on both sides?"
+            )
         line += data
         if len(line) > MAX_LINE:
             raise ValueError("line too long")

@@ -2,9 +2,9 @@
 
 The newest coordinator holds the lease.
 
-Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach
-the old coordinator would train in a separate group. The old coordinator ends as soon as it reads that another
-coordinator holds the lease.
+Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere:
+workers that reach the old coordinator would train in a separate group. The old coordinator ends as
+soon as it reads that another coordinator holds the lease.
 """
 
 import json
@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """The lease of coordinator `id` on a run. Call `renew` every RENEW_INTERVAL_S seconds, in a thread."""
+    """The lease of coordinator `id` on a run. Call `renew` every RENEW_INTERVAL_S seconds, in a
+    thread."""
 
     RENEW_INTERVAL_S = 10.0
 
     def __init__(self, open_store: Callable[[], "Store"], spec: TrainingSpec, id: str) -> None:
-        self.open_store, self.key, self.identity = open_store, f"{spec.checkpoints}/coordinator", spec.identity_hash()
-        self.content = {"id": id, "host": os.environ.get("POD_NAME") or socket.gethostname(), "identity": self.identity}
+        self.open_store, self.key, self.identity = (
+            open_store,
+            f"{spec.checkpoints}/coordinator",
+            spec.identity_hash(),
+        )
+        self.content = {
+            "id": id,
+            "host": os.environ.get("POD_NAME") or socket.gethostname(),
+            "identity": self.identity,
+        }
         self.store: Store | None = None
         self.is_held = False
 
@@ -39,28 +48,36 @@ class Lease:
         Raises StorageError; RekindleError if another coordinator holds it.
         """
         self.store = self.store or self.open_store()
+
         while True:
             owner, etag = self._read()
             if owner.get("id") == self.content["id"]:
                 self.is_held = True
                 return
+
             if self.is_held and owner:
                 raise RekindleError(
-                    f"another coordinator ({owner.get('id')} on {owner.get('host')}) has taken this run over at "
-                    f"{owner.get('since')}: this coordinator ({self.content['id']}) exits. A run has one "
-                    "coordinator at a time."
+                    f"another coordinator ({owner.get('id')} on {owner.get('host')}) has taken this"
+                    f" run over at {owner.get('since')}: this coordinator ({self.content['id']})"
+                    " exits. A run has one coordinator at a time."
                 )
+
             if owner.get("identity", self.identity) != self.identity:
                 raise ConfigError(
-                    f"{self.store.uri(self.key)} belongs to another run (identity {owner['identity'][:12]}, this run's "
-                    f"is {self.identity[:12]}): nothing was changed. Give this run another `checkpoints` prefix."
+                    f"{self.store.uri(self.key)} belongs to another run (identity"
+                    f" {owner['identity'][:12]}, this run's is {self.identity[:12]}): nothing was"
+                    " changed. Give this run another `checkpoints` prefix."
                 )
-            value = to_json(self.content | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}).encode()
+
+            value = to_json(
+                self.content | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            ).encode()
             condition: Any = {"if_match": etag} if etag else {"if_absent": True}
             try:
                 self.store.put(self.key, value, **condition)
             except Conflict:
                 continue  # another coordinator is starting at the same time
+
             self.is_held = True
             return
 

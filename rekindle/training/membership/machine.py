@@ -1,8 +1,10 @@
-"""The group membership as a pure state machine: timed events in, messages out. No clock, no sockets.
+"""The group membership as a pure state machine: timed events in, messages out. No clock, no
+sockets.
 
-server.py adds the sockets; protocol.py defines the messages. A generation is *opened* when a worker joins, leaves or
-is lost, and *published* as soon as `has_quorum` holds. Generation numbers are never reused, not even by a restarted
-coordinator, because this coordinator adopts the group that the workers report.
+server.py adds the sockets; protocol.py defines the messages. A generation is *opened* when a worker
+joins, leaves or is lost, and *published* as soon as `has_quorum` holds. Generation numbers are
+never reused, not even by a restarted coordinator, because this coordinator adopts the group that
+the workers report.
 """
 
 from dataclasses import dataclass, field
@@ -12,11 +14,15 @@ from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
 JOIN_TIMEOUT_S = 1.0  # time that the first group waits for the expected workers
-HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that does not acknowledge within this time is the cause
-# number of consecutive groups that broke without a step or a lost worker after which groups are delayed
+# a worker of a hung group that does not acknowledge within this time is the cause
+HANG_CHECK_TIMEOUT_S = 30.0
+# number of consecutive groups that broke without a step or a lost worker after which groups are
+# delayed
 MAX_FRUITLESS_GROUPS = 3
-MAX_CRASHES = 3  # number of worker errors without a newer step in between after which the run is aborted
-MAX_VALUES = 16  # maximum number of values that a member sends to the other members of its group, on average
+# number of worker errors without a newer step in between after which the run is aborted
+MAX_CRASHES = 3
+# maximum number of values that a member sends to the other members of its group, on average
+MAX_VALUES = 16
 REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
@@ -30,7 +36,8 @@ class Worker:
     join_time: float
     last_seen_time: float
     acked_generation: int = 0  # the newest generation that this worker has acknowledged
-    last_busy_time: float = float("-inf")  # time of the last report that this worker does work other than steps
+    # time of the last report that this worker does work other than steps
+    last_busy_time: float = float("-inf")
 
 
 @dataclass
@@ -42,12 +49,14 @@ class CrashCounter:
     reporters: set[str] = field(default_factory=set)
 
     def record(self, name: str, step: int, group: int, members: int) -> int:
-        """Return the number of errors since the newest step; up to `members` workers may report the same error."""
+        """Return the number of errors since the newest step; up to `members` workers may report the
+        same error."""
         position = max(step, 0), group  # restoring a first state is not progress
         if position[0] != self.position[0]:
             self.count = 0
         if position != self.position or name in self.reporters or len(self.reporters) >= members:
-            self.count, self.reporters = self.count + 1, set()
+            self.count = self.count + 1
+            self.reporters = set()
         self.position = position
         self.reporters.add(name)
         return self.count
@@ -60,24 +69,32 @@ class Membership:
     config: TrainingSpec
     generation: int = 0  # the newest opened generation
     published_generation: int = 0  # the newest published generation
-    must_abort: bool = False  # True: the last group is broken, and its members must not finish their step
+    # True: the last group is broken, and its members must not finish their step
+    must_abort: bool = False
     members: list[str] = field(default_factory=list)  # members of the published group
     alive_workers: dict[str, Worker] = field(default_factory=dict)
-    # ids of the workers for the next group: members first, then by arrival; other workers are spares
+    # ids of the workers for the next group: members first, then by arrival; other workers are
+    # spares
     eligible_ids: list[str] = field(default_factory=list)
-    unregistered_ids: set[str] = field(default_factory=set)  # members of an adopted group that must join again
-    unacknowledged_ids: set[str] = field(default_factory=set)  # eligible workers that have not acknowledged yet
+    # members of an adopted group that must join again
+    unregistered_ids: set[str] = field(default_factory=set)
+    # eligible workers that have not acknowledged yet
+    unacknowledged_ids: set[str] = field(default_factory=set)
     # fingerprint of the live workers, which is fixed once a group was published
     fingerprint: dict[str, Any] = field(default_factory=dict)
     has_fixed_fingerprint: bool = False
-    refused_since: float = float("inf")  # time since which workers are refused while too few other workers are alive
-    values: dict[str, Message] = field(default_factory=dict)  # `put` messages of the group's members
+    # time since which workers are refused while too few other workers are alive
+    refused_since: float = float("inf")
+    # `put` messages of the group's members
+    values: dict[str, Message] = field(default_factory=dict)
     expected_members: int = 0  # number of workers to wait for until `join_deadline`
     join_deadline: float = 0.0
     step: int = -1
-    last_progress_time: float = 0.0  # time when the newest step was completed, or the newest group published
+    # time when the newest step was completed, or the newest group published
+    last_progress_time: float = 0.0
     open_time: float = 0.0  # time when the newest generation was opened
-    is_hang_check: bool = False  # True if the newest generation was opened because no step was completed
+    # True if the newest generation was opened because no step was completed
+    is_hang_check: bool = False
     fruitless_groups: int = 0
     crashes: CrashCounter = field(default_factory=CrashCounter)
     last_reminder_time: float = 0.0
@@ -98,48 +115,65 @@ class Membership:
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
     def has_quorum(self, now: float) -> bool:
-        """Return True if the next group may start: all workers have acknowledged, and no further worker is expected."""
+        """Return True if the next group may start: all workers have acknowledged, and no further
+        worker is expected."""
         expects_more = len(self.eligible_ids) < self.expected_members and now < self.join_deadline
         return not (self.lacks_workers or self.unacknowledged_ids or expects_more)
 
     def join(self, now: float, hello: Message) -> None:
         """Register a worker, for the first time or after a reconnect."""
-        id, name, step = hello["id"], hello["name"], hello["step"]
+        id = hello["id"]
+        name = hello["name"]
+        step = hello["step"]
         worker = Worker(id, name, hello["address"], now, now)
         is_newer = hello["generation"] > self.generation
         # True if the worker trains in a group of the previous coordinator
         is_training = is_newer and not self.published_generation and hello["group"] > 0
+
         if not (self.alive_workers or self.has_fixed_fingerprint):
             self.fingerprint = {}
-        if problem := self._find_mismatch(hello, any_fingerprint=is_training):
+
+        problem = self._find_mismatch(hello, any_fingerprint=is_training)
+        if problem:
             return self._refuse(now, id, name, problem)
         if is_training:
             self._yield_to(now, hello)
+
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive_workers:
-            self.join_deadline, self.expected_members = now + JOIN_TIMEOUT_S, len(self.members) or self.config.workers
+            self.join_deadline = now + JOIN_TIMEOUT_S
+            self.expected_members = len(self.members) or self.config.workers
+
         is_rejoining = id in self.alive_workers
         self.alive_workers[id] = worker
         if not is_rejoining and not (is_newer and not self.published_generation):
             self.events.append({"event": "join", "worker": id, "name": name, "step": step})
+
         if is_newer and not self.published_generation:
             self._adopt(now, hello)
-        elif is_newer or (not is_rejoining and hello["generation"] == self.generation and not self.is_published):
+        elif is_newer or (
+            not is_rejoining and hello["generation"] == self.generation and not self.is_published
+        ):
             self._skip_past(now, hello["generation"])
+
         if self.unregistered_ids:
             self.unregistered_ids.discard(id)
             if not self.unregistered_ids:
                 self.log.append(
-                    f"generation {self.published_generation} continues, all {len(self.members)} are connected again"
+                    f"generation {self.published_generation} continues, all {len(self.members)} are"
+                    " connected again"
                 )
+
         self.step = max(self.step, step)
         self._recount()
         # True if the worker is not in a group, or in an older group
         is_stray = hello["group"] != self.published_generation or id not in self.members
         generation = self.generation
+
         if self.is_published and is_stray and id in self.members:
             # the worker missed the member list, and the other members wait in vain
             self._open(now, abort=True)
+
         self.advance(now)
         if generation == self.generation and (is_stray or not self.is_published):
             self.outbox.append((id, {"open": generation, "hard": self.must_abort or is_stray}))
@@ -150,10 +184,15 @@ class Membership:
         """Record that a worker is alive and has completed `step` updates."""
         worker = self.alive_workers[id]
         worker.last_seen_time = now
+
         if busy:
             worker.last_busy_time = now
+
         if step > self.step:
-            self.step, self.last_progress_time, self.fruitless_groups = step, now, 0
+            self.step = step
+            self.last_progress_time = now
+
+            self.fruitless_groups = 0
             if now - self.last_step_event_time >= 1:
                 self.last_step_event_time = now
                 self.events.append({"event": "step", "step": step})
@@ -161,7 +200,8 @@ class Membership:
             self.last_progress_time = now
 
     def exchange(self, id: str, message: Message) -> None:
-        """Forward a member's value to the other members of its group. Raises ValueError for too many values."""
+        """Forward a member's value to the other members of its group. Raises ValueError for too
+        many values."""
         if message["put"] != self.published_generation or id not in self.members:
             return
         if len(self.values) >= MAX_VALUES * len(self.members):
@@ -170,7 +210,8 @@ class Membership:
         self.outbox += [(member, message) for member in self.members if member != id]
 
     def ack(self, now: float, id: str, generation: int, step: int) -> None:
-        """Record that a worker has left its previous group and waits for the members of `generation`."""
+        """Record that a worker has left its previous group and waits for the members of
+        `generation`."""
         self._check_number(generation)
         self.heartbeat(now, id, step)
         self.alive_workers[id].acked_generation = generation
@@ -179,58 +220,81 @@ class Membership:
             self.advance(now)
 
     def report_failure(self, now: float, id: str, generation: int) -> None:
-        """Handle a failed collective: the group of that generation is broken for all its members."""
+        """Handle a failed collective: the group of that generation is broken for all its
+        members."""
         self._check_number(generation)
         self.heartbeat(now, id, -1)
+
         if (
             generation != self.published_generation
             or id not in self.members
             or (self.must_abort and not self.is_published)
         ):
             return
-        self.events.append({"event": "fault", "name": self.alive_workers[id].name, "generation": generation})
+
+        self.events.append(
+            {"event": "fault", "name": self.alive_workers[id].name, "generation": generation}
+        )
         self.fruitless_groups += self.is_published
         self._open(now, abort=True)
+
         if self.fruitless_groups > MAX_FRUITLESS_GROUPS:
             pause = min(5.0, 0.05 * 2 ** (self.fruitless_groups - MAX_FRUITLESS_GROUPS))
-            self.join_deadline, self.expected_members = now + pause, len(self.alive_workers) + 1
+            self.join_deadline = now + pause
+            self.expected_members = len(self.alive_workers) + 1
             self.log.append(
-                f"{self.fruitless_groups} consecutive groups broke before their first step, although no worker was "
-                f"lost: can the workers reach each other? The next group starts in {pause:.1f} s."
+                f"{self.fruitless_groups} consecutive groups broke before their first step,"
+                " although no worker was lost: can the workers reach each other? The next group"
+                f" starts in {pause:.1f} s."
             )
 
     def remove(self, now: float, id: str, reason: str = "connection") -> None:
-        """Remove a worker. Reason `drain`: the worker left on purpose, and all members agreed on its last step."""
+        """Remove a worker. Reason `drain`: the worker left on purpose, and all members agreed on
+        its last step."""
         worker = self.alive_workers.pop(id, None)
         if worker is None:
             return
+
         step = {"step": self.step} if self.step >= 0 else {}
         if reason == "drain":
             self.events.append({"event": "drain", "worker": id, "name": worker.name, **step})
         else:
-            self.events.append({"event": "lost", "worker": id, "name": worker.name, "why": reason, **step})
+            self.events.append(
+                {"event": "lost", "worker": id, "name": worker.name, "why": reason, **step}
+            )
+
         if reason in ("silent", "hung"):
             self.outbox.append((id, {"dropped": reason}))
+
         self._recount()
         if id in self.members and reason != "drain":
             self._open(now, abort=True)
+
         self.advance(now)
 
     def report_error(self, name: str, message: str, code: int, temporary: bool = False) -> None:
-        """Record that a worker ends with an error; end the run if retries cannot help or have not helped."""
+        """Record that a worker ends with an error; end the run if retries cannot help or have not
+        helped."""
         self.events.append({"event": "failed", "name": name, "message": message, "code": code})
         if temporary:  # a service that the worker needs is unavailable
             self.log.append(f"{name} ends temporarily: {message}")
             return
+
         members = max(len(self.members), self.config.workers)
         crashes = self.crashes.record(name, self.step, self.published_generation, members)
         if code != 1 or crashes >= MAX_CRASHES:
-            repeats = f" ({crashes} times without a newer step)" if code == 1 else ""
+            if code == 1:
+                repeats = f" ({crashes} times without a newer step)"
+            else:
+                repeats = ""
+
             self.conclude(code, f"{name}{repeats}: {message}")
 
     def tick(self, now: float) -> None:
         """Drop silent and hung workers; log the reason when training waits."""
-        for id in [worker.id for worker in self.alive_workers.values() if self._is_silent(now, worker)]:
+        for id in [
+            worker.id for worker in self.alive_workers.values() if self._is_silent(now, worker)
+        ]:
             self.remove(now, id, "silent")
         self._drop_hung(now)
         self._remind(now)
@@ -253,15 +317,30 @@ class Membership:
             self._publish(now, list(self.eligible_ids))
 
     def _publish(self, now: float, members: list[str]) -> None:
-        self.members, self.published_generation, self.values, self.expected_members = members, self.generation, {}, 0
-        self.last_progress_time, self.is_hang_check = now, False
-        self.has_fixed_fingerprint, self.refused_since = True, float("inf")
-        message = {"members": [[id, self.alive_workers[id].address] for id in members], "generation": self.generation}
+        self.members = members
+        self.published_generation = self.generation
+        self.values = {}
+        self.expected_members = 0
+        self.last_progress_time = now
+        self.is_hang_check = False
+        self.has_fixed_fingerprint = True
+        self.refused_since = float("inf")
+        message = {
+            "members": [[id, self.alive_workers[id].address] for id in members],
+            "generation": self.generation,
+        }
         self.outbox += [(id, message) for id in members]
         names = [self.alive_workers[id].name for id in members]
+
         self.events.append(
-            {"event": "generation", "generation": self.published_generation, "members": names, "step": self.step}
+            {
+                "event": "generation",
+                "generation": self.published_generation,
+                "members": names,
+                "step": self.step,
+            }
         )
+
         self.log.append(f"generation {self.published_generation}: {join_names(names)}")
 
     def _adopt(self, now: float, hello: Message) -> None:
@@ -269,42 +348,73 @@ class Membership:
         self.generation = self.published_generation = hello["generation"]
         self.values = {}
         peers = list(dict.fromkeys(hello["peers"]))
-        if hello["group"] != self.generation:  # the worker waits for a member list, which may have been published
+
+        # the worker waits for a member list, which may have been published
+        if hello["group"] != self.generation:
             self.members = [id for id in peers if id in self.alive_workers]
-            self.join_deadline, self.expected_members = now + JOIN_TIMEOUT_S, len(peers)
+            self.join_deadline = now + JOIN_TIMEOUT_S
+            self.expected_members = len(peers)
             self._recount()
+
             return self._open(now, abort=True)
-        self.members, self.last_progress_time, self.expected_members = peers, now, 0
+
+        self.members = peers
+        self.last_progress_time = now
+
+        self.expected_members = 0
         for id in self.members:  # each member has the usual time to send a heartbeat
-            self.alive_workers.setdefault(id, Worker(id, id, "", now, now, acked_generation=self.generation))
+            self.alive_workers.setdefault(
+                id, Worker(id, id, "", now, now, acked_generation=self.generation)
+            )
+
         self.unregistered_ids = set(self.members)
 
     def _skip_past(self, now: float, generation: int) -> None:
-        """Open a generation after `generation` of another coordinator: workers acknowledge only newer generations."""
+        """Open a generation after `generation` of another coordinator: workers acknowledge only
+        newer generations."""
         if self.is_published:
-            self.open_time, self.must_abort = now, False
+            self.open_time = now
+            self.must_abort = False
         self.generation = generation + 1
         self._announce()
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
-        """Return True if a worker is silent. A step of the group proves that all members were alive."""
+        """Return True if a worker is silent. A step of the group proves that all members were
+        alive."""
         # a step of the group counts as a sign of life of its members only
         may_train = worker.acked_generation < self.generation or self.is_published
         is_training_member = may_train and worker.id in self.members
-        last_sign = max(worker.last_seen_time, self.last_progress_time) if is_training_member else worker.last_seen_time
+        if is_training_member:
+            last_sign = max(worker.last_seen_time, self.last_progress_time)
+        else:
+            last_sign = worker.last_seen_time
         return now - last_sign > self.config.silence_seconds
 
     def _drop_hung(self, now: float) -> None:
-        """Probe a group that is alive but completes no steps; then drop the workers that do not acknowledge."""
+        """Probe a group that is alive but completes no steps; then drop the workers that do not
+        acknowledge."""
         limit = self.config.hung_seconds
-        if self.is_published or (not self.must_abort and self.unacknowledged_ids.intersection(self.members)):
+
+        if self.is_published or (
+            not self.must_abort and self.unacknowledged_ids.intersection(self.members)
+        ):
             if self.members and now - max(self.last_progress_time, self.open_time) > limit:
-                self.log.append(f"no step for {limit:.0f} s, although all workers are alive: probing each of them")
+                self.log.append(
+                    f"no step for {limit:.0f} s, although all workers are alive: probing each of"
+                    " them"
+                )
                 self.is_hang_check = True
-                self._open(now, abort=True)  # workers that are busy, or wait for the hung worker, can acknowledge
+                # workers that are busy, or wait for the hung worker, can acknowledge
+                self._open(now, abort=True)
                 self.open_time = now
+
             return
-        timeout = min(HANG_CHECK_TIMEOUT_S, limit) if self.is_hang_check else limit
+
+        if self.is_hang_check:
+            timeout = min(HANG_CHECK_TIMEOUT_S, limit)
+        else:
+            timeout = limit
+
         for worker in [self.alive_workers[id] for id in self.unacknowledged_ids]:
             if now - max(self.open_time, worker.join_time, worker.last_busy_time) > timeout:
                 self.remove(now, worker.id, "hung")
@@ -315,18 +425,30 @@ class Membership:
         elif now - self.last_reminder_time >= REMINDER_INTERVAL_S:
             self.last_reminder_time = now
             if self.lacks_workers:
-                alive_count, required_count = len(self.eligible_ids), max(1, self.config.min_workers)
-                self.log.append(f"training waits for workers: {alive_count} alive, at least {required_count} required")
+                alive_count = len(self.eligible_ids)
+                required_count = max(1, self.config.min_workers)
+                self.log.append(
+                    f"training waits for workers: {alive_count} alive, at least {required_count}"
+                    " required"
+                )
             else:
                 names = sorted(self.alive_workers[id].name for id in self.unacknowledged_ids)
-                self.log.append(f"generation {self.generation} waits for {join_names(names)} to stop their last step")
+                self.log.append(
+                    f"generation {self.generation} waits for {join_names(names)} to stop their last"
+                    " step"
+                )
 
     def _recount(self) -> None:
-        """Update the members of the next group, and which of these members have not acknowledged the generation."""
+        """Update the members of the next group, and which of these members have not acknowledged
+        the generation."""
         staying_ids = dict.fromkeys(id for id in self.members if id in self.alive_workers)
-        self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][: self.config.max_workers]
+        self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][
+            : self.config.max_workers
+        ]
         self.unacknowledged_ids = {
-            id for id in self.eligible_ids if self.alive_workers[id].acked_generation != self.generation
+            id
+            for id in self.eligible_ids
+            if self.alive_workers[id].acked_generation != self.generation
         }
 
     def _open(self, now: float, *, abort: bool) -> None:
@@ -339,18 +461,27 @@ class Membership:
         self._announce()
 
     def _announce(self) -> None:
-        self.events.append({"event": "open", "generation": self.generation, "hard": self.must_abort})
+        self.events.append(
+            {"event": "open", "generation": self.generation, "hard": self.must_abort}
+        )
         self._recount()
-        to_members, to_others = ({"open": self.generation, "hard": hard} for hard in (self.must_abort, True))
+        to_members, to_others = (
+            {"open": self.generation, "hard": hard} for hard in (self.must_abort, True)
+        )
         members = set(self.members)
-        self.outbox += [(id, to_members if id in members else to_others) for id in self.alive_workers]
+        self.outbox += [
+            (id, to_members if id in members else to_others) for id in self.alive_workers
+        ]
 
     def _check_number(self, generation: int) -> None:
         if generation > self.generation:
-            raise ValueError(f"generation {generation} was never opened; the newest is {self.generation}")
+            raise ValueError(
+                f"generation {generation} was never opened; the newest is {self.generation}"
+            )
 
     def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
-        """Refuse a worker, which may be started again. End the run if too few other workers are alive for too long."""
+        """Refuse a worker, which may be started again. End the run if too few other workers are
+        alive for too long."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
         if not self.lacks_workers:
@@ -365,36 +496,63 @@ class Membership:
         self.events.append({"event": "verdict", "code": code, "message": text})
 
     def _yield_to(self, now: float, hello: Message) -> None:
-        """Adopt the fingerprint of a training group: the group outranks workers that arrived earlier."""
-        previous_fingerprint, self.fingerprint = self.fingerprint, hello["fingerprint"]
+        """Adopt the fingerprint of a training group: the group outranks workers that arrived
+        earlier."""
+        previous_fingerprint = self.fingerprint
+
+        self.fingerprint = hello["fingerprint"]
         if previous_fingerprint in ({}, self.fingerprint):
             return
+
         for worker in self.alive_workers.values():
-            hypothetical_hello = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": previous_fingerprint}
+            hypothetical_hello = {
+                "name": worker.name,
+                "protocol": PROTOCOL,
+                "fingerprint": previous_fingerprint,
+            }
             self._refuse(now, worker.id, worker.name, self._find_mismatch(hypothetical_hello))
-            self.events.append({"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"})
+            self.events.append(
+                {"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"}
+            )
+
         self.alive_workers.clear()
 
     def _find_mismatch(self, hello: Message, *, any_fingerprint: bool = False) -> str:
-        """Return the reason to refuse a worker, or ""; `any_fingerprint`: only the config restricts its fingerprint."""
-        if (protocol := hello.get("protocol")) != PROTOCOL:
+        """Return the reason to refuse a worker, or ""; `any_fingerprint`: only the config restricts
+        its fingerprint."""
+        protocol = hello.get("protocol")
+        if protocol != PROTOCOL:
             return (
-                f'worker "{hello["name"]}" is refused: its protocol is {protocol} and not {PROTOCOL}. Give the '
-                "workers and the coordinator of a run the same image."
+                f'worker "{hello["name"]}" is refused: its protocol is {protocol} and not'
+                f" {PROTOCOL}. Give the workers and the coordinator of a run the same image."
             )
-        expected, actual = {} if any_fingerprint else self.fingerprint, hello["fingerprint"]
-        differing_keys = [key for key in expected | actual if expected.get(key) != actual.get(key)] if expected else []
-        differences = [f"{key} is {actual.get(key)} and not {expected.get(key)}" for key in differing_keys]
+
+        expected = {} if any_fingerprint else self.fingerprint
+        actual = hello["fingerprint"]
+        if expected:
+            differing_keys = [
+                key for key in expected | actual if expected.get(key) != actual.get(key)
+            ]
+        else:
+            differing_keys = []
+
+        differences = [
+            f"{key} is {actual.get(key)} and not {expected.get(key)}" for key in differing_keys
+        ]
         details = ", ".join(self.config.misfits(actual) or differences)
         if not details:
             return ""
+
         return (
-            f'worker "{hello["name"]}" is refused: its {details}. Every worker of a run must compute the same bits: '
-            "give all of them the same image, kind of node, threads, config and data. If the cluster has several kinds "
-            "of nodes, choose one with train.fingerprint."
+            f'worker "{hello["name"]}" is refused: its {details}. Every worker of a run must'
+            " compute the same bits: give all of them the same image, kind of node, threads,"
+            " config and data. If the cluster has several kinds of nodes, choose one with"
+            " train.fingerprint."
         )
 
 
 def join_names(names: list[str], limit: int = 20) -> str:
     """Return the names, or the first `limit` of them."""
-    return " ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return " ".join(names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )

@@ -16,7 +16,8 @@ Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
-typed_dict: Any = TypedDict  # untyped, because type checkers accept only calls of TypedDict with literals
+# untyped, because type checkers accept only calls of TypedDict with literals
+typed_dict: Any = TypedDict
 
 
 def form(extra: Any = "forbid", **fields: Any) -> Any:
@@ -40,7 +41,9 @@ FORMS = {
     "ack": form(ack=Number, step=Step),
     "join": form(join=HELLO),
     "fault": form(fault=Number),
-    "failed": form(failed=Text, code=Annotated[int, Field(ge=1, le=255)], name=Name, temporary=bool),
+    "failed": form(
+        failed=Text, code=Annotated[int, Field(ge=1, le=255)], name=Name, temporary=bool
+    ),
     "event": form("allow", event=Name, name=Name),
     "put": form(put=Number, key=Name, value=Value),
     "leave": form(leave=Name),
@@ -52,11 +55,18 @@ KINDS = {kind: TypeAdapter[Any](form) for kind, form in FORMS.items()}
 def parse(line: bytes) -> tuple[str, Message]:
     """Return the kind of a message (its key in KINDS) and the message. Raises ValueError."""
     message = from_json(line, allow_inf_nan=False)
-    kind = next((kind for kind in KINDS if kind in message), "") if isinstance(message, dict) else ""
+    if isinstance(message, dict):
+        kind = next((kind for kind in KINDS if kind in message), "")
+    else:
+        kind = ""
+
     if not kind:
         raise ValueError(f"unknown message: {line[:100]!r}")
+
     try:
         return kind, KINDS[kind].validate_python(message)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False, include_input=False)
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {rule(first['msg'])}"[:300]) from None
+        raise ValueError(
+            f"{'.'.join(map(str, first['loc']))}: {rule(first['msg'])}"[:300]
+        ) from None

@@ -1,34 +1,44 @@
 """The messages between a run's coordinator and its workers: one JSON object a line, over TCP.
 
-Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves or is lost; every
-worker stops at a step boundary (or immediately, if the group is broken) and *acknowledges* the generation; when all
-workers have acknowledged it, the member list is *published* and training resumes. First, each side proves that it knows
-the run's secret (handshake.py).
+Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves
+or is lost; every worker stops at a step boundary (or immediately, if the group is broken) and
+*acknowledges* the generation; when all workers have acknowledged it, the member list is *published*
+and training resumes. First, each side proves that it knows the run's secret (handshake.py).
 
     worker → coordinator                                        when
-    {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect; generation: the newest
-              generation, group, peers}}                        it knows; group: its group, and the members
+    {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect;
+    generation: the newest
+              generation, group, peers}}                        it knows; group: its group, and the
+              members
                                                                 (0: it waits for a group)
-    {"beat": step, "busy": bool}                                any time: heartbeat, progress; busy: no steps for now
+    {"beat": step, "busy": bool}                                any time: heartbeat, progress; busy:
+    no steps for now
     {"ack": generation, "step": step}                           after an "open" of that generation
-    {"fault": generation}                                       a collective of that generation failed
-    {"put": generation, "key": text, "value": base64}           to the group's other members: its listening address
-    {"leave": reason}                                           last message: the worker exits on purpose
-    {"failed": message, "code": n, "name": x, "temporary": b}   on a separate connection: why this worker ends
+    {"fault": generation}                                       a collective of that generation
+    failed
+    {"put": generation, "key": text, "value": base64}           to the group's other members: its
+    listening address
+    {"leave": reason}                                           last message: the worker exits on
+    purpose
+    {"failed": message, "code": n, "name": x, "temporary": b}   on a separate connection: why this
+    worker ends
     {"done": sha256}                                            the model is in the object store
-    {"event": what, "name": worker, ...}                        any time, also after leaving; for the ledger
+    {"event": what, "name": worker, ...}                        any time, also after leaving; for
+    the ledger
 
     coordinator → worker
     {"refused": message}                                        this worker must not take part
-    {"open": generation, "hard": bool}                          stop after this step (hard: now), then ack
+    {"open": generation, "hard": bool}                          stop after this step (hard: now),
+    then ack
     {"members": [[id, address], ...], "generation": n}          the group; rank = index in the list
     {"put": generation, "key": text, "value": base64}           from another member
-    {"dropped": "silent" or "hung"}                             last message: join again; hung: end this process
+    {"dropped": "silent" or "hung"}                             last message: join again; hung: end
+    this process
     {"failed": message, "code": exit code}                      the run is aborted
     {"complete": true}                                          the run is complete, exit 0
 
-Any other message, a message beyond the limits of messages.py, an unknown generation, a second worker on a connection,
-or a message from an unregistered worker ends the connection.
+Any other message, a message beyond the limits of messages.py, an unknown generation, a second
+worker on a connection, or a message from an unregistered worker ends the connection.
 """
 
 import os
@@ -55,4 +65,6 @@ def encode(message: Message) -> bytes:
 def coordinator_address() -> Address | None:
     """Return the coordinator's address from the environment; None if MASTER_ADDR is not set."""
     host = os.environ.get("MASTER_ADDR")
-    return (host, int(os.environ.get("MASTER_PORT", PORT))) if host else None
+    if host:
+        return (host, int(os.environ.get("MASTER_PORT", PORT)))
+    return None

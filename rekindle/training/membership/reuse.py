@@ -1,4 +1,5 @@
-"""Reuse the model of an identical earlier training, and record the model of this training for later runs."""
+"""Reuse the model of an identical earlier training, and record the model of this training for later
+runs."""
 
 import time
 from contextlib import suppress
@@ -14,10 +15,12 @@ from rekindle.training.spec import TrainingSpec
 
 
 class ReusableModel:
-    """The cache entry of a training; nothing is reused or recorded while the object store is unavailable."""
+    """The cache entry of a training; nothing is reused or recorded while the object store is
+    unavailable."""
 
     def __init__(self, spec: TrainingSpec) -> None:
-        self.spec, self.start_time = spec, time.time()
+        self.spec = spec
+        self.start_time = time.time()
         self.prefix = spec.out.removesuffix(f"/{MODEL}")
         self.facts: Facts | None = None
         self.is_reused = False
@@ -26,10 +29,15 @@ class ReusableModel:
         """Copy the model of an identical training, if one exists."""
         if not self.spec.reuse:
             return
+
         with suppress(UnknownKey, StorageError, OSError):
             self.facts = facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
-            entry = entries.find_and_claim(store, key(self.facts)) if self.spec.reuse == "yes" else None
+            if self.spec.reuse == "yes":
+                entry = entries.find_and_claim(store, key(self.facts))
+            else:
+                entry = None
+
             if entry and entry.at != self.prefix:
                 copy_model(store, entry.at, self.prefix)
                 self.is_reused = True
@@ -39,8 +47,10 @@ class ReusableModel:
         """Record the completed model for later runs."""
         if self.is_reused or not self.spec.reuse:
             return
+
         with suppress(UnknownKey, StorageError, OSError):
-            inputs = self.facts or facts("steps.train", self.spec, {})  # a short training may end before `reuse` does
+            # a short training may end before `reuse` does
+            inputs = self.facts or facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
             artifacts = {
@@ -48,5 +58,7 @@ class ReusableModel:
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
             # a training that runs although an entry exists replaces it
-            entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))
+            entries.record(
+                store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds)
+            )
             record_code(store, inputs)

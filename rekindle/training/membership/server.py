@@ -1,22 +1,26 @@
-"""The coordinator of a training run: decides which workers train together and when the run is complete. No torch.
+"""The coordinator of a training run: decides which workers train together and when the run is
+complete. No torch.
 
     python -m rekindle.training.membership.server <the same flags as `rekindle step steps.train`>
 
-Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that prove knowledge of
-REKINDLE_SECRET (handshake.py). Exits with 0 only when `<out>/model.json` is in the object store; with 78, 65 or 1 and
-the workers' message if they cannot continue; with 143 after SIGTERM: the next coordinator resumes the run. A new
-coordinator takes the run over from an older coordinator.
+Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that
+prove knowledge of REKINDLE_SECRET (handshake.py). Exits with 0 only when `<out>/model.json` is in
+the object store; with 78, 65 or 1 and the workers' message if they cannot continue; with 143 after
+SIGTERM: the next coordinator resumes the run. A new coordinator takes the run over from an older
+coordinator.
 
-protocol.py defines the messages, machine.py makes the decisions. A worker that dies closes its connection. A worker
-that is silent for `silence_seconds` is dropped, unless the group has completed a step since; it may join again. A
-worker that is alive, but neither completes steps nor acknowledges for `hung_seconds`, is dropped and must exit. Without
-a coordinator the workers continue in their group.
+protocol.py defines the messages, machine.py makes the decisions. A worker that dies closes its
+connection. A worker that is silent for `silence_seconds` is dropped, unless the group has completed
+a step since; it may join again. A worker that is alive, but neither completes steps nor
+acknowledges for `hung_seconds`, is dropped and must exit. Without a coordinator the workers
+continue in their group.
 """
 
 import signal
 import socket
 
-if __name__ == "__main__":  # pending until a handler is installed: the kernel would discard the signal for PID 1
+# pending until a handler is installed: the kernel would discard the signal for PID 1
+if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import asyncio
@@ -46,7 +50,8 @@ from rekindle.training.spec import TrainingSpec
 DEADLINE = "REKINDLE_DEADLINE"
 TICK_S = 0.1
 LATE_TICK_S = 0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
-# maximum number of connections without a proof, in addition to one per worker; further connections close the oldest
+# maximum number of connections without a proof, in addition to one per worker; further connections
+# close the oldest
 MAX_UNVERIFIED = 128
 MAX_UNREAD = 64 << 20  # maximum number of bytes that are buffered for a peer that does not read
 RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run
@@ -59,27 +64,37 @@ class Coordinator:
     def __init__(self, spec: TrainingSpec, secret: bytes) -> None:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = Membership(spec)
-        self.ledger, self.exporter = Ledger(open_store, spec.ledger), Exporter(self.membership)
-        self.reusable, self.has_checked_reuse = ReusableModel(spec), False
+        self.ledger = Ledger(open_store, spec.ledger)
+        self.exporter = Exporter(self.membership)
+        self.reusable = ReusableModel(spec)
+        self.has_checked_reuse = False
         self.trained_seconds, self.max_seconds = 0.0, float(os.environ.get(DEADLINE) or "inf")
         self.connections: dict[str, Connection] = {}
         # connection without a proof → deadline of the proof; the oldest first
         self.unverified_connections: dict[Connection, float] = {}
-        self.rejected_count, self.last_rejection_log = 0, float("-inf")
+        self.rejected_count = 0
+        self.last_rejection_log = float("-inf")
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, host: str | None, port: int) -> int:
-        """Serve until the run ends; return the exit code. Raises RekindleError if the port is taken."""
+        """Serve until the run ends; return the exit code. Raises RekindleError if the port is
+        taken."""
         loop = asyncio.get_running_loop()
+
         try:
-            # with the default of 100, workers would wait for seconds while others open many connections
-            server = await loop.create_server(lambda: Connection(self), host, port, backlog=socket.SOMAXCONN)
+            # with the default of 100, workers would wait for seconds while others open many
+            # connections
+            server = await loop.create_server(
+                lambda: Connection(self), host, port, backlog=socket.SOMAXCONN
+            )
         except OSError as error:
             raise RekindleError(
-                f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "
-                "coordinator may be running on this machine. Stop it, or set MASTER_PORT to another port for this run."
+                f"this coordinator cannot listen on {host or 'any address'}, port {port}"
+                f" ({error.strerror}): another coordinator may be running on this machine. Stop it,"
+                " or set MASTER_PORT to another port for this run."
             ) from error
+
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         metrics_server = await self._start_metrics_server(host)
@@ -87,15 +102,21 @@ class Coordinator:
         self._start_task(self._renew_lease())
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
+
         if ticker.done():
-            ticker.result()  # raises the error of `_tick`: without ticks, no silent worker would be dropped
+            # raises the error of `_tick`: without ticks, no silent worker would be dropped
+            ticker.result()
+
         code = await self.exit_code
         ticker.cancel()
         server.close()
+
         if metrics_server:
             metrics_server.close()
+
         for connection in self.connections.values():
             connection.transport.close()  # `close` first sends the data in the buffer
+
         await asyncio.to_thread(self.ledger.close)
         return code
 
@@ -113,22 +134,29 @@ class Coordinator:
         while True:
             due_time = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
+
             now = time.monotonic()
             if now - due_time > LATE_TICK_S:
                 self.membership.exclude_pause(now - due_time)
+
             self.membership.tick(now)
             if self.membership.is_published and self.membership.members:
                 self.trained_seconds += TICK_S
+
             if self.trained_seconds > self.max_seconds:
                 self.membership.conclude(
                     1,
-                    f"this training takes longer than the {self.max_seconds / 60:g} minutes of "
-                    "cluster.pods.train.deadline_minutes (time spent waiting for workers is not counted). Raise it, "
-                    "and continue from the newest checkpoint with `rekindle resume`.",
+                    f"this training takes longer than the {self.max_seconds / 60:g} minutes of"
+                    " cluster.pods.train.deadline_minutes (time spent waiting for workers is not"
+                    " counted). Raise it, and continue from the newest checkpoint with `rekindle"
+                    " resume`.",
                 )
+
             self.flush()
             for connection in [
-                connection for connection, deadline in self.unverified_connections.items() if now > deadline
+                connection
+                for connection, deadline in self.unverified_connections.items()
+                if now > deadline
             ]:
                 self.reject(connection)
 
@@ -145,7 +173,8 @@ class Coordinator:
         self.unverified_connections.pop(connection, None)
         connection.transport.abort()
         self.rejected_count += 1
-        if (now := time.monotonic()) - self.last_rejection_log >= LOG_INTERVAL_S:
+        now = time.monotonic()
+        if now - self.last_rejection_log >= LOG_INTERVAL_S:
             self.last_rejection_log = now
             log(
                 f"{self.rejected_count} connections without this run's secret were closed, "
@@ -154,11 +183,15 @@ class Coordinator:
 
     def handle(self, worker: str, kind: str, message: Message) -> None:
         """Process one message of a worker. Raises ValueError if the worker is not registered."""
-        now, membership = time.monotonic(), self.membership
+        now = time.monotonic()
+        membership = self.membership
+
         if kind == "join":
             membership.join(now, message["join"])
         elif kind == "failed":
-            membership.report_error(message["name"], message["failed"], message["code"], message["temporary"])
+            membership.report_error(
+                message["name"], message["failed"], message["code"], message["temporary"]
+            )
         elif kind == "event":
             self.note(**message)
         elif worker not in membership.alive_workers:
@@ -176,25 +209,33 @@ class Coordinator:
         elif kind == "done":
             membership.heartbeat(now, worker, -1, busy=True)
             self._start_task(self._check_completion(message["done"]))
+
         self.flush()
 
     def flush(self) -> None:
         """Send the state machine's messages; exit if it has ended the run."""
         membership = self.membership
-        outbox, membership.outbox = membership.outbox, []
+        outbox = membership.outbox
+        membership.outbox = []
         lines: dict[int, bytes] = {}  # a message to several workers is encoded once
+
         for worker, message in outbox:
-            if connection := self.connections.get(worker):
+            connection = self.connections.get(worker)
+            if connection:
                 line = lines.get(id(message)) or lines.setdefault(id(message), encode(message))
                 connection.send(line)
                 if "dropped" in message:
                     del self.connections[worker]
                     connection.transport.close()
+
         for event in membership.events:
             self.note(**event)
+
         for text in membership.log:
             log(text)
-        membership.events, membership.log = [], []
+
+        membership.events = []
+        membership.log = []
         if membership.verdict and not self.exit_code.done():
             code, text = membership.verdict
             self._broadcast({"failed": text, "code": code})
@@ -202,10 +243,12 @@ class Coordinator:
             fail(RekindleError(text))
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger and the metrics; record the event `loss` only in the metrics."""
+        """Record an event in the ledger and the metrics; record the event `loss` only in the
+        metrics."""
         if event != "loss":
             self.ledger.note(event, **fields)
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # the exporter ignores malformed events
+        # the exporter ignores malformed events
+        with contextlib.suppress(KeyError, TypeError, ValueError):
             self.exporter.note(event, **fields)
 
     def end(self, code: int) -> None:
@@ -228,13 +271,15 @@ class Coordinator:
             self.exit_code.set_exception(error)
 
     async def _check_completion(self, sha256: str = "") -> None:
-        """Exit if the model is in the object store. `sha256`: set if a worker has reported this model."""
+        """Exit if the model is in the object store. `sha256`: set if a worker has reported this
+        model."""
         while True:
             try:
                 if not self.has_checked_reuse:
                     self.has_checked_reuse = True
                     if not await asyncio.to_thread(completed_model, self.spec):
                         await asyncio.to_thread(self.reusable.reuse)
+
                 model = await asyncio.to_thread(completed_model, self.spec)
                 break
             except StorageError as error:
@@ -242,20 +287,32 @@ class Coordinator:
                 await asyncio.sleep(1)
             except RekindleError as error:
                 return self.end(fail(error))
+
         if self.exit_code.done():
             return  # another check has already ended the run
+
         if model:  # model["step"] is the last step; the newest heartbeat may be older
             self.ledger.note("complete", step=model["step"], sha256=model["sha256"])
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(self.reusable.record), RECORD_TIMEOUT_S)
+
             self._broadcast({"complete": True})
             self.end(0)
         elif sha256:
-            self.end(fail(RekindleError(f"{self.spec.out}/model.json is missing, although a worker has written it.")))
+            self.end(
+                fail(
+                    RekindleError(
+                        f"{self.spec.out}/model.json is missing, although a worker has written it."
+                    )
+                )
+            )
 
     async def _renew_lease(self) -> None:
-        """Take the run over from any other coordinator; exit if another coordinator takes it over later."""
-        lease, is_reported = Lease(open_store, self.spec, self.id), False
+        """Take the run over from any other coordinator; exit if another coordinator takes it over
+        later."""
+        lease = Lease(open_store, self.spec, self.id)
+        is_reported = False
+
         while True:
             try:
                 was_held = lease.is_held
@@ -263,23 +320,33 @@ class Coordinator:
                 if not was_held:
                     # not before `renew`: the prefix might belong to another run
                     self.ledger.note("coordinator", id=self.id)
+
                 is_reported = False
             except StorageError as error:
                 if not is_reported:
-                    log(f"cannot verify that this is the run's only coordinator: {error} Trying again.")
+                    log(
+                        f"cannot verify that this is the run's only coordinator: {error} Trying"
+                        " again."
+                    )
+
                 is_reported = True
             except RekindleError as error:
                 return self.end(fail(error))
+
             await asyncio.sleep(lease.RENEW_INTERVAL_S)
             if not (self.membership.is_published and self.membership.alive_workers):
-                await self._check_completion()  # the worker that wrote the model may have died before reporting it
+                # the worker that wrote the model may have died before reporting it
+                await self._check_completion()
 
 
 class Connection(asyncio.Protocol):
-    """Connection of one worker, which exchanges messages once the worker has proved that it knows the secret."""
+    """Connection of one worker, which exchanges messages once the worker has proved that it knows
+    the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.coordinator, self.worker, self.pending_data = coordinator, "", b""
+        self.coordinator = coordinator
+        self.worker = ""
+        self.pending_data = b""
         self.nonce = handshake.nonce()
 
     @property
@@ -305,13 +372,16 @@ class Connection(asyncio.Protocol):
                     self._prove(line)
                 else:
                     self._handle(line)
+
             if len(self.pending_data) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
                 raise ValueError("line too long")
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             if self.nonce:
                 self.coordinator.reject(self)
             else:
-                log(f"{self.worker or self.peer}: invalid message, closing the connection ({error})")
+                log(
+                    f"{self.worker or self.peer}: invalid message, closing the connection ({error})"
+                )
                 self.transport.abort()
 
     def _prove(self, line: bytes) -> None:
@@ -335,9 +405,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.coordinator.unverified_connections.pop(self, None)
-        if self.coordinator.exit_code.done():  # the coordinator closes the connections: no worker is lost
+        # the coordinator closes the connections: no worker is lost
+        if self.coordinator.exit_code.done():
             return
-        if self.coordinator.connections.get(self.worker) is self:  # not the case if the worker has reconnected
+        # not the case if the worker has reconnected
+        if self.coordinator.connections.get(self.worker) is self:
             del self.coordinator.connections[self.worker]
             self.coordinator.membership.remove(time.monotonic(), self.worker)
             self.coordinator.flush()
@@ -353,7 +425,8 @@ def main(argv: list[str]) -> int:
     # the limit of open files must allow one connection per worker
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
-        spec, secret = TrainingSpec.from_flags(argv), handshake.run_secret()
+        spec = TrainingSpec.from_flags(argv)
+        secret = handshake.run_secret()
     except RekindleError as error:
         return fail(error)
 
@@ -367,10 +440,12 @@ def main(argv: list[str]) -> int:
             code = fail(error)
         except Exception:
             traceback.print_exc()
-        # asyncio and Python would wait for requests to the object store, which may be unresponsive for minutes
+        # asyncio and Python would wait for requests to the object store, which may be unresponsive
+        # for minutes
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
+
             os._exit(code)
 
     return asyncio.run(serve())

@@ -18,7 +18,9 @@ LOSS = "loss"
 class Choice(Section):
     """The possible values of one setting: a list or a range."""
 
-    choices: list[Any] = Field(default_factory=list, description="list of values; the config may have a plain list")
+    choices: list[Any] = Field(
+        default_factory=list, description="list of values; the config may have a plain list"
+    )
     low: float | None = Field(None, description="minimum of a range")
     high: float | None = Field(None, description="maximum of a range, inclusive")
     log: bool = Field(False, description="sample on a logarithmic scale")
@@ -27,7 +29,9 @@ class Choice(Section):
     @model_validator(mode="before")
     @classmethod
     def _plain_list(cls, value: Any) -> Any:
-        return {"choices": value} if isinstance(value, list) else value
+        if isinstance(value, list):
+            return {"choices": value}
+        return value
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
@@ -36,21 +40,28 @@ class Choice(Section):
         if self.choices or self.low is None or self.high is None:
             raise ValueError("it must be a list of values, such as [16, 32], or have low and high")
         if not self.low < self.high:
-            raise ValueError(f"its low is {self.low:g} and its high {self.high:g}: low must be less than high")
+            raise ValueError(
+                f"its low is {self.low:g} and its high {self.high:g}: low must be less than high"
+            )
         if self.log and (self.low <= 0 or self.step):
             raise ValueError("log needs a low above 0 and cannot be combined with step")
         return self
 
     def as_integers(self) -> Self:
-        """Return the values of an integer setting: a range without a step gets the step 1, unless it is logarithmic."""
-        return self if self.choices or self.log or self.step else self.model_copy(update={"step": 1.0})
+        """Return the values of an integer setting: a range without a step gets the step 1, unless
+        it is logarithmic."""
+        if self.choices or self.log or self.step:
+            return self
+        return self.model_copy(update={"step": 1.0})
 
     def value_count(self) -> int:
         """Return the number of possible values; 0 if the range has no step."""
         if self.choices:
             return len(self.choices)
         assert self.low is not None and self.high is not None
-        return int((self.high - self.low) / self.step + 1e-9) + 1 if self.step else 0
+        if self.step:
+            return int((self.high - self.low) / self.step + 1e-9) + 1
+        return 0
 
     def holds(self, value: Any) -> bool:
         """Return True if `value` is a possible value."""
@@ -69,7 +80,9 @@ class Budget(Section):
     """The limit of all trials of a sweep together."""
 
     hours: float = Field(0.0, ge=0, description="worker-hours of all trials (0: no limit)")
-    money: float = Field(0.0, ge=0, description="cost of all trials, in the currency of prices.yaml (0: no limit)")
+    money: float = Field(
+        0.0, ge=0, description="cost of all trials, in the currency of prices.yaml (0: no limit)"
+    )
 
 
 class Sweep(Section):
@@ -80,30 +93,60 @@ class Sweep(Section):
         description="section and key → list of values, or {low, high, log, step}"
     )
     trials: int = Field(27, ge=1, description="number of trials to start")
-    budget: Budget = Field(default_factory=lambda: Budget.model_validate({}), description="limit of all trials")
-    parallel: int = Field(
-        2, ge=1, description="pods that train at the same time, at most `lag`; no effect on the result without a budget"
+    budget: Budget = Field(
+        default_factory=lambda: Budget.model_validate({}), description="limit of all trials"
     )
-    sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="sampler of Optuna that chooses the settings")
+    parallel: int = Field(
+        2,
+        ge=1,
+        description=(
+            "pods that train at the same time, at most `lag`; no effect on the result without a"
+            " budget"
+        ),
+    )
+    sampler: Literal["tpe", "random", "grid"] = Field(
+        "tpe", description="sampler of Optuna that chooses the settings"
+    )
     lag: int = Field(
         0,
         ge=0,
-        description="number of successive decisions that do not know each other's results (0: a third of the trials)",
+        description=(
+            "number of successive decisions that do not know each other's results (0: a third of"
+            " the trials)"
+        ),
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
-    metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
-    better: Literal["lower", "higher"] = Field("lower", description="whether lower or higher values are better")
-    rungs: int = Field(3, ge=1, le=8, description="number of comparisons, including the final one (1: no early stop)")
+    metric: str = Field(
+        LOSS, description="validation metric to optimize: loss, or one of `measures`"
+    )
+    better: Literal["lower", "higher"] = Field(
+        "lower", description="whether lower or higher values are better"
+    )
+    rungs: int = Field(
+        3,
+        ge=1,
+        le=8,
+        description="number of comparisons, including the final one (1: no early stop)",
+    )
     reduction: int = Field(
-        3, ge=2, description="reduction factor η: each rung continues the best 1/η of the trials, for η times the steps"
+        3,
+        ge=2,
+        description=(
+            "reduction factor η: each rung continues the best 1/η of the trials, for η times the"
+            " steps"
+        ),
     )
 
     @model_validator(mode="after")
     def _validate(self) -> Self:
         if not any(self.space.values()):
-            raise ValueError("sweep.space is empty: list settings of train or model, with their values")
+            raise ValueError(
+                "sweep.space is empty: list settings of train or model, with their values"
+            )
         if self.metric == LOSS and self.better == "higher":
-            raise ValueError("sweep.better is higher, but a lower loss is better. Remove sweep.better")
+            raise ValueError(
+                "sweep.better is higher, but a lower loss is better. Remove sweep.better"
+            )
         return self
 
     def choices(self) -> Iterator[tuple[str, Choice]]:
@@ -116,7 +159,9 @@ class Sweep(Section):
     def trial_count(self) -> int:
         """Number of trials to start; for a grid, at most the number of its points."""
         points = math.prod(choice.value_count() for _, choice in self.choices())
-        return min(self.trials, points) if self.sampler == "grid" else self.trials
+        if self.sampler == "grid":
+            return min(self.trials, points)
+        return self.trials
 
     @property
     def decision_lag(self) -> int:
@@ -136,42 +181,59 @@ class Sweep(Section):
         """Raise ValueError if a setting is unknown, or if its section rejects a value."""
         if not train.validation:
             raise ValueError(
-                "a sweep compares trials by a validation metric. Set train.validation to a share of the training "
-                "samples, such as 0.1"
+                "a sweep compares trials by a validation metric. Set train.validation to a share of"
+                " the training samples, such as 0.1"
             )
+
         if self.metric != LOSS and train.keep_best:
             raise ValueError(
-                f"sweep.metric is {self.metric}, but train.keep_best releases the weights with the lowest loss. Remove "
-                "one of them"
+                f"sweep.metric is {self.metric}, but train.keep_best releases the weights with the"
+                " lowest loss. Remove one of them"
             )
+
         self._check_rungs(train)
         sections: dict[str, Any] = {"train": train, "model": model}
+
         for path, choice in self.choices():
             name, _, key = path.partition(".")
             section = sections[name]
+
             allowed = set(type(section).model_fields) - getattr(section, "NOT_IN_RESULT", set())
             if key not in allowed:
                 hint = did_you_mean(key, allowed) or f" Allowed: {', '.join(sorted(allowed))}."
-                raise ValueError(f"sweep.space.{path}: {path} is not a setting that changes the result.{hint}")
+                raise ValueError(
+                    f"sweep.space.{path}: {path} is not a setting that changes the result.{hint}"
+                )
+
             if key == "validation":
                 raise ValueError(
-                    "sweep.space.train.validation: all trials must be compared by the same samples. Remove it"
+                    "sweep.space.train.validation: all trials must be compared by the same samples."
+                    " Remove it"
                 )
+
             if isinstance(getattr(section, key), bool) and not choice.choices:
                 raise ValueError(f"sweep.space.{path}: {path} is a boolean: use a list of values")
+
             if type(getattr(section, key)) is int and not choice.step.is_integer():
                 raise ValueError(
-                    f"sweep.space.{path}: its step is {choice.step:g}, but {path} is an integer: use 1, 2, …"
+                    f"sweep.space.{path}: its step is {choice.step:g}, but {path} is an integer:"
+                    " use 1, 2, …"
                 )
+
             for value in choice.choices or [_as_integer(choice.low), _as_integer(choice.high)]:
                 with_settings(section, name, {path: value})
+
         for path, choice in self.with_integer_steps(train, model).choices():
             if self.sampler == "grid" and not choice.value_count():
-                raise ValueError(f"sweep.space.{path} is continuous: a grid needs a step, or a list of values")
+                raise ValueError(
+                    f"sweep.space.{path} is continuous: a grid needs a step, or a list of values"
+                )
 
     def with_integer_steps(self, train: Any, model: BaseModel) -> Self:
         """Return the sweep with a step for each range of an integer setting."""
-        space: dict[str, dict[str, Choice]] = {section: dict(keys) for section, keys in self.space.items()}
+        space: dict[str, dict[str, Choice]] = {
+            section: dict(keys) for section, keys in self.space.items()
+        }
         for path, is_integer in integer_settings(self, train, model).items():
             section, _, key = path.partition(".")
             if is_integer:
@@ -181,32 +243,49 @@ class Sweep(Section):
     def _check_rungs(self, train: Any) -> None:
         """Raise ValueError if the first rung is before the first validation."""
         unit = "steps" if train.steps else "epochs"
-        interval, total = getattr(train, f"validation_{unit}"), getattr(train, unit)
+        interval = getattr(train, f"validation_{unit}")
+        total = getattr(train, unit)
+
         first_rung = self.share(0) * total
-        if (unit == "steps" or not train.validation_steps) and interval and first_rung < interval * (1 - 1e-9):
+        if (
+            (unit == "steps" or not train.validation_steps)
+            and interval
+            and first_rung < interval * (1 - 1e-9)
+        ):
             raise ValueError(
-                f"sweep.rungs is {self.rungs}: the first rung is after {first_rung:.3g} {unit}, before the first "
-                f"validation. Set train.validation_{unit} to at most {first_rung:.3g}, or lower sweep.rungs or "
-                "sweep.reduction"
+                f"sweep.rungs is {self.rungs}: the first rung is after {first_rung:.3g} {unit},"
+                f" before the first validation. Set train.validation_{unit} to at most"
+                f" {first_rung:.3g}, or lower sweep.rungs or sweep.reduction"
             )
 
 
 def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
-    """Return `section` with the settings that belong to it. Raises ValueError that names the invalid setting."""
-    changes = {path.partition(".")[2]: value for path, value in settings.items() if path.startswith(f"{name}.")}
+    """Return `section` with the settings that belong to it. Raises ValueError that names the
+    invalid setting."""
+    changes = {
+        path.partition(".")[2]: value
+        for path, value in settings.items()
+        if path.startswith(f"{name}.")
+    }
+
     try:
         return type(section).model_validate(section.model_dump() | changes)
     except ValidationError as error:
         detail = error.errors()[0]
         key = ".".join(map(str, detail["loc"])) or next(iter(changes))
         reason = broken_rule(type(section), detail)
-        raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}") from error
+        raise ValueError(
+            f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}"
+        ) from error
 
 
 def default_settings(sweep: Sweep, train: Any, model: Any) -> Settings:
-    """Return the config's values as settings of a trial, or {} if they are not in the search space."""
+    """Return the config's values as settings of a trial, or {} if they are not in the search
+    space."""
     values = _config_values(sweep, train, model)
-    return values if all(choice.holds(values[path]) for path, choice in sweep.choices()) else {}
+    if all(choice.holds(values[path]) for path, choice in sweep.choices()):
+        return values
+    return {}
 
 
 def integer_settings(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
@@ -217,27 +296,36 @@ def integer_settings(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
 def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
     """Return the config's values of the settings in the search space."""
     sections = {"train": train.model_dump(mode="json"), "model": model.model_dump(mode="json")}
-    return {path: sections[path.partition(".")[0]][path.partition(".")[2]] for path, _ in sweep.choices()}
+    return {
+        path: sections[path.partition(".")[0]][path.partition(".")[2]]
+        for path, _ in sweep.choices()
+    }
 
 
 def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
     """Return the family to train.
 
-    Raises ValueError for several families, for a family without training steps, and if the metric is a measure that the
-    workload does not define.
+    Raises ValueError for several families, for a family without training steps, and if the metric
+    is a measure that the workload does not define.
     """
     family, *other_families = families.select(load(name), selected)
     if other_families or isinstance(families.of(load(name))[family], families.Fitted):
         raise ValueError(
-            f"a sweep trains one family with training steps, not {', '.join([family, *other_families])}: set families "
-            "to one of them, such as families: [network]"
+            "a sweep trains one family with training steps, not"
+            f" {', '.join([family, *other_families])}: set families to one of them, such as"
+            " families: [network]"
         )
+
     if sweep.metric != LOSS and not hasattr(load(name), "measures"):
         raise ValueError(
-            f"sweep.metric is {sweep.metric}: {name} does not define measures(model, batch), so only loss is available"
+            f"sweep.metric is {sweep.metric}: {name} does not define measures(model, batch), so"
+            " only loss is available"
         )
+
     return family
 
 
 def _as_integer(value: float | None) -> Any:
-    return int(value) if value is not None and float(value).is_integer() else value
+    if value is not None and float(value).is_integer():
+        return int(value)
+    return value

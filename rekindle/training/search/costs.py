@@ -14,8 +14,13 @@ from rekindle.training.search.study import Study
 def trial_bills(study: Study, tariff: Tariff) -> dict[int, Bill]:
     """Return the cost of each trial of a study that was read. Raises StorageError."""
     name = LEDGER.rpartition("/")[2]
-    ledgers = {trial.number: f"{study.checkpoints(trial.number)}/{name}" for trial in study.trials()}
-    return {number: charge(summarize(read(study.store, ledger)), tariff) for number, ledger in ledgers.items()}
+    ledgers = {
+        trial.number: f"{study.checkpoints(trial.number)}/{name}" for trial in study.trials()
+    }
+    return {
+        number: charge(summarize(read(study.store, ledger)), tariff)
+        for number, ledger in ledgers.items()
+    }
 
 
 def total_amounts(bills: Iterable[Bill]) -> dict[str, float]:

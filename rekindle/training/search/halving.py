@@ -1,8 +1,10 @@
-"""Asynchronous successive halving: the choice of the next trial to train. Pure functions of the config and the results.
+"""Asynchronous successive halving: the choice of the next trial to train. Pure functions of the
+config and the results.
 
-A trial continues as soon as it is among the best 1/η of the results of its rung that are known; no trial waits for its
-whole rung. Decision n knows the results of the decisions 0 to n - lag, so that it does not depend on the speed of any
-trial. Source: L. Li and others, A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2.
+A trial continues as soon as it is among the best 1/η of the results of its rung that are known; no
+trial waits for its whole rung. Decision n knows the results of the decisions 0 to n - lag, so that
+it does not depend on the speed of any trial. Source: L. Li and others, A System for Massively
+Parallel Hyperparameter Tuning, 2020, algorithm 2.
 """
 
 import math
@@ -22,7 +24,8 @@ class Trial:
     number: int
     settings: Settings
     attrs: dict[str, Any] = field(default_factory=dict)  # attributes that Optuna's sampler needs
-    values: dict[int, float | None] = field(default_factory=dict)  # metric by rung; None: the trial failed
+    # metric by rung; None: the trial failed
+    values: dict[int, float | None] = field(default_factory=dict)
     steps: int = 0  # number of updates
     sha256: str = ""  # sha256 of the trial's weights
     failure: str = ""  # reason why the trial failed
@@ -51,7 +54,8 @@ def is_finite(value: float | None) -> TypeGuard[float]:
 
 
 def best_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
-    """Return the best trials, best first; equal trials by number. Failed trials (None or not finite) are left out."""
+    """Return the best trials, best first; equal trials by number. Failed trials (None or not
+    finite) are left out."""
     sign = 1 if better == "lower" else -1
     finite_values = {number: value for number, value in values.items() if is_finite(value)}
     return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
@@ -72,7 +76,8 @@ def result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) 
 
 
 def next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
-    """Return the next job: the continuation of a trial, else a new trial. `values`: the known results."""
+    """Return the next job: the continuation of a trial, else a new trial. `values`: the known
+    results."""
     for rung in reversed(range(sweep.rungs - 1)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung and job in values}
         continued = {job.trial for job in jobs if job.rung > rung}
@@ -80,7 +85,9 @@ def next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
             if trial not in continued:
                 return Job(trial, rung + 1)
     started = sum(job.rung == 0 for job in jobs)
-    return Job(started, 0) if started < sweep.trial_count else None
+    if started < sweep.trial_count:
+        return Job(started, 0)
+    return None
 
 
 def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
@@ -89,6 +96,7 @@ def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
     `values`: the results of all jobs.
     """
     last = sweep.rungs - 1
+
     for rung in reversed(range(sweep.rungs)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung}
         continued = {job.trial for job in jobs if job.rung > rung}
@@ -97,4 +105,5 @@ def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
                 return None
             if trial not in continued:
                 return Job(trial, last)
+
     return None

@@ -16,7 +16,8 @@ class Stop(Document):
 
 
 class Decision(Document):
-    """jobs/NUMBER.json: the next job of a trial, with the settings of a new trial; or the end of the search."""
+    """jobs/NUMBER.json: the next job of a trial, with the settings of a new trial; or the end of
+    the search."""
 
     trial: int | None = Field(default=None, ge=0)
     rung: int | None = Field(default=None, ge=0)
@@ -55,7 +56,9 @@ class Validation(RootModel[dict[str, float | None]]):
     model_config = ConfigDict(strict=True)
 
 
-class Seconds(RootModel[dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")], float]]):
+class Seconds(
+    RootModel[dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")], float]]
+):
     """seconds/PROCESS.json: the seconds that a process has used, by TRIAL/RUNG."""
 
     model_config = ConfigDict(strict=True)

@@ -24,36 +24,55 @@ RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)
 def ask(
     sweep: Sweep, trials: Sequence[Trial], default: Settings, whole: Mapping[str, bool]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of the next trial, and attributes for later calls. The first trial gets `default`, if any.
+    """Return the settings of the next trial, and attributes for later calls. The first trial gets
+    `default`, if any.
 
-    `trials`: all earlier trials; those without a value count as running. `whole`: by path, True if a range consists of
-    integers.
+    `trials`: all earlier trials; those without a value count as running. `whole`: by path, True if
+    a range consists of integers.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {path: distribution(choice, whole.get(path, False)) for path, choice in sweep.choices()}
     study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(trials), space))
     sign = 1 if sweep.better == "lower" else -1
-    for trial in trials:  # the sampler compares values of the first rung, since all trials reach that rung
+
+    # the sampler compares values of the first rung, since all trials reach that rung
+    for trial in trials:
         value = trial.values.get(0)
-        state = TrialState.RUNNING if 0 not in trial.values else TrialState.FAIL if value is None else COMPLETE
+        if 0 not in trial.values:
+            state = TrialState.RUNNING
+        else:
+            if value is None:
+                state = TrialState.FAIL
+            else:
+                state = COMPLETE
+
         study.add_trial(
             create_trial(
                 state=state,
                 value=None if value is None else sign * value,
-                params={path: _encode(space[path], value) for path, value in trial.settings.items()},
+                params={
+                    path: _encode(space[path], value) for path, value in trial.settings.items()
+                },
                 distributions=space,
                 system_attrs=trial.attrs,
             )
         )
+
     if default and not trials and sweep.sampler != "grid":
         study.enqueue_trial({path: _encode(space[path], value) for path, value in default.items()})
+
     new = study.ask(space)
-    attrs = study.trials[new.number].system_attrs if sweep.sampler == "grid" else {}
+    if sweep.sampler == "grid":
+        attrs = study.trials[new.number].system_attrs
+    else:
+        attrs = {}
+
     return {path: _decode(space[path], value) for path, value in new.params.items()}, attrs
 
 
 def distribution(choice: Choice, is_integer: bool) -> Any:
-    """Return the Optuna distribution of a setting. Values of a list are JSON, since Optuna rejects list values."""
+    """Return the Optuna distribution of a setting. Values of a list are JSON, since Optuna rejects
+    list values."""
     if choice.choices:
         return CategoricalDistribution([to_json(value) for value in choice.choices])
     assert choice.low is not None and choice.high is not None
@@ -63,14 +82,21 @@ def distribution(choice: Choice, is_integer: bool) -> Any:
 
 
 def _sampler(sweep: Sweep, trial_count: int, space: Mapping[str, Any]) -> Any:
-    seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])  # another seed for each trial
+    # another seed for each trial
+    seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])
     if sweep.sampler == "grid":
-        return GridSampler({path: _points(values) for path, values in space.items()}, seed=sweep.seed)
+        return GridSampler(
+            {path: _points(values) for path, values in space.items()}, seed=sweep.seed
+        )
+
     if sweep.sampler == "random":
         return RandomSampler(seed)
+
     # running trials count as bad; otherwise the next trials would be similar to them
     return TPESampler(
-        seed=seed, n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)), constant_liar=True
+        seed=seed,
+        n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)),
+        constant_liar=True,
     )
 
 
@@ -82,8 +108,12 @@ def _points(values: Any) -> list[Any]:
 
 
 def _encode(setting: Any, value: Any) -> Any:
-    return to_json(value) if isinstance(setting, CategoricalDistribution) else value
+    if isinstance(setting, CategoricalDistribution):
+        return to_json(value)
+    return value
 
 
 def _decode(setting: Any, value: Any) -> Any:
-    return json.loads(value) if isinstance(setting, CategoricalDistribution) else value
+    if isinstance(setting, CategoricalDistribution):
+        return json.loads(value)
+    return value

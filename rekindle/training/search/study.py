@@ -1,12 +1,13 @@
 """A sweep in the object store: its decisions, and the results of its trials.
 
-    ROOT/jobs/00007.json               decision 7: a trial, its rung and its pod; or that the budget ends the search
+    ROOT/jobs/00007.json               decision 7: a trial, its rung and its pod; or that the budget
+    ends the search
     ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
     ROOT/trials/7/checkpoints/         its checkpoints
     ROOT/seconds/PROCESS.json          the seconds that a process has used, by trial and rung
 
-A decision is written, if it does not exist yet, before a pod acts on it, and depends only on previous decisions and
-their results. It may therefore be repeated at any time.
+A decision is written, if it does not exist yet, before a pod acts on it, and depends only on
+previous decisions and their results. It may therefore be repeated at any time.
 """
 
 import time
@@ -38,22 +39,28 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class StallDetector:
-    """Finds jobs whose recorded seconds have not changed for TAKEOVER_TIMEOUT_S, by the clock of this process."""
+    """Finds jobs whose recorded seconds have not changed for TAKEOVER_TIMEOUT_S, by the clock of
+    this process."""
 
     def __init__(self) -> None:
         self.next_check = time.monotonic() + CHECK_INTERVAL_S
         self.changes: dict[Job, tuple[float, float]] = {}  # recorded seconds, and when they changed
 
-    def find_stalled_job(self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]) -> Job | None:
+    def find_stalled_job(
+        self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]
+    ) -> Job | None:
         """Return the first stalled job; `read` returns the recorded seconds."""
-        if (now := time.monotonic()) < self.next_check:
+        now = time.monotonic()
+        if now < self.next_check:
             return None
         self.next_check, seconds = now + CHECK_INTERVAL_S, read()
         for job in running:
             used = seconds.get(job, 0.0)
             if self.changes.setdefault(job, (used, now))[0] != used:
                 self.changes[job] = (used, now)
-        return next((job for job in running if now - self.changes[job][1] > TAKEOVER_TIMEOUT_S), None)
+        return next(
+            (job for job in running if now - self.changes[job][1] > TAKEOVER_TIMEOUT_S), None
+        )
 
 
 class Study:
@@ -66,7 +73,9 @@ class Study:
 
     @property
     def jobs(self) -> list[Job]:
-        return [Job(record["trial"], record["rung"]) for record in self.records if "trial" in record]
+        return [
+            Job(record["trial"], record["rung"]) for record in self.records if "trial" in record
+        ]
 
     @property
     def budget_stop(self) -> dict[str, Any] | None:
@@ -83,14 +92,19 @@ class Study:
     def read(self) -> list[Trial]:
         """Read new decisions and results. Returns all trials with their results, by number."""
         keys = [entry.key for entry in self.store.list(f"{self.root}/jobs/")][len(self.records) :]
+
         with ThreadPoolExecutor(THREADS) as pool:
-            for key, decision in zip(keys, pool.map(partial(read_object, Decision, self.store), keys), strict=True):
+            for key, decision in zip(
+                keys, pool.map(partial(read_object, Decision, self.store), keys), strict=True
+            ):
                 self._check(decision, key)
                 self.records.append(decision.model_dump(exclude_unset=True))
+
             running = [job for job in self.jobs if job not in self.results]
             for job, result in zip(running, pool.map(self.result, running), strict=True):
                 if result:
                     self.results[job] = result
+
         return self.trials()
 
     def _check(self, decision: Decision, key: str) -> None:
@@ -101,74 +115,107 @@ class Study:
         has_settings = decision.trial in started or decision.settings is not None
         if (decision.rung or 0) >= self.sweep.rungs or not has_settings:
             raise InvalidDocument(
-                f"{self.store.uri(key)} is malformed: the sweep does not have this trial, or not this rung. Restore "
-                "it, or start the sweep again."
+                f"{self.store.uri(key)} is malformed: the sweep does not have this trial, or not"
+                " this rung. Restore it, or start the sweep again."
             )
 
     def trials(self, job_count: int | None = None) -> list[Trial]:
-        """Return all started trials, with the results of the first `job_count` jobs (default: all)."""
+        """Return all started trials, with the results of the first `job_count` jobs (default:
+        all)."""
         new_trials = [record for record in self.records if "settings" in record]
-        trials = {item["trial"]: Trial(item["trial"], item["settings"], item["attrs"]) for item in new_trials}
+        trials = {
+            item["trial"]: Trial(item["trial"], item["settings"], item["attrs"])
+            for item in new_trials
+        }
+
         for job in self.jobs[:job_count]:
-            if result := self.results.get(job):
+            result = self.results.get(job)
+            if result:
                 trial = trials[job.trial]
                 trial.values[job.rung], trial.failure = result.get("value"), result.get("why", "")
-                trial.steps, trial.sha256 = result.get("steps", trial.steps), result.get("sha256", "")
+                trial.steps, trial.sha256 = (
+                    result.get("steps", trial.steps),
+                    result.get("sha256", ""),
+                )
+
         return [trials[number] for number in sorted(trials)]
 
-    def claim(self, pod: int, default: Settings, whole: Mapping[str, bool]) -> tuple[Trial, int] | None:
+    def claim(
+        self, pod: int, default: Settings, whole: Mapping[str, bool]
+    ) -> tuple[Trial, int] | None:
         """Return the next trial that `pod` trains, and to which rung; None if no trial is left.
 
-        A job that the pod has not finished is returned again. Waits while results are missing, or takes over
-        the job of a stalled pod.
+        A job that the pod has not finished is returned again. Waits while results are missing, or
+        takes over the job of a stalled pod.
         """
         detector = StallDetector()
+
         while True:
             trials = self.read()
             for record in self.records:
-                if record.get("pod") == pod and (job := Job(record["trial"], record["rung"])) not in self.results:
+                if (
+                    record.get("pod") == pod
+                    and (job := Job(record["trial"], record["rung"])) not in self.results
+                ):
                     return trials[job.trial], job.rung
+
             job, result_count = self._decide()
             if job:
                 self._append(self._make_record(job, result_count, default, whole) | {"pod": pod})
             elif result_count < 0:
                 time.sleep(POLL_INTERVAL_S)
                 running = [job for job in self.jobs if job not in self.results]
-                if stalled := detector.find_stalled_job(running, self.seconds):
+
+                stalled = detector.find_stalled_job(running, self.seconds)
+                if stalled:
                     return trials[stalled.trial], stalled.rung
             else:
                 return None
 
     def _decide(self) -> tuple[Job | None, int]:
-        """Return the next job and the number of jobs whose results were used; -1: results are missing."""
-        sweep, jobs = self.sweep, self.jobs
+        """Return the next job and the number of jobs whose results were used; -1: results are
+        missing."""
+        sweep = self.sweep
+        jobs = self.jobs
         values = {job: result.get("value") for job, result in self.results.items()}
         numbers = halving.result_counts(sweep, jobs, values)
+
         if not self.budget_stop:
             for number in numbers:
                 known_values = {job: values[job] for job in jobs[:number] if job in values}
-                if job := halving.next_job(sweep, jobs, known_values):
-                    if not (reason := budget.compute_excess(sweep, job, jobs, values, self._budget_seconds())):
+                job = halving.next_job(sweep, jobs, known_values)
+                if job:
+                    reason = budget.compute_excess(sweep, job, jobs, values, self._budget_seconds())
+                    if not reason:
                         return job, number
+
                     self._append({"stop": reason})
                     return None, -1
-            # each running job leads to at most one other job, which its own pod can train; results that are finished,
-            # but that no decision has used yet, may lead to more
-            unused = any(job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :])
+
+            # each running job leads to at most one other job, which its own pod can train; results
+            # that are finished, but that no decision has used yet, may lead to more
+            unused = any(
+                job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :]
+            )
             if unused or not numbers:
                 return None, -1
+
         if all(job in values for job in jobs):
             return halving.final_job(sweep, jobs, values), len(jobs)
+
         # the pod that finishes its job last decides whether the best trial continues
         return None, len(jobs)
 
-    def _make_record(self, job: Job, result_count: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
-        record = {"trial": job.trial, "rung": job.rung}
+    def _make_record(
+        self, job: Job, result_count: int, default: Settings, whole: Mapping[str, bool]
+    ) -> dict[str, Any]:
+        record: dict[str, Any] = {"trial": job.trial, "rung": job.rung}
         if job.rung == 0:
             from rekindle.training.search.sampling import ask  # imports Optuna
 
             settings, attrs = ask(self.sweep, self.trials(result_count), default, whole)
-            record |= {"settings": settings, "attrs": attrs}
+            record["settings"] = settings
+            record["attrs"] = attrs
         return record
 
     def _append(self, record: Mapping[str, Any]) -> None:
@@ -180,17 +227,29 @@ class Study:
             return
 
     def winner(self) -> Trial:
-        """Return the best trial that was trained to the end. Raises ConfigError if all trials have failed."""
-        trials, last = {trial.number: trial for trial in self.trials()}, self.sweep.rungs - 1
-        values = {trial.number: trial.values[last] for trial in trials.values() if last in trial.values}
-        if numbers := halving.best_trials(values, 1, self.sweep.better):
+        """Return the best trial that was trained to the end. Raises ConfigError if all trials have
+        failed."""
+        trials = {trial.number: trial for trial in self.trials()}
+        last = self.sweep.rungs - 1
+        values = {
+            trial.number: trial.values[last] for trial in trials.values() if last in trial.values
+        }
+
+        numbers = halving.best_trials(values, 1, self.sweep.better)
+        if numbers:
             return trials[numbers[0]]
-        reason = next((trial.failure for trial in trials.values() if trial.failure), "no trial is finished")
+
+        reason = next(
+            (trial.failure for trial in trials.values() if trial.failure), "no trial is finished"
+        )
         raise ConfigError(f"all {len(trials)} trials lack a {self.sweep.metric}: {reason}")
 
     def fail(self, trial: int, rung: int, reason: str) -> None:
         """Record that a trial has failed."""
-        self.store.put(f"{self.output(trial, rung)}/failed.json", to_json({"value": None, "why": reason}).encode())
+        self.store.put(
+            f"{self.output(trial, rung)}/failed.json",
+            to_json({"value": None, "why": reason}).encode(),
+        )
 
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
         """Record the seconds that a process has used for each job until now."""
@@ -213,27 +272,43 @@ class Study:
         return sum(self.seconds().values()) / 3600
 
     def _budget_seconds(self) -> dict[Job, float]:
-        return self.seconds() if self.sweep.budget.hours else {}
+        if self.sweep.budget.hours:
+            return self.seconds()
+        return {}
 
     def result(self, job: Job) -> dict[str, Any] | None:
-        """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both are missing."""
-        output, metric = self.output(job.trial, job.rung), self.sweep.metric
+        """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both
+        are missing."""
+        output = self.output(job.trial, job.rung)
+        metric = self.sweep.metric
+
         model = self._read(TrialModel, f"{output}/model.json")
         if model is None:
             failure = self._read(Failure, f"{output}/failed.json")
             return failure and failure.model_dump()
+
         validation = self._read(Validation, f"{output}/validation.json")
         metrics = validation.root if validation else {}
         best_validation = model.best
+
         if metric not in metrics:
             return {"why": f"its validation has only the metrics {', '.join(metrics) or '(none)'}"}
+
         values = [metrics[metric]]
         if metric == LOSS and best_validation and best_validation.released:
             values.append(best_validation.validation_loss)
+
         finite_values = [value for value in values if is_finite(value)]
-        result = {"value": min(finite_values, default=None), "steps": model.step, "sha256": model.sha256}
+        result = {
+            "value": min(finite_values, default=None),
+            "steps": model.step,
+            "sha256": model.sha256,
+        }
         if not finite_values:
-            result["why"] = f"its {metric} is not a number: lower the learning rate if the training diverged"
+            result["why"] = (
+                f"its {metric} is not a number: lower the learning rate if the training diverged"
+            )
+
         return result
 
     def _read(self, document: type[D], key: str) -> D | None:

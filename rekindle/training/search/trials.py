@@ -1,4 +1,5 @@
-"""Trains the trials of one pod, one after the other, each in its own process, forked after torch was imported.
+"""Trains the trials of one pod, one after the other, each in its own process, forked after torch
+was imported.
 
 A pod may be restarted: its interrupted trial continues from its checkpoint.
 """
@@ -38,18 +39,23 @@ def train(
     experiment: str,
     run: str,
 ) -> None:
-    """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of all trainings.
+    """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of
+    all trainings.
 
     Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, _exit_on_sigterm)  # without a handler, PID 1 ignores SIGTERM
     notice.watch()
-    process, seconds, crashes = f"{pod}-{uuid.uuid4().hex[:8]}", dict[Job, float](), Counter[Job]()
+    process = f"{pod}-{uuid.uuid4().hex[:8]}"
+    seconds = dict[Job, float]()
+    crashes = Counter[Job]()
+
     while claim := study.claim(pod, default, whole):
         import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
         trial, rung = claim
-        job, start = Job(trial.number, rung), time.monotonic()
+        job = Job(trial.number, rung)
+        start = time.monotonic()
         previous = seconds.get(job, 0.0)
 
         def record(job: Job = job, start: float = start, previous: float = previous) -> None:
@@ -57,17 +63,29 @@ def train(
             study.record_seconds(process, seconds)
 
         say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
-        code = run_forked(lambda trial=trial, rung=rung: _train(study, trial, rung, common, experiment, run), record)
+        code = run_forked(
+            lambda trial=trial, rung=rung: _train(study, trial, rung, common, experiment, run),
+            record,
+        )
         record()
+
         if code == 143:
             raise SystemExit(143)
+
         if code == TEMPORARY_FAILURE:
             raise RekindleError(
-                f"trial {trial.number} lacks a service. A restarted pod continues from the trial's checkpoint."
+                f"trial {trial.number} lacks a service. A restarted pod continues from the trial's"
+                " checkpoint."
             )
+
         crashes[job] += bool(code)
         if crashes[job] == MAX_CRASHES:
-            study.fail(trial.number, rung, f"its process has crashed {MAX_CRASHES} times, at last with code {code}")
+            study.fail(
+                trial.number,
+                rung,
+                f"its process has crashed {MAX_CRASHES} times, at last with code {code}",
+            )
+
     used = sum(seconds.values())
     say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
 
@@ -76,38 +94,60 @@ def _exit_on_sigterm(*_: Any) -> None:
     raise SystemExit(143)
 
 
-def training_spec(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = "") -> TrainingSpec:
+def training_spec(
+    study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = ""
+) -> TrainingSpec:
     """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
     sections: dict[str, dict[str, Any]] = {name: dict(common[name]) for name in ("train", "model")}
     for path, value in trial.settings.items():
         section, _, key = path.partition(".")
         sections[section][key] = value
-    inputs = {name: common[name] for name in ("workload", "family", "dataset", "digest")} | sections["train"]
+
+    inputs = {
+        name: common[name] for name in ("workload", "family", "dataset", "digest")
+    } | sections["train"]
     # the number of workers does not change the weights
     single_worker = {"workers": 1, "min_workers": 1, "max_workers": 1}
-    prefixes = {"out": study.output(trial.number, rung), "checkpoints": study.checkpoints(trial.number)}
-    inputs |= (
-        single_worker | prefixes | {"model": sections["model"], "until": study.sweep.share(rung), "run_id": run_id}
+    prefixes = {
+        "out": study.output(trial.number, rung),
+        "checkpoints": study.checkpoints(trial.number),
+    }
+
+    inputs.update(
+        single_worker
+        | prefixes
+        | {
+            "model": sections["model"],
+            "until": study.sweep.share(rung),
+            "run_id": run_id,
+        }
     )
+
     try:
         return TrainingSpec.model_validate(inputs)
     except ValueError as error:
         raise ConfigError(f"{trial.settings}: {error}") from error
 
 
-def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], experiment: str, run: str) -> None:
+def _train(
+    study: Study, trial: Trial, rung: int, common: Mapping[str, Any], experiment: str, run: str
+) -> None:
     """Train one trial, in its own process."""
     import torch
 
     from rekindle.training.worker import work
 
-    study = Study(Store.from_env(), study.root, study.sweep)  # the parent uses the connections of its own store
+    # the parent uses the connections of its own store
+    study = Study(Store.from_env(), study.root, study.sweep)
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
+
     try:
         work(training_spec(study, trial, rung, common, run_id))
-    except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # errors that the settings of the trial cause
+    except (ConfigError, DataError, torch.OutOfMemoryError) as error:
+        # errors that the settings of the trial cause
         say(f"trial {trial.number} failed: {error}")
         study.fail(trial.number, rung, str(error))
+
     if run_id:
         _try_tracking(lambda: _record_result(study.result(Job(trial.number, rung)) or {}, run_id))
 
@@ -122,13 +162,15 @@ def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
 
 
 def _record_result(result: Mapping[str, Any], run_id: str) -> None:
-    if (value := result.get("value")) is not None:
+    value = result.get("value")
+    if value is not None:
         tracking.log_metrics(run_id, [(OBJECTIVE, value, result["steps"])])
     tracking.finish(run_id, "FAILED" if result.get("why") else "FINISHED")
 
 
 def _try_tracking(call: Callable[[], Any]) -> Any:
-    """Return `call()`, or None if MLflow is unavailable: the results are also in the object store."""
+    """Return `call()`, or None if MLflow is unavailable: the results are also in the object
+    store."""
     try:
         return call()
     except TrackingError as error:
@@ -137,23 +179,29 @@ def _try_tracking(call: Callable[[], Any]) -> Any:
 
 
 def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
-    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the exit code.
+    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the
+    exit code.
 
     Calls `record` every few seconds until then.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # blocked until our handler is installed
+    # blocked until our handler is installed
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
     pid = os.fork()
     if not pid:
         _run_child(call, parent)
+
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     descriptor = os.pidfd_open(pid)
+
     try:
         while not select.select([descriptor], [], [], RECORD_INTERVAL_S)[0]:
             record()
+
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
         os.close(descriptor)

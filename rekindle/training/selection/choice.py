@@ -1,4 +1,5 @@
-"""Chooses between the trained families of a workload, by their loss or a measure of the held-out samples."""
+"""Chooses between the trained families of a workload, by their loss or a measure of the held-out
+samples."""
 
 import math
 import shutil
@@ -27,42 +28,61 @@ from rekindle.workload import Workload, dataset_facts
 Values = dict[str, float]  # `loss`, and the workload's measures
 
 
-def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path) -> str:
-    """Copy the best of the trained `models` to `out`, with the values of all models in model.json; return the best
-    family.
+def choose(
+    spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path
+) -> str:
+    """Copy the best of the trained `models` to `out`, with the values of all models in model.json;
+    return the best family.
 
     Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
     """
     device = pick_device(spec)
     verify_dataset(dataset, spec.digest)
+
     _, held_out = open_samples(spec, workload, dataset)
     if held_out is None:
         raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
-    facts, metric = dataset_facts(dataset), families.criterion(workload)
+
+    facts = dataset_facts(dataset)
+    metric = families.criterion(workload)
     values: dict[str, Values] = {}
+
     for name, folder in models.items():
         description = verify_weights(folder)
         check_held_out(name, description.train, spec)
-        family_spec = spec.model_copy(update={"model": description.model, "family": description.family})
+        family_spec = spec.model_copy(
+            update={"model": description.model, "family": description.family}
+        )
         model = build_model(family_spec, workload, facts)
         model.load_state_dict(load_file(folder / "model.safetensors"))
         values[name] = validate(spec, workload, model.to(device), held_out, device)
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
+
     best_family = best_of(values, metric)
     shutil.copytree(models[best_family], out)
-    chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": replace_nan(values)}
+
+    chosen = {
+        "family": best_family,
+        "by": metric.name,
+        "better": metric.better,
+        "validation": replace_nan(values),
+    }
+
     description = read_description(out).as_json() | {"chosen": chosen}
     (out / MODEL_FILE).write_bytes(describe_model(description))
+
     return best_family
 
 
 def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> None:
-    """Raise ConfigError if a model was trained with other held-out samples: it may have seen those of `spec`."""
+    """Raise ConfigError if a model was trained with other held-out samples: it may have seen those
+    of `spec`."""
     for key in TrainConfig.HELD_OUT:
         if key in train and train[key] != getattr(spec, key):
             raise ConfigError(
-                f"{name} was trained with train.{key} {train[key]}, and is compared with {getattr(spec, key)}: train "
-                "all models with the same validation and seed, so that none has seen the held-out samples."
+                f"{name} was trained with train.{key} {train[key]}, and is compared with"
+                f" {getattr(spec, key)}: train all models with the same validation and seed, so"
+                " that none has seen the held-out samples."
             )
 
 
@@ -73,34 +93,49 @@ def best_of(values: Mapping[str, Values], metric: Metric) -> str:
     """
     for name, family_values in values.items():
         check_metric(name, family_values, metric)
-    finite_values = {name: value for name in values if math.isfinite(value := values[name][metric.name])}
+
+    finite_values = {
+        name: value for name in values if math.isfinite(value := values[name][metric.name])
+    }
     if not finite_values:
         raise DataError(
-            f"{metric.name} of {', '.join(values)} is not a number on the held-out samples: lower train.learning_rate "
-            "of a training that diverged, or correct `fit`, `loss` or `measures`."
+            f"{metric.name} of {', '.join(values)} is not a number on the held-out samples: lower"
+            " train.learning_rate of a training that diverged, or correct `fit`, `loss` or"
+            " `measures`."
         )
+
     return max(finite_values, key=lambda name: metric.gain(finite_values[name]))
 
 
 def check_metric(name: str, values: Values, metric: Metric) -> None:
-    """Raise ConfigError unless the validation of the family `name` has the metric that chooses between families."""
+    """Raise ConfigError unless the validation of the family `name` has the metric that chooses
+    between families."""
     if metric.name not in values:
         raise ConfigError(
-            f'chosen_by is Metric("{metric.name}"), but validation of {name} has {", ".join(values)}: choose one of '
-            "them, or let `measures` return it."
+            f'chosen_by is Metric("{metric.name}"), but validation of {name} has'
+            f" {', '.join(values)}: choose one of them, or let `measures` return it."
         )
 
 
-def validate(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device) -> Values:
-    """Return the means of the loss and the measures over `samples`, in batches of train.batch_size."""
+def validate(
+    spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device
+) -> Values:
+    """Return the means of the loss and the measures over `samples`, in batches of
+    train.batch_size."""
     measures = getattr(workload, "measures", lambda model, batch: {})
     sums: Values = {}
     model.eval()
+
     with torch.no_grad(), autocast(spec, device):
         for number, start in enumerate(range(0, len(samples), spec.batch_size)):
             indices = torch.arange(start, min(len(samples), start + spec.batch_size))
             batch = tuple(tensor.to(device) for tensor in samples.batch(indices))
             torch.manual_seed(mix(spec.seed, number, 0, 2))
-            for key, value in {"loss": workload.loss(model, batch), **measured_values(measures(model, batch))}.items():
+
+            for key, value in {
+                "loss": workload.loss(model, batch),
+                **measured_values(measures(model, batch)),
+            }.items():
                 sums[key] = sums.get(key, 0.0) + float(value) * len(indices)
+
     return {key: value / len(samples) for key, value in sums.items()}

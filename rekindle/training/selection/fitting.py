@@ -22,7 +22,8 @@ from rekindle.workload import Workload, dataset_facts
 
 
 def fit(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str:
-    """Fit the family `spec.family`, and write model.safetensors and model.json to `out`; return the sha256."""
+    """Fit the family `spec.family`, and write model.safetensors and model.json to `out`; return the
+    sha256."""
     device = pick_device(spec)
     verify_dataset(dataset, spec.digest)
     model = build_model(spec, workload, dataset_facts(dataset))
@@ -35,63 +36,95 @@ def fit(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str
 
 
 def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> None:
-    """Call the `fit` of a family. Raises ConfigError if the family is trained step by step, or returns a value."""
+    """Call the `fit` of a family. Raises ConfigError if the family is trained step by step, or
+    returns a value."""
     fitted = families.of(workload)[spec.family]
     if not isinstance(fitted, families.Fitted):
-        raise ConfigError(f'the family "{spec.family}" is not fitted: it must be trained by the step steps.train.')
+        raise ConfigError(
+            f'the family "{spec.family}" is not fitted: it must be trained by the step steps.train.'
+        )
+
     torch.manual_seed(mix(spec.seed, 0, 0, 3))  # the dataset may have drawn random numbers
     with torch.no_grad():
         result: Any = fitted.fit(model, samples)
+
     if result is not None:
         raise ConfigError(
-            f"fit(model, samples) returned {type(result).__name__}: it must change `model` and return nothing."
+            f"fit(model, samples) returned {type(result).__name__}: it must change `model` and"
+            " return nothing."
         )
 
 
 def check_saved(
-    spec: TrainingSpec, workload: Workload, dataset: Path, model: nn.Module, samples: Subset, folder: Path
+    spec: TrainingSpec,
+    workload: Workload,
+    dataset: Path,
+    model: nn.Module,
+    samples: Subset,
+    folder: Path,
 ) -> None:
-    """Raise ConfigError if the model in `folder` cannot be loaded, or has another loss than `model`."""
-    advice = "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state returns."
+    """Raise ConfigError if the model in `folder` cannot be loaded, or has another loss than
+    `model`."""
+    advice = (
+        "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state"
+        " returns."
+    )
     saved = build_model(spec, workload, dataset_facts(dataset))
+
     try:
         saved.load_state_dict(load_file(folder / "model.safetensors"))
     except RuntimeError as error:
-        raise ConfigError(f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}") from error
+        raise ConfigError(
+            f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}"
+        ) from error
+
     loss = compute_loss(spec, workload, model, samples)
     saved_loss = compute_loss(spec, workload, saved, samples)
     if not _are_close(loss, saved_loss):
-        raise ConfigError(f"the fitted model has a loss of {loss:.5g}, and {saved_loss:.5g} if it is loaded. {advice}")
+        raise ConfigError(
+            f"the fitted model has a loss of {loss:.5g}, and {saved_loss:.5g} if it is loaded."
+            f" {advice}"
+        )
 
 
-def check_repeatable(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, facts: Any) -> None:
+def check_repeatable(
+    spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, facts: Any
+) -> None:
     """Fit a second model, and raise ConfigError if it has another loss than `model`."""
     second_model = build_model(spec, workload, facts)
     fit_model(spec, workload, second_model, samples)
     first, second = (compute_loss(spec, workload, each, samples) for each in (model, second_model))
     if not _are_close(first, second):
         raise ConfigError(
-            f'the family "{spec.family}" was fitted twice to the same samples, and has a loss of {first:.5g} and '
-            f"{second:.5g}: a fit is repeated after an interruption, so it needs a fixed seed."
+            f'the family "{spec.family}" was fitted twice to the same samples, and has a loss of'
+            f" {first:.5g} and {second:.5g}: a fit is repeated after an interruption, so it needs a"
+            " fixed seed."
         )
 
 
-def compute_loss(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> float:
-    """Return the loss of the first batch. Raises ConfigError if a repetition with the same seed has another loss."""
+def compute_loss(
+    spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset
+) -> float:
+    """Return the loss of the first batch. Raises ConfigError if a repetition with the same seed has
+    another loss."""
     indices = torch.arange(min(spec.batch_size, len(samples)))
     losses: list[float] = []
     model.eval()
+
     for _ in range(2):
-        torch.manual_seed(mix(spec.seed, 0, 0, 2))  # as in `validate`: the loss may draw random numbers
+        # as in `validate`: the loss may draw random numbers
+        torch.manual_seed(mix(spec.seed, 0, 0, 2))
         with torch.no_grad():
             losses.append(float(workload.loss(model, samples.batch(indices))))
 
     first, second = losses
     if not _are_close(first, second):
         raise ConfigError(
-            f"`loss` was {first:.5g} and {second:.5g} for the same model and the same samples: it must depend on these "
-            "only, or draw its random numbers from torch, which the training seeds."
+            f"`loss` was {first:.5g} and {second:.5g} for the same model and the same samples: it"
+            " must depend on these only, or draw its random numbers from torch, which the training"
+            " seeds."
         )
+
     return first
 
 
@@ -100,20 +133,29 @@ def _are_close(first: float, second: float) -> bool:
 
 
 def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:
-    """Write the files of a trained model to `out`. Raises ConfigError if its state is not tensors."""
+    """Write the files of a trained model to `out`. Raises ConfigError if its state is not
+    tensors."""
     state = model.state_dict()
-    if others := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
+
+    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if others:
         raise ConfigError(
-            f"{others[0]} of the model is {type(state[others[0]]).__name__}: a model is stored as tensors. Let "
-            "get_extra_state return a tensor, such as torch.frombuffer(bytearray(data), dtype=torch.uint8)."
+            f"{others[0]} of the model is {type(state[others[0]]).__name__}: a model is stored as"
+            " tensors. Let get_extra_state return a tensor, such as"
+            " torch.frombuffer(bytearray(data), dtype=torch.uint8)."
         )
-    return write_tensors(out, {name: value.detach().cpu().clone() for name, value in state.items()}, description)
+
+    return write_tensors(
+        out, {name: value.detach().cpu().clone() for name, value in state.items()}, description
+    )
 
 
 def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> str:
     """Write model.safetensors and model.json, as a training does; return the sha256."""
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "model.safetensors").write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+    (out / "model.safetensors").write_bytes(
+        save({name: value.contiguous() for name, value in tensors.items()})
+    )
     (out / "model.json").write_bytes(describe_model(description | {"sha256": sha256}))
     return sha256

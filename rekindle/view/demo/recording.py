@@ -1,11 +1,13 @@
-"""One training as real processes that can be observed and signalled: a rendered PyTorchJob on the local controller.
+"""One training as real processes that can be observed and signalled: a rendered PyTorchJob on the
+local controller.
 
     with Training(cluster, folder, job) as training:
-        for _ in training.poll_until_done():        # a hundred times a second, until the model is complete
+        for _ in training.poll_until_done():        # a hundred times a second, until the model is
+        complete
             print(training.step, training.members, training.state("worker-0"))
 
-Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the newest step of each
-worker, /proc the processes.
+Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the
+newest step of each worker, /proc the processes.
 """
 
 import re
@@ -35,7 +37,8 @@ OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
 GRACE_S = 0.3  # time for the processes to end when the demo is stopped
 CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes, which die with them
-TOLERATED_LAG = 5  # steps that the observation of one worker may lag behind the observation of another worker
+# steps that the observation of one worker may lag behind the observation of another worker
+TOLERATED_LAG = 5
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
 RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
@@ -48,16 +51,23 @@ class DemoCluster(LocalCluster):
         return self.services.store_environment()
 
     def secret(self, name: str) -> dict[str, str]:
-        return self.services.credentials() if name == "rekindle-s3" else super().secret(name)
+        if name == "rekindle-s3":
+            return self.services.credentials()
+        return super().secret(name)
 
 
 class Training:
     """A running job. The class calls the pods `coordinator` and `worker-N`."""
 
     def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
-        self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
-        self.controller, self.secret = TrainingJobs(cluster, "PyTorchJob", folder), Controller(cluster, "Secret")
-        (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+        self.cluster = cluster
+        self.job = job
+        self.name = str(job["metadata"]["name"])
+        self.controller = TrainingJobs(cluster, "PyTorchJob", folder)
+        self.secret = Controller(cluster, "Secret")
+        (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
+            "containers"
+        ]
         flags = [flag for flag in container["args"] if flag.startswith("--")]
         self.inputs = TrainingSpec.from_flags(flags)
         self.memory = shared_memory(folder, self.name)
@@ -77,7 +87,9 @@ class Training:
         return [COORDINATOR, *(f"worker-{index}" for index in range(replicas))]
 
     def __enter__(self) -> Self:
-        self.secret.apply({"metadata": {"name": self.name}, "stringData": {"secret": secrets.token_hex(32)}})
+        self.secret.apply(
+            {"metadata": {"name": self.name}, "stringData": {"secret": secrets.token_hex(32)}}
+        )
         self.controller.apply(self.job)
         return self
 
@@ -87,28 +99,38 @@ class Training:
         self.controller.delete(self.name)
         self.secret.delete(self.name)
         until = time.monotonic() + CHILDREN_GRACE_S
-        while time.monotonic() < until and any(start_time(pid) for pid in pids):  # workers die with their launchers
+        # workers die with their launchers
+        while time.monotonic() < until and any(start_time(pid) for pid in pids):
             time.sleep(OBSERVE_INTERVAL_S)
 
     def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
-        """Observe the job until its model is complete. Raises RekindleError if it fails or stalls."""
+        """Observe the job until its model is complete. Raises RekindleError if it fails or
+        stalls."""
         last_poll = last_step = time.monotonic()
+
         while True:
-            now, last_seen = time.monotonic(), self.step
+            now = time.monotonic()
+            last_seen = self.step
+
             if now - last_poll >= POLL_INTERVAL_S or not self.pods:
                 last_poll = now
                 self.controller.poll()
+
                 status = (self.controller.read(self.name) or {}).get("status") or {}
                 if is_finished(status):
-                    if failure := condition(status, "Failed"):
+                    failure = condition(status, "Failed")
+                    if failure:
                         raise RekindleError(failure["message"])
                     return
+
             self._observe()
             last_step = now if self.step != last_seen else last_step
             if now - last_step > step_timeout_s:
                 raise RekindleError(
-                    f"no step since {step_timeout_s:.0f} s: the logs are in {self.controller.run / 'logs'}."
+                    f"no step since {step_timeout_s:.0f} s: the logs are in"
+                    f" {self.controller.run / 'logs'}."
                 )
+
             yield
             time.sleep(OBSERVE_INTERVAL_S)
 
@@ -118,34 +140,59 @@ class Training:
     @property
     def pods(self) -> dict[str, Pod]:
         job = self.controller.jobs.get(self.name)
-        return {name: job.pods[self._pod(name)] for name in self.names if self._pod(name) in job.pods} if job else {}
+        if job:
+            return {
+                name: job.pods[self._pod(name)]
+                for name in self.names
+                if self._pod(name) in job.pods
+            }
+        return {}
 
     def launcher(self, name: str) -> int | None:
         """Return the pid of a pod's first process."""
         pod = self.pods.get(name)
-        return pod.process.pid if pod and pod.process else None
+        if pod and pod.process:
+            return pod.process.pid
+        return None
 
     def trainer(self, name: str) -> int | None:
-        """Return the pid of the process that trains in a worker's pod; the launcher's first child only loads torch."""
+        """Return the pid of the process that trains in a worker's pod; the launcher's first child
+        only loads torch."""
         launcher = self.launcher(name)
-        return next(iter(children_of(launcher)[1:]), None) if launcher else None
+        if launcher:
+            return next(iter(children_of(launcher)[1:]), None)
+        return None
 
     def processes(self, name: str) -> list[int]:
         launcher = self.launcher(name)
-        return [launcher, *children_of(launcher)] if launcher else []
+        if launcher:
+            return [launcher, *children_of(launcher)]
+        return []
 
     def state(self, name: str) -> str:
         """Return the state of a pod: a key of screen.STYLES."""
         if not self.launcher(name):
             return "dead"
+
         if name == COORDINATOR:
-            return "serving" if self.accepts_connections() else "recovering" if self.group_count else "starting"
+            if self.accepts_connections():
+                return "serving"
+            if self.group_count:
+                return "recovering"
+            return "starting"
+
         pid = self.trainer(name)
         if pid is None or not self.group_count:
-            return "dead" if self.group_count else "starting"
+            if self.group_count:
+                return "dead"
+            return "starting"
+
         if is_stopped(pid):
             return "stopped"
-        return "training" if name in self.members else "recovering"
+        if name in self.members:
+            return "training"
+
+        return "recovering"
 
     def accepts_connections(self) -> bool:
         pid = self.launcher(COORDINATOR)
@@ -153,7 +200,9 @@ class Training:
             job = self.cluster.find("PyTorchJob", self.name)
             with suppress(OSError):
                 port = port_of(job, "Master") if job else PORT
-                socket.create_connection((self.cluster.address(self._pod(COORDINATOR)), port), 0.05).close()
+                socket.create_connection(
+                    (self.cluster.address(self._pod(COORDINATOR)), port), 0.05
+                ).close()
                 self._answering_pid = pid
         return pid is not None and pid == self._answering_pid
 
@@ -164,18 +213,23 @@ class Training:
         steps: list[int] = []
         for log in self._logs:
             for line in log.read_lines():
-                if group := GENERATION.search(line):
+                group = GENERATION.search(line)
+                if group:
                     self.group_count += 1
-                    self.members = tuple(name.removeprefix(f"{self.name}-") for name in group[1].split())
+                    self.members = tuple(
+                        name.removeprefix(f"{self.name}-") for name in group[1].split()
+                    )
                 elif resumed := RESUMED.search(line):
                     self.resumed_steps.append(int(resumed[1] or resumed[2]))
                 elif progress := PROGRESS.search(line):
                     steps.append(int(progress[1]))
+
         for path in self.memory.glob("rekindle-*"):
             step = snapshot_file.newest_step(path)
             if step >= 0 and step != self._snapshot_steps.get(path):
                 self._snapshot_steps[path] = step
                 steps.append(step)
+
         self.repeated_steps += [step for step in steps if step < self.step - TOLERATED_LAG]
         self.step = max([self.step, *steps])
 
@@ -184,7 +238,8 @@ class Tail:
     """Reads the complete new lines of a file that other processes append to."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, 0
+        self.path = path
+        self.offset = 0
 
     def read_lines(self) -> list[str]:
         try:
@@ -201,7 +256,9 @@ def children_of(pid: int) -> list[int]:
     """Return the pids of the living children of all threads of a process."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+        return [
+            int(child) for thread in threads for child in (thread / "children").read_text().split()
+        ]
     except (FileNotFoundError, ProcessLookupError):
         return []
 

@@ -4,8 +4,8 @@
         ...                                 # update the recording
         view.tick()                         # often
 
-A terminal shows the picture, which redraws itself; any other output gets plain lines. Times are seconds of
-`time.monotonic()`.
+A terminal shows the picture, which redraws itself; any other output gets plain lines. Times are
+seconds of `time.monotonic()`.
 """
 
 import time
@@ -30,7 +30,8 @@ from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration
 from argolocal.view.display import is_terminal
 
-# state of a process → its character and style; a column with several states shows the first of this order
+# state of a process → its character and style; a column with several states shows the first of this
+# order
 STYLES = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
@@ -68,17 +69,31 @@ class AttackRecord:
         return self.next_step_after_s is not None and self.back_after_s is not None
 
     def as_object(self) -> dict[str, Any]:
-        attack = {"seconds": round(self.seconds, 3), "attack": self.description, "victims": list(self.victims)}
+        attack = {
+            "seconds": round(self.seconds, 3),
+            "attack": self.description,
+            "victims": list(self.victims),
+        }
         times = {"next_step_seconds": self.next_step_after_s, "back_seconds": self.back_after_s}
         rounded = {name: value and round(value, 3) for name, value in times.items()}
         return attack | {"step": self.step} | rounded | {"steps_lost": self.lost_steps}
 
     def outcome(self) -> str:
-        """Return the consequences as text: `next step after 0.07 s, nothing lost; back after 0.6 s`."""
+        """Return the consequences as text: `next step after 0.07 s, nothing lost; back after 0.6
+        s`."""
         if self.next_step_after_s is None:
             return "…"
-        lost = f"{self.lost_steps} step{'s' * (self.lost_steps > 1)} lost" if self.lost_steps else "nothing lost"
-        back = f"; back after {self.back_after_s:.1f} s" if self.back_after_s is not None else ""
+
+        if self.lost_steps:
+            lost = f"{self.lost_steps} step{'s' * (self.lost_steps > 1)} lost"
+        else:
+            lost = "nothing lost"
+
+        if self.back_after_s is not None:
+            back = f"; back after {self.back_after_s:.1f} s"
+        else:
+            back = ""
+
         return f"next step after {self.next_step_after_s:.2f} s, {lost}{back}"
 
 
@@ -93,11 +108,14 @@ class Run:
     ended: float = 0.0
     step: int = 0
     sha256: str = ""
-    steps: list[tuple[float, int]] = field(default_factory=list)  # (time, newest step) at each change
+    # (time, newest step) at each change
+    steps: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
-        return (self.ended or time.monotonic()) - self.began if self.began else 0.0
+        if self.began:
+            return (self.ended or time.monotonic()) - self.began
+        return 0.0
 
     def record_step(self, step: int) -> None:
         self.began = self.began or time.monotonic()
@@ -106,15 +124,21 @@ class Run:
             self.steps.append((time.monotonic(), step))
 
     def finish(self, sha256: str) -> None:
-        self.ended, self.sha256, self.step = time.monotonic(), sha256, self.total
+        self.ended = time.monotonic()
+        self.sha256 = sha256
+        self.step = self.total
 
     def speed(self, since: float, until: float) -> float:
         """Steps per second between two times."""
-        return (self._step_at(until) - self._step_at(since)) / (until - since) if until > since else 0.0
+        if until > since:
+            return (self._step_at(until) - self._step_at(since)) / (until - since)
+        return 0.0
 
     def _step_at(self, moment: float) -> int:
         count = bisect_right(self.steps, moment, key=itemgetter(0))
-        return self.steps[count - 1][1] if count else 0
+        if count:
+            return self.steps[count - 1][1]
+        return 0
 
 
 @dataclass
@@ -142,7 +166,11 @@ class Recording:
     @property
     def healthy(self) -> bool:
         """True if every process has recovered from every attack."""
-        return self.training and self.states <= HEALTHY_STATES and all(attack.settled for attack in self.attacks)
+        return (
+            self.training
+            and self.states <= HEALTHY_STATES
+            and all(attack.settled for attack in self.attacks)
+        )
 
     @property
     def states(self) -> set[str]:
@@ -150,7 +178,11 @@ class Recording:
 
     @property
     def recoveries(self) -> list[float]:
-        return [attack.next_step_after_s for attack in self.attacks if attack.next_step_after_s is not None]
+        return [
+            attack.next_step_after_s
+            for attack in self.attacks
+            if attack.next_step_after_s is not None
+        ]
 
     @property
     def lost_steps(self) -> int:
@@ -180,8 +212,11 @@ class Lines:
     """One line per event, and one every five seconds of training."""
 
     def __init__(self, recording: Recording, out: TextIO) -> None:
-        self.recording, self.out = recording, out
-        self.activity, self.written_at, self.reported_attacks = "", time.monotonic(), 0
+        self.recording = recording
+        self.out = out
+        self.activity = ""
+        self.written_at = time.monotonic()
+        self.reported_attacks = 0
         self.finished: list[Run] = []
         self.is_over = False
 
@@ -190,17 +225,26 @@ class Lines:
         if recording.activity != self.activity:
             self.activity = recording.activity
             self._write(self.activity)
+
         for attack in recording.attacks[self.reported_attacks :]:
             if not (attack.settled or recording.disturbed.ended):
                 break
-            self._write(f"{attack.seconds:5.1f} s  {attack.description} at step {attack.step} → {attack.outcome()}")
+
+            self._write(
+                f"{attack.seconds:5.1f} s  {attack.description} at step {attack.step} →"
+                f" {attack.outcome()}"
+            )
             self.reported_attacks += 1
+
         for run in (recording.undisturbed, recording.disturbed):
             if run.ended and run not in self.finished:
                 self.finished.append(run)
-                self._write(f"{run.name}: {run.step} steps in {duration(run.seconds)}, sha256 {run.sha256}")
+                self._write(
+                    f"{run.name}: {run.step} steps in {duration(run.seconds)}, sha256 {run.sha256}"
+                )
             elif run.began and not run.ended and time.monotonic() - self.written_at >= 5:
                 self._write(f"{run.name}: step {run.step}/{run.total}")
+
         if recording.equal is not None and not self.is_over:
             self.is_over = True
             self._write(summary(recording))
@@ -216,13 +260,15 @@ class Picture:
     """Both trainings, a timeline of every process, and a table of the last attacks."""
 
     def __init__(self, recording: Recording, console: Console) -> None:
-        self.recording, self.console = recording, console
+        self.recording = recording
+        self.console = console
 
     def tick(self) -> None:
         """Do nothing: the live display redraws by itself."""
 
     def draw(self) -> Group:
-        recording, elements = self.recording, list[Any]()
+        recording = self.recording
+        elements = list[Any]()
         if recording.activity and not recording.undisturbed.began:
             elements.append(Text(recording.activity, "dim"))
         if recording.undisturbed.began:
@@ -239,56 +285,96 @@ class Picture:
             if not run.began:
                 table.add_row(Text(run.name, "dim"))
                 continue
+
             now = time.monotonic()
-            speed = run.speed(max(run.began, now - 2), now) if not run.ended else run.step / run.seconds
-            bar = ProgressBar(run.total, run.step, width=24, complete_style="cyan", finished_style="green")
+            if not run.ended:
+                speed = run.speed(max(run.began, now - 2), now)
+            else:
+                speed = run.step / run.seconds
+
+            bar = ProgressBar(
+                run.total, run.step, width=24, complete_style="cyan", finished_style="green"
+            )
             table.add_row(
-                Text(run.name, "bold"), bar, f"{run.step:>{len(str(run.total))}}/{run.total}",
-                f"{speed:3.0f} steps/s", Text(duration(run.seconds), "dim"),
-            )  # fmt: skip
+                Text(run.name, "bold"),
+                bar,
+                f"{run.step:>{len(str(run.total))}}/{run.total}",
+                f"{speed:3.0f} steps/s",
+                Text(duration(run.seconds), "dim"),
+            )
+
         return table
 
     def _timelines(self) -> Table:
-        run, columns = self.recording.disturbed, max(20, min(self.console.width - 30, 100))
-        spans = list(pairwise(run.began + run.seconds * edge / columns for edge in range(columns + 1)))
+        run = self.recording.disturbed
+        columns = max(20, min(self.console.width - 30, 100))
+        spans = list(
+            pairwise(run.began + run.seconds * edge / columns for edge in range(columns + 1))
+        )
         table = Table.grid(padding=(0, 2))
+
         for process, history in list(self.recording.timelines.items()):
-            hits = [run.began + attack.seconds for attack in self.recording.attacks if process in attack.victims]
+            hits = [
+                run.began + attack.seconds
+                for attack in self.recording.attacks
+                if process in attack.victims
+            ]
+
             styles = [
-                ATTACK_STYLE if any(a <= hit < b for hit in hits) else STYLES[most_severe_state(history, a, b)]
+                (
+                    ATTACK_STYLE
+                    if any(a <= hit < b for hit in hits)
+                    else STYLES[most_severe_state(history, a, b)]
+                )
                 for a, b in spans
             ]
+
             current_state = history[-1][1]
-            runs = [("".join(sign for sign, _ in same), style) for style, same in groupby(styles, itemgetter(1))]
-            table.add_row(process, Text.assemble(*runs), Text(current_state, STYLES[current_state][1]))
+            runs = [
+                ("".join(sign for sign, _ in same), style)
+                for style, same in groupby(styles, itemgetter(1))
+            ]
+            table.add_row(
+                process, Text.assemble(*runs), Text(current_state, STYLES[current_state][1])
+            )
+
         speeds = [run.speed(*span) for span in spans]
         top_speed = max([*speeds, 1e-9])
         line = "".join(BLOCKS[min(8, round(8 * speed / top_speed))] for speed in speeds)
-        table.add_row(Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top_speed:.0f}", "dim"))
+        table.add_row(
+            Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top_speed:.0f}", "dim")
+        )
+
         return table
 
     def _attacks(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for title in ("", "attack", "at step", "next step", "lost", "back"):
-            table.add_column(title, justify="left" if title in ("attack", "lost") else "right", no_wrap=True)
+            table.add_column(
+                title, justify="left" if title in ("attack", "lost") else "right", no_wrap=True
+            )
+
         for attack in self.recording.attacks[-max(4, self.console.height - 24) :]:
             times = [
                 f"[green]{took:.2f} s" if took is not None else "…"
                 for took in (attack.next_step_after_s, attack.back_after_s)
             ]
-            lost = (
-                "…"
-                if attack.next_step_after_s is None
-                else f"[yellow]{attack.lost_steps}"
-                if attack.lost_steps
-                else "[green]nothing"
-            )
+            if attack.next_step_after_s is None:
+                lost = "…"
+            else:
+                if attack.lost_steps:
+                    lost = f"[yellow]{attack.lost_steps}"
+                else:
+                    lost = "[green]nothing"
+
             start = f"[dim]{attack.seconds:.1f} s"
             table.add_row(start, attack.description, str(attack.step), times[0], lost, times[1])
+
         return table
 
     def _conclusion(self) -> Panel:
-        recording, colour = self.recording, "green" if self.recording.equal else "red"
+        recording = self.recording
+        colour = "green" if self.recording.equal else "red"
         width = max(len(run.name) for run in (recording.undisturbed, recording.disturbed))
         text = Text()
         for run in (recording.undisturbed, recording.disturbed):
@@ -305,12 +391,19 @@ def most_severe_state(history: list[tuple[float, str]], since: float, until: flo
 
 
 def summary(recording: Recording) -> str:
-    """Return `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`, for example."""
-    times, lost = recording.recoveries, recording.lost_steps
-    took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)" if times else ""
+    """Return `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`, for
+    example."""
+    times = recording.recoveries
+    lost = recording.lost_steps
+    if times:
+        took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)"
+    else:
+        took = ""
     facts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
     return "; ".join(filter(None, facts))
 
 
 def conclusion(recording: Recording) -> str:
-    return "EQUAL: the same weights, bit for bit" if recording.equal else "DIFFERENT: the weights are not the same"
+    if recording.equal:
+        return "EQUAL: the same weights, bit for bit"
+    return "DIFFERENT: the weights are not the same"

@@ -1,6 +1,8 @@
-"""Catches up on missed runs of a schedule, several at a time. All state is in the runs: `kill -9` loses nothing.
+"""Catches up on missed runs of a schedule, several at a time. All state is in the runs: `kill -9`
+loses nothing.
 
-The models of such runs are evaluated and recorded, but never released: the gate reads the parameter `backfill`.
+The models of such runs are evaluated and recorded, but never released: the gate reads the parameter
+`backfill`.
 """
 
 import subprocess
@@ -24,7 +26,8 @@ from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError
 from rekindle.view.history.missed_runs import MissedRun
 
-POLL_INTERVAL_S, CLUSTER_POLL_INTERVAL_S = 0.5, 5.0
+POLL_INTERVAL_S = 0.5
+CLUSTER_POLL_INTERVAL_S = 5.0
 FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
 
 
@@ -34,7 +37,8 @@ def backfill(
     parallel: int,
     log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Execute the runs, `parallel` at a time; return a row per run, in order. A failure does not stop other runs."""
+    """Execute the runs, `parallel` at a time; return a row per run, in order. A failure does not
+    stop other runs."""
 
     def run_one(run: MissedRun) -> dict[str, Any]:
         log(f"{run.name} is the run of {run.time:%Y-%m-%d %H:%M} UTC")
@@ -52,26 +56,37 @@ def backfill(
 
 
 def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, Any]:
-    """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it cannot start."""
+    """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it
+    cannot start."""
     files = RunFiles(home, run.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
-    log, is_tried = home / FOLDER / f"{run.name}.log", False
+    log = home / FOLDER / f"{run.name}.log"
+    is_tried = False
+
     while True:
         if files.runner():  # of another backfill, or of one that was killed
             time.sleep(POLL_INTERVAL_S)
             continue
+
         is_created = (files.root / "manifest.yaml").exists()
         # the name has only the start of the hash
         if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
             raise ConfigError(
-                f"{run.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
+                f"{run.name} belongs to another config: remove the run (`rekindle prune`), or"
+                " change the name."
             )
+
         status = files.load()[0]
         if is_created and (is_tried or status.get("phase") == "Succeeded"):
             return status
+
         if is_tried:
-            raise ConfigError(f"{run.name} did not start. {log.read_text().splitlines()[-1].removeprefix('error: ')}")
+            raise ConfigError(
+                f"{run.name} did not start."
+                f" {log.read_text().splitlines()[-1].removeprefix('error: ')}"
+            )
+
         _rekindle(log, *(["resume", run.name] if is_created else _first_run(home, manifest, run)))
         is_tried = not files.runner()  # else another backfill has started the run at the same time
 
@@ -87,7 +102,11 @@ def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str
 
 def _manifest_hash(workflow: dict[str, Any]) -> str:
     parameters = workflow["spec"]["arguments"]["parameters"]
-    return next(str(parameter.get("value")) for parameter in parameters if parameter["name"] == "manifest_hash")
+    return next(
+        str(parameter.get("value"))
+        for parameter in parameters
+        if parameter["name"] == "manifest_hash"
+    )
 
 
 def _rekindle(log: Path, *arguments: str) -> None:
@@ -97,9 +116,11 @@ def _rekindle(log: Path, *arguments: str) -> None:
 
 
 def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str, Any]:
-    """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError, ApiError."""
+    """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError,
+    ApiError."""
     try:
-        if not (existing := cluster.find(workflows.WORKFLOWS, run.name)):
+        existing = cluster.find(workflows.WORKFLOWS, run.name)
+        if not existing:
             workflow = workflows.scheduled_workflow(cluster, schedule, run.parameters)
             workflow["metadata"]["name"] = run.name
             workflows.submit(cluster, workflow)
@@ -110,22 +131,30 @@ def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str,
         existing = cluster.find(workflows.WORKFLOWS, run.name)
         if not existing or (existing.get("status") or {}).get("phase") in FAILED:
             raise
-    while (status := workflows.read(cluster, run.name).get("status") or {}).get("phase") not in COMPLETED:
+
+    while (status := workflows.read(cluster, run.name).get("status") or {}).get(
+        "phase"
+    ) not in COMPLETED:
         time.sleep(CLUSTER_POLL_INTERVAL_S)
+
     return status
 
 
-def select_executor(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None) -> Any:
+def select_executor(
+    home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None
+) -> Any:
     """Return the function that starts or resumes a missed run.
 
     Raises ConfigError if the schedule on the cluster has another config.
     """
     if not cluster:
         return partial(run_here, home, manifest)
+
     annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
     if annotations.get(workflows.SHA256) != manifest_sha256(manifest):
         raise ConfigError(
-            f"the schedule {schedule} on the cluster has another config: apply the given config with `rekindle "
-            "schedule CONFIG` first, or give the config of the schedule."
+            f"the schedule {schedule} on the cluster has another config: apply the given config"
+            " with `rekindle schedule CONFIG` first, or give the config of the schedule."
         )
+
     return partial(run_on_cluster, cluster, schedule)

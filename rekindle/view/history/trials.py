@@ -1,6 +1,7 @@
 """The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
-python -m rekindle.view.history.trials WORKFLOW SWEEP TARIFF     in a pod: the result of `trials_here` as JSON
+python -m rekindle.view.history.trials WORKFLOW SWEEP TARIFF     in a pod: the result of
+`trials_here` as JSON
 """
 
 import json
@@ -34,11 +35,14 @@ def trials_here(home: Path, name: str) -> Trials:
     Raises ConfigError if the run is not a sweep.
     """
     workflow = RunFiles(home, name).workflow()
-    return _read(LocalCluster(home).store(), name, _sweep_section(name, workflow["spec"]), _tariff(workflow))
+    return _read(
+        LocalCluster(home).store(), name, _sweep_section(name, workflow["spec"]), _tariff(workflow)
+    )
 
 
 def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
-    """Return the trials of a run on a cluster; a pod reads them. Raises ConfigError, ApiError, RekindleError."""
+    """Return the trials of a run on a cluster; a pod reads them. Raises ConfigError, ApiError,
+    RekindleError."""
     from rekindle.cluster import remote, workflows
 
     workflow = workflows.read(cluster, name)
@@ -59,7 +63,8 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
     section = recorded_config({"metadata": {"name": name}, "spec": spec}).get("sweep")
     if not section:
         raise ConfigError(
-            f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status` lists runs."
+            f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"
+            " lists runs."
         )
     return section
 
@@ -67,17 +72,30 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
 def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
-    rows, untried = report.rows(study), report.describe_untried(study)
+    rows = report.rows(study)
+    untried = report.describe_untried(study)
     result = {"trials": rows, "hours": study.hours(), "untried": untried}
+
     if not tariff:
         return result | {"table": [*report.table(study), *untried]}
+
     bills = trial_bills(study, tariff)
     costs = {number: bill.total for number, bill in bills.items()}
-    words = f"All trials, without the start of their pods, cost {money(sum(costs.values()), tariff.prices.currency)}"
-    if losses := total_amounts(bills.values()).get("losses"):
+    words = (
+        "All trials, without the start of their pods, cost"
+        f" {money(sum(costs.values()), tariff.prices.currency)}"
+    )
+
+    losses = total_amounts(bills.values()).get("losses")
+    if losses:
         words += f", {amount(losses)} of it for losses"
+
     trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
-    return result | {"trials": trials, "table": [*report.table(study, costs), *untried, "", f"{words}."]}
+
+    return result | {
+        "trials": trials,
+        "table": [*report.table(study, costs), *untried, "", f"{words}."],
+    }
 
 
 if __name__ == "__main__":

@@ -1,1 +1,2 @@
-"""Forecast of a run: its tasks, time, resources and release, without starting anything (`rekindle plan`)."""
+"""Forecast of a run: its tasks, time, resources and release, without starting anything (`rekindle
+plan`)."""

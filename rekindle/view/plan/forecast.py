@@ -1,4 +1,5 @@
-"""Combines the parts of a forecast: tasks, reasons, times, resources and releases of the next run."""
+"""Combines the parts of a forecast: tasks, reasons, times, resources and releases of the next
+run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 NO_CACHE = Reason("the cache is not used")
-REFERENCED_KINDS = {  # kinds of objects that a manifest may refer to
+# kinds of objects that a manifest may refer to
+REFERENCED_KINDS = {
     "WorkflowTemplate": TEMPLATES,
-    "ClusterWorkflowTemplate": Resource("argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False),
+    "ClusterWorkflowTemplate": Resource(
+        "argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False
+    ),
     "ConfigMap": Resource("v1", "configmaps"),
 }
 
@@ -79,16 +83,26 @@ class Forecast:
     @property
     def unconditional_cost(self) -> float | None:
         """Return the cost without tasks that depend on conditions; None without prices."""
-        costs = [row.usage.cost for row in self.rows if row.status == RUNS and row.usage.cost is not None]
-        return sum(costs) if costs else None
+        costs = [
+            row.usage.cost for row in self.rows if row.status == RUNS and row.usage.cost is not None
+        ]
+        if costs:
+            return sum(costs)
+        return None
 
     def runs_anything(self) -> bool:
-        """Return True if a task would run or may run, except in the exit handler, which every run has."""
-        return any(row.status in (RUNS, CONDITIONAL) for row in self.rows if not row.task.startswith(EXIT_PATH))
+        """Return True if a task would run or may run, except in the exit handler, which every run
+        has."""
+        return any(
+            row.status in (RUNS, CONDITIONAL)
+            for row in self.rows
+            if not row.task.startswith(EXIT_PATH)
+        )
 
 
 class Sources:
-    """The sources of a forecast: the home of this machine, or a cluster; the object store, if it can be read."""
+    """The sources of a forecast: the home of this machine, or a cluster; the object store, if it
+    can be read."""
 
     def __init__(self, home: Path, cluster: Cluster | None) -> None:
         self.home, self.cluster, self.notes = home, cluster, list[str]()
@@ -110,39 +124,54 @@ class Sources:
             return []
 
     def object_finder(self, objects: Iterable[Mapping[str, Any]]) -> Any:
-        """Return a function that finds an object by kind and name: in `objects`, else in the home or the cluster."""
+        """Return a function that finds an object by kind and name: in `objects`, else in the home
+        or the cluster."""
         find = find_in(objects)
 
         def find_anywhere(kind: str, name: str) -> Any:
-            if found := find(kind, name):
+            found = find(kind, name)
+            if found:
                 return found
             if not self.cluster:
                 return LocalCluster(self.home).find(kind, name)
-            return self.cluster.find(REFERENCED_KINDS[kind], name) if kind in REFERENCED_KINDS else None
+            if kind in REFERENCED_KINDS:
+                return self.cluster.find(REFERENCED_KINDS[kind], name)
+            return None
 
         return find_anywhere
 
-    def look_up(self, manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> list[CacheResult]:
+    def look_up(
+        self, manifest: Mapping[str, Any], parameters: Mapping[str, str]
+    ) -> list[CacheResult]:
         if not self.store or any(shape_errors(manifest)) or not lookup.has_reuse(manifest):
             return []
+
         on_cluster = self.cluster is not None
         if not on_cluster:
             reuse.set_bucket()
-        open_bucket = None if on_cluster else lambda name: cast("Store", reuse.readable_store(self.home, bucket=name))
+
+        def open_store(name: str) -> Store:
+            return cast("Store", reuse.readable_store(self.home, bucket=name))
+
+        open_bucket = None if on_cluster else open_store
+
         try:
             return lookup.look_up(
-                manifest, parameters, self.store, on_cluster=on_cluster, open_bucket=open_bucket, read_only=True
+                manifest,
+                parameters,
+                self.store,
+                on_cluster=on_cluster,
+                open_bucket=open_bucket,
+                read_only=True,
             )
         except RekindleError as error:
             self.notes.append(f"the cache cannot be read: {error}")
             return []
 
     def champion(self, model: str) -> releases.Champion:
-        return (
-            releases.cluster_champion(self.cluster, model)
-            if self.cluster
-            else releases.local_champion(self.home, model)
-        )
+        if self.cluster:
+            return releases.cluster_champion(self.cluster, model)
+        return releases.local_champion(self.home, model)
 
 
 def forecast(
@@ -152,23 +181,37 @@ def forecast(
     other_objects: Iterable[Mapping[str, Any]] = (),
     use_cache: bool = True,
 ) -> Forecast:
-    """Forecast the run of a manifest with `parameters`. Raises ConfigError if the manifest is invalid."""
+    """Forecast the run of a manifest with `parameters`. Raises ConfigError if the manifest is
+    invalid."""
     find = sources.object_finder(other_objects)
     workflow = manifests.workflow(manifest, parameters, find, for_this_machine=not sources.cluster)
     workflow = store_templates(workflow, find, lambda spec, path: None)
-    results = sources.look_up(manifest, parameters) if use_cache and CACHED not in parameters else []
+
+    if use_cache and CACHED not in parameters:
+        results = sources.look_up(manifest, parameters)
+    else:
+        results = []
+
     by_task = {result.task: result for result in results}
     tree = Tree(workflow, lookup.cached_parameter(manifest, results) if results else "")
     prefix = _prefix(manifest)
+
     has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
-    former_runs = sources.former_runs(workflow, prefix) if has_running_tasks else []
+    if has_running_tasks:
+        former_runs = sources.former_runs(workflow, prefix)
+    else:
+        former_runs = []
+
     estimates = timing.Estimates(tree, former_runs, sources.store, not sources.cluster)
     reasons = Reasons(tree, by_task, sources.store, prefix, bool(sources.cluster))
     times = {task.path: estimates.of(task) for task in tree.leaves()}
     overhead_s = timing.overhead(tree, former_runs)
-    total, unconditional_total = (timing.total(tree, times, overhead_s, conditional) for conditional in (True, False))
+    total, unconditional_total = (
+        timing.total(tree, times, overhead_s, conditional) for conditional in (True, False)
+    )
     prices = Prices.load(project.root())
     runtimes = training_runtimes(tree.templates.values())
+
     rows = [
         _row(
             task,
@@ -179,16 +222,32 @@ def forecast(
         )
         for parent, task in _leaves_with_parents(tree)
     ]
+
     requests = {row.path: row.requests for row in rows if row.status in (RUNS, CONDITIONAL)}
     peak = resources.peak(requests, timing.pod_spans(tree, times))
     pods = {row.task: row.pods for row in rows if row.status in (RUNS, CONDITIONAL)}
-    shortages = capacity.find_shortages(sources.cluster, pods, peak) if sources.cluster else []
+
+    if sources.cluster:
+        shortages = capacity.find_shortages(sources.cluster, pods, peak)
+    else:
+        shortages = []
+
     names = [former.name for former in former_runs]
     planned_releases = releases.plan_releases(tree, sources.champion)
     name = prefix.rstrip("-")
     currency = prices.currency if prices else ""
+
     return Forecast(
-        name, rows, total, unconditional_total, names, peak, planned_releases, currency, shortages, sources.notes
+        name,
+        rows,
+        total,
+        unconditional_total,
+        names,
+        peak,
+        planned_releases,
+        currency,
+        shortages,
+        sources.notes,
     )
 
 
@@ -202,14 +261,29 @@ def _leaves_with_parents(tree: Tree) -> list[tuple[Task, Task]]:
     return result
 
 
-def _row(task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None) -> Row:
+def _row(
+    task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None
+) -> Row:
     pods = pods if task.status in (RUNS, CONDITIONAL) else []
     # servers run on after the run; like the cost of a run, the forecast does not include them
-    charged_pods = [] if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")) else pods
+    if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")):
+        charged_pods = []
+    else:
+        charged_pods = pods
+
     charged_seconds = max((time.seconds or 0.0) - time.free_seconds, 0.0)
     usage = resources.resource_seconds(charged_pods, charged_seconds, prices)
+
     return Row(
-        task.path or "main", task.path, task.status, reason, time, task.items, pods, resources.totals(pods), usage
+        task.path or "main",
+        task.path,
+        task.status,
+        reason,
+        time,
+        task.items,
+        pods,
+        resources.totals(pods),
+        usage,
     )
 
 
@@ -230,7 +304,11 @@ def as_json(plan: Forecast) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
 
     def total_as_json(total: Total) -> dict[str, Any]:
-        times = {"seconds": round(total.seconds, 3), "low": round(total.low, 3), "high": round(total.high, 3)}
+        times = {
+            "seconds": round(total.seconds, 3),
+            "low": round(total.low, 3),
+            "high": round(total.high, 3),
+        }
         return times | {"critical_path": total.critical_path}
 
     tasks = [
@@ -240,7 +318,10 @@ def as_json(plan: Forecast) -> dict[str, Any]:
             "reason": row.reason.text,
             "compared_with": row.reason.earlier_result or None,
             "differences": [asdict(difference) for difference in row.reason.differences],
-            "time": asdict(row.time) | ({} if row.time.seconds is not None else {"low": None, "high": None}),
+            "time": (
+                asdict(row.time)
+                | ({} if row.time.seconds is not None else {"low": None, "high": None})
+            ),
             "items": row.items,
             "pods": [_pods_as_json(replicas) for replicas in row.pods],
             "requests": row.requests,
@@ -248,12 +329,15 @@ def as_json(plan: Forecast) -> dict[str, Any]:
         }
         for row in plan.rows
     ]
+
     return {
         "name": plan.name,
         "runs_anything": plan.runs_anything(),
         "tasks": tasks,
         "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
-        "without_conditional_tasks": total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost},
+        "without_conditional_tasks": (
+            total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost}
+        ),
         "former_runs": plan.former_runs,
         "currency": plan.currency or None,
         "peak": plan.peak,

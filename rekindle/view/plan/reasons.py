@@ -29,34 +29,54 @@ class Reason:
 
 
 class Reasons:
-    """Explains the tasks of `tree`. Results of runs whose names start with `prefix` are preferred."""
+    """Explains the tasks of `tree`. Results of runs whose names start with `prefix` are
+    preferred."""
 
     def __init__(
-        self, tree: Tree, results: Mapping[str, CacheResult], store: "Store | None", prefix: str, on_cluster: bool
+        self,
+        tree: Tree,
+        results: Mapping[str, CacheResult],
+        store: "Store | None",
+        prefix: str,
+        on_cluster: bool,
     ) -> None:
-        self.tree, self.results, self.store = tree, results, store
-        self.prefix, self.on_cluster = prefix, on_cluster
+        self.tree = tree
+        self.results = results
+        self.store = store
+        self.prefix = prefix
+        self.on_cluster = on_cluster
 
     def explain(self, parent: Task, task: Task) -> Reason:
         """Return why a task runs, or why it does not run or may not run."""
         if task.status != RUNS:
             return Reason(task.reason)
+
         if task.template.get("memoize"):
-            return Reason("Argo may have memoized its result, which is known only when the task starts")
+            return Reason(
+                "Argo may have memoized its result, which is known only when the task starts"
+            )
+
         if not self.tree.cache_row(task):
             return Reason("never cached")
+
         result = self.results.get(task.name)
         if not result or not self.store:
             return Reason("the cache cannot be read")
-        earlier, found = None, []
+
+        earlier = None
+        found = []
+
         try:
-            facts = result.facts or (lookup.known_facts(result.call, self.on_cluster) if result.call else None)
+            facts = result.facts or (
+                lookup.known_facts(result.call, self.on_cluster) if result.call else None
+            )
             if facts and (earlier := self._newest_entry(facts["step"], task.name)):
                 found = differences(self.store, earlier.facts, facts)
         except NotReusable as error:
             return Reason(str(error))
         except RekindleError:
             found = []
+
         if not result.facts and (upstream := self._running_dependency(parent, task)):
             found.append(Difference("upstream", upstream))
         if not found and result.facts and earlier:
@@ -65,23 +85,29 @@ class Reasons:
             return Reason(result.reason)
         if not earlier and not any(difference.kind == "upstream" for difference in found):
             return Reason("no earlier result")
+
         return Reason(describe(found[0]), earlier.at if earlier else "", found)
 
     def _running_dependency(self, parent: Task, task: Task) -> str:
-        """Return a task that runs and that `task` needs, preferably one that may be cached; "" without such a task."""
-        seen, pending = set(), list(parent.needs.get(task.name, ()))
+        """Return a task that runs and that `task` needs, preferably one that may be cached; ""
+        without such a task."""
+        seen = set()
+        pending = list(parent.needs.get(task.name, ()))
         running = []
+
         while pending:
             name = pending.pop(0)
             if name not in seen:
                 seen.add(name)
                 pending += parent.needs.get(name, ())
                 running += [name] if parent.children[name].status == RUNS else []
+
         reusable = [name for name in running if self.tree.cache_row(parent.children[name])]
         return next(iter(reusable or running), "")
 
     def _newest_entry(self, step: str, task: str) -> entries.Entry | None:
-        """Return the newest entry of a step: of this task in a run of this pipeline, of this pipeline, or of any."""
+        """Return the newest entry of a step: of this task in a run of this pipeline, of this
+        pipeline, or of any."""
         rank = lambda e: (e.workflow.startswith(self.prefix), e.task == task, e.made)  # noqa: E731
         return max((e for e in self._entries_by_step.get(step, ())), key=rank, default=None)
 
@@ -99,7 +125,8 @@ class Reasons:
         try:
             items = sorted(self.store.list(entries.FOLDER), key=lambda item: -item.modified)
             for item in items[:MAX_ENTRIES]:
-                if entry := entries.read(self.store, item.key.removeprefix(entries.FOLDER)):
+                entry = entries.read(self.store, item.key.removeprefix(entries.FOLDER))
+                if entry:
                     yield entry
         except StorageError:
             return
@@ -109,16 +136,24 @@ def describe(difference: Difference) -> str:
     """Describe a difference in a few words, with short values."""
     if difference.kind == "upstream":
         return f"{difference.name} runs"
-    name = "image" if difference.kind == "image" else f"{difference.kind} {difference.name}"
+
+    if difference.kind == "image":
+        name = "image"
+    else:
+        name = f"{difference.kind} {difference.name}"
+
     if difference.before == MISSING:
         return f"{name} is new ({_short(difference.now)})"
     if difference.now == MISSING:
         return f"{name} was removed"
+
     before, now = (" ".join(value.split()) for value in (difference.before, difference.now))
     pairs = enumerate(zip(before, now, strict=False))
-    common = (
-        next((index for index, (a, b) in pairs if a != b), 0) if max(len(before), len(now)) > MAX_VALUE_LENGTH else 0
-    )
+    if max(len(before), len(now)) > MAX_VALUE_LENGTH:
+        common = next((index for index, (a, b) in pairs if a != b), 0)
+    else:
+        common = 0
+
     return f"{name}: {_short(before, common)} → {_short(now, common)}"
 
 
@@ -128,4 +163,6 @@ def _short(value: str, common: int = 0) -> str:
         return value.removeprefix("sha256:")[:8]
     start = max(0, common - MAX_VALUE_LENGTH // 2)
     text = f"…{value[start:]}" if start else value
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
+    if len(text) <= MAX_VALUE_LENGTH:
+        return text
+    return f"{text[: MAX_VALUE_LENGTH - 1]}…"

@@ -1,4 +1,5 @@
-"""Names the models that a run may release, and the champions that they would replace, without starting a service."""
+"""Names the models that a run may release, and the champions that they would replace, without
+starting a service."""
 
 import json
 import os
@@ -13,7 +14,9 @@ from rekindle.errors import RekindleError
 from rekindle.view.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
 
 RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a version of a model
-CHAMPION_QUERY = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = 'champion'"
+CHAMPION_QUERY = (
+    "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = 'champion'"
+)
 
 
 @dataclass(frozen=True)
@@ -40,48 +43,76 @@ class PlannedRelease:
             return f"{self.model}: {condition}; its champion is not known: {self.note}"
         if not self.champion.version:
             return f"{self.model}: {condition}; it would be the first version"
-        place = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
+        if self.champion.endpoint:
+            place = f" at {self.champion.endpoint}"
+        else:
+            place = ""
         return f"{self.model}: {condition}; it would replace version {self.champion.version}{place}"
 
 
 def plan_releases(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
-    """Return the releases of a run. `find` returns the champion of a model, or raises RekindleError."""
+    """Return the releases of a run. `find` returns the champion of a model, or raises
+    RekindleError."""
     releases = []
+
     for task in tree.leaves():
-        model = _model(task) if task.status not in (CACHED_RESULT, SKIPPED) else ""
+        if task.status not in (CACHED_RESULT, SKIPPED):
+            model = _model(task)
+        else:
+            model = ""
+
         if not model:
             continue
+
         try:
             releases.append(PlannedRelease(task.path, model, task.reason, find(model)))
         except (RekindleError, OSError, sqlite3.Error) as error:
             releases.append(PlannedRelease(task.path, model, task.reason, None, str(error)))
+
     return releases
 
 
 def _model(task: Task) -> str:
     """Return the name of the model that a task registers, or ""."""
     outputs = {p["name"] for p in (task.template.get("outputs") or {}).get("parameters") or []}
-    arguments = {p["name"]: p.get("value") for p in (task.call.get("arguments") or {}).get("parameters") or []}
-    return str(arguments.get("name", "")) if outputs >= RELEASE_OUTPUTS else ""
+    arguments = {
+        p["name"]: p.get("value")
+        for p in (task.call.get("arguments") or {}).get("parameters") or []
+    }
+    if outputs >= RELEASE_OUTPUTS:
+        return str(arguments.get("name", ""))
+    return ""
 
 
 def local_champion(home: Path, model: str) -> Champion:
-    """Return the champion in this home, from the database of the embedded MLflow; or from MLFLOW_TRACKING_URI."""
+    """Return the champion in this home, from the database of the embedded MLflow; or from
+    MLFLOW_TRACKING_URI."""
     service = home / "objects/Service" / f"{model}.json"
-    port = json.loads(service.read_text())["spec"]["ports"][0]["port"] if service.exists() else None
+    if service.exists():
+        port = json.loads(service.read_text())["spec"]["ports"][0]["port"]
+    else:
+        port = None
+
     endpoint = f"http://127.0.0.1:{port}" if port else ""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         return Champion(_tracked_version(model), endpoint)
+
     database = home / "mlflow.db"
     if not database.exists():
         return Champion()
+
     with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         row = connection.execute(CHAMPION_QUERY, [model]).fetchone()
-    return Champion(str(row[0]), endpoint) if row else Champion()
+
+    if row:
+        return Champion(str(row[0]), endpoint)
+
+    return Champion()
 
 
 def cluster_champion(cluster: Cluster, model: str) -> Champion:
-    """Return the champion of a cluster's models, if MLFLOW_TRACKING_URI is set. Raises RekindleError."""
+    """Return the champion of a cluster's models, if MLFLOW_TRACKING_URI is set. Raises
+    RekindleError."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
     version = _tracked_version(model)
@@ -96,4 +127,6 @@ def _tracked_version(model: str) -> str:
 
     os.environ.setdefault(RETRIES, "1")  # a plan is complete without the champion
     release = tracking.champion(model)
-    return release.version if release else ""
+    if release:
+        return release.version
+    return ""

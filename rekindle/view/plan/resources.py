@@ -30,7 +30,8 @@ class ResourceSeconds:
 
 
 def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
-    """Return the pods of a task. Each item of a loop counts; an unknown number of items counts as one.
+    """Return the pods of a task. Each item of a loop counts; an unknown number of items counts as
+    one.
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
@@ -48,17 +49,25 @@ def totals(replicas: Iterable[Replicas]) -> dict[str, float]:
     return result
 
 
-def resource_seconds(replicas: Iterable[Replicas], seconds: float, prices: Prices | None) -> ResourceSeconds:
-    """Return the requests of pods for `seconds`. As in the cost of a run, the pods of Argo itself are free."""
+def resource_seconds(
+    replicas: Iterable[Replicas], seconds: float, prices: Prices | None
+) -> ResourceSeconds:
+    """Return the requests of pods for `seconds`. As in the cost of a run, the pods of Argo itself
+    are free."""
     result = ResourceSeconds(cost=0.0 if prices else None)
     for item in replicas:
         cpu, gib, gpu = (item.count * value for value in item.pod.resource_seconds(seconds))
-        cost = item.count * prices.pod_cost(item.pod, seconds) if prices and not item.is_executor else None
+        if prices and not item.is_executor:
+            cost = item.count * prices.pod_cost(item.pod, seconds)
+        else:
+            cost = None
         result += ResourceSeconds(cpu, gib, gpu, cost)
     return result
 
 
-def peak(requested: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]) -> dict[str, float]:
+def peak(
+    requested: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]
+) -> dict[str, float]:
     """Return the maximum of each resource over the run, if each task (by path) runs in its span."""
     changes = [(span.start, 1, path) for path, span in spans.items()]
     changes += [(span.end, -1, path) for path, span in spans.items()]

@@ -1,6 +1,8 @@
-"""The tasks of a manifest as a tree, and whether each will run, as far as this is known before the run.
+"""The tasks of a manifest as a tree, and whether each will run, as far as this is known before the
+run.
 
-A path is the name of a node without the name of its run, as Argo writes it: `decide.ship.release`, `[0].check`.
+A path is the name of a node without the name of its run, as Argo writes it: `decide.ship.release`,
+`[0].check`.
 """
 
 import json
@@ -19,9 +21,16 @@ from rekindle.cache.key import UnknownKey
 from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, step_call_of
 from rekindle.keys import CACHED, REUSED_MODELS, cached_name
 
-RUNS, CACHED_RESULT, CONDITIONAL, SKIPPED = "runs", "cached", "conditional", "skipped"
-OUTPUT = re.compile(r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
-STEP_OUTPUT = re.compile(r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)")
+RUNS = "runs"
+CACHED_RESULT = "cached"
+CONDITIONAL = "conditional"
+SKIPPED = "skipped"
+OUTPUT = re.compile(
+    r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
+)
+STEP_OUTPUT = re.compile(
+    r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
+)
 CACHE_CONDITION = re.compile(
     r"'\{\{=sprig\.regexFind\('[^']*', "
     rf"jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
@@ -45,8 +54,10 @@ class Task:
     reason: str = ""
     items: int | None = 1  # number of loop items; None if it is known only at run time
     children: dict[str, "Task"] = field(default_factory=dict)  # by name in the template
-    needs: dict[str, list[str]] = field(default_factory=dict)  # child → children that end before it starts
-    repeats: str = ""  # path of the outer task with the same template, which calls itself and is not followed further
+    # child → children that end before it starts
+    needs: dict[str, list[str]] = field(default_factory=dict)
+    # path of the outer task with the same template, which calls itself and is not followed further
+    repeats: str = ""
 
     def leaves(self) -> Iterator["Task"]:
         """Yield the tasks that create pods, in the order of the manifest."""
@@ -65,12 +76,18 @@ class Tree:
         self.templates = {template["name"]: template for template in spec["templates"]}
         self.templates |= workflow.get("storedTemplates") or {}
         parameters = (spec.get("arguments") or {}).get("parameters") or []
-        self.scope: Scope = {f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p}
-        self.cached: dict[str, Any] = json.loads(cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}")
+        self.scope: Scope = {
+            f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p
+        }
+        self.cached: dict[str, Any] = json.loads(
+            cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
+        )
         self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, {})
-        self.root.status, self.root.reason = RUNS, ""
+        self.root.status = RUNS
+        self.root.reason = ""
         self._classify(self.root)
         self.exit: Task | None = None
+
         if spec.get("onExit"):
             scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
             self.exit = self._task(EXIT_PATH, EXIT_PATH, {"template": spec["onExit"]}, scope, {})
@@ -79,36 +96,71 @@ class Tree:
     def leaves(self) -> list[Task]:
         return [*self.root.leaves(), *(self.exit.leaves() if self.exit else ())]
 
-    def _task(self, path: str, name: str, call: Mapping[str, Any], scope: Scope, outer: Mapping[str, str]) -> Task:
+    def _task(
+        self, path: str, name: str, call: Mapping[str, Any], scope: Scope, outer: Mapping[str, str]
+    ) -> Task:
         """Return a task with its children. `outer`: path of each outer task, by its template."""
         template = call.get("inline") or self.templates.get(str(call.get("template"))) or {}
-        task = Task(path, name, call, template, scope, repeats=outer.get(call.get("template", ""), ""))
-        groups = [[t] for t in template["dag"]["tasks"]] if "dag" in template else template.get("steps") or []
+        task = Task(
+            path, name, call, template, scope, repeats=outer.get(call.get("template", ""), "")
+        )
+
+        if "dag" in template:
+            groups = [[t] for t in template["dag"]["tasks"]]
+        else:
+            groups = template.get("steps") or []
+
         if not groups or task.repeats:
             return task
-        outer = {**outer, call["template"]: path or "main"} if "template" in call else outer
+
+        if "template" in call:
+            outer = {**outer, call["template"]: path or "main"}
+        else:
+            outer = outer
+
         inner_scope = self._inner_scope(call, template, scope)
         by_name = {child["name"]: child for group in groups for child in group}
         earlier: list[str] = []
+
         for number, group in enumerate(groups):
             for child in group:
                 prefix = f"{path}[{number}]" if "steps" in template else path
-                child_path = f"{prefix}.{child['name']}" if prefix else child["name"]
-                task.children[child["name"]] = self._task(child_path, child["name"], child, inner_scope, outer)
+                if prefix:
+                    child_path = f"{prefix}.{child['name']}"
+                else:
+                    child_path = child["name"]
+
+                task.children[child["name"]] = self._task(
+                    child_path, child["name"], child, inner_scope, outer
+                )
                 is_step = "steps" in template
-                task.needs[child["name"]] = list(earlier) if is_step else dependencies(dict(child), by_name)[0]
+                task.needs[child["name"]] = (
+                    list(earlier) if is_step else dependencies(dict(child), by_name)[0]
+                )
+
             earlier = [child["name"] for child in group]
+
         return task
 
-    def _inner_scope(self, call: Mapping[str, Any], template: Mapping[str, Any], scope: Scope) -> Scope:
+    def _inner_scope(
+        self, call: Mapping[str, Any], template: Mapping[str, Any], scope: Scope
+    ) -> Scope:
         """Return the scope of the tasks in a template, with its inputs."""
         inputs = (template.get("inputs") or {}).get("parameters") or []
         if not inputs:
             return scope
+
         values = {p["name"]: p.get("value", p.get("default")) for p in inputs}
-        arguments = {p["name"]: p.get("value") for p in (call.get("arguments") or {}).get("parameters") or []}
-        values |= self._substitute_known(arguments, scope)
-        return scope | {f"inputs.parameters.{name}": value for name, value in values.items() if value is not None}
+        arguments = {
+            p["name"]: p.get("value") for p in (call.get("arguments") or {}).get("parameters") or []
+        }
+        values.update(self._substitute_known(arguments, scope))
+
+        return scope | {
+            f"inputs.parameters.{name}": value
+            for name, value in values.items()
+            if value is not None
+        }
 
     def _substitute_known(self, value: Any, scope: Scope) -> Any:
         """Replace the tags whose values are known."""
@@ -118,7 +170,8 @@ class Tree:
             return value
 
     def _cached_scope(self, value: Any) -> Scope:
-        """Return the parameter `cached` with only the rows that `value` refers to: each tag parses the whole text."""
+        """Return the parameter `cached` with only the rows that `value` refers to: each tag parses
+        the whole text."""
         names = set(JSON_PATH_NAME.findall(to_json(value)))
         rows = {name: self.cached[name] for name in names if name in self.cached}
         return {f"workflow.parameters.{CACHED}": to_json(rows)}
@@ -126,56 +179,92 @@ class Tree:
     def step_call(self, task: Task) -> StepCall | None:
         """Return the step of Rekindle that a task runs, or None."""
         try:
-            return step_call_of(task.call, task.template, task.scope | self._cached_scope([task.call, task.template]))
+            return step_call_of(
+                task.call,
+                task.template,
+                task.scope | self._cached_scope([task.call, task.template]),
+            )
         except (UnknownKey, TemplateError, ArgolocalError):
             return None
 
     def _classify(self, task: Task) -> None:
-        """Decide for each child whether it will run; the children of a task that cannot run are skipped, too."""
+        """Decide for each child whether it will run; the children of a task that cannot run are
+        skipped, too."""
         for name, child in task.children.items():
             child.status, child.reason = self._status(task, name, child)
             if child.status == RUNS and task.status == CONDITIONAL:
-                child.status, child.reason = CONDITIONAL, task.reason
+                child.status = CONDITIONAL
+                child.reason = task.reason
+
             if child.repeats and child.status in (RUNS, CONDITIONAL):
                 child.reason = "; ".join(filter(None, [child.reason, f"repeats {child.repeats}"]))
+
             self._count_items(child)
             if child.status in (SKIPPED, CACHED_RESULT):
                 child.children = {}
+
             self._classify(child)
 
     def _status(self, parent: Task, name: str, child: Task) -> tuple[str, str]:
         depends = str(child.call.get("depends") or "")
-        if FAILURE.search(depends) and not re.search(r"[\w-]+\.(Succeeded|Skipped)|&&|(^|\s)[\w-]+(\s|$)", depends):
+        if FAILURE.search(depends) and not re.search(
+            r"[\w-]+\.(Succeeded|Skipped)|&&|(^|\s)[\w-]+(\s|$)", depends
+        ):
             return SKIPPED, f"only if {' or '.join(parent.needs[name])} fails"
+
         for needed in parent.needs[name]:
             if parent.children[needed].reason.startswith("only if ") and "||" not in depends:
                 return SKIPPED, parent.children[needed].reason
-        if not (when := str(child.call.get("when") or "")):
+
+        when = str(child.call.get("when") or "")
+        if not when:
             return RUNS, ""
-        if match := CACHE_CONDITION.fullmatch(
-            when
-        ):  # evaluated here, because parsing would take longer than everything else
+
+        match = CACHE_CONDITION.fullmatch(when)
+        if match:  # evaluated here, because parsing would take longer than everything else
             location = self.cached.get(match[1], {}).get("at")
-            return (CACHED_RESULT, f"result of {location}") if location else (RUNS, "")
+            if location:
+                return (CACHED_RESULT, f"result of {location}")
+            return (RUNS, "")
+
         text = self._substitute_known(when, child.scope)
-        if (outputs := unknown_outputs(text)) or "{{" in text:
-            return CONDITIONAL, f"depends on {describe_outputs(outputs, parent) if outputs else text}"
+        outputs = unknown_outputs(text)
+        if outputs or "{{" in text:
+            return (
+                CONDITIONAL,
+                f"depends on {describe_outputs(outputs, parent) if outputs else text}",
+            )
+
         try:
             runs = "{{item" in text or should_execute(text)
         except (WhenError, ArgolocalError, ValueError):
             return CONDITIONAL, f"depends on {text}"
+
         if runs:
             return RUNS, ""
+
         locations = [self.cached.get(key, {}).get("at") for key in JSON_PATH_NAME.findall(when)]
         if any(locations):
             return CACHED_RESULT, f"result of {next(filter(None, locations))}"
-        return SKIPPED, "only if the run fails" if "workflow.status" in when else f"its condition is false: {text}"
+
+        return (
+            SKIPPED,
+            (
+                "only if the run fails"
+                if "workflow.status" in when
+                else f"its condition is false: {text}"
+            ),
+        )
 
     def _count_items(self, task: Task) -> None:
         if not has_loop(task.call):
             return
         try:
-            call = {key: self._substitute_known(task.call[key], task.scope) for key in LOOP_FIELDS if key in task.call}
+            call = {
+                key: self._substitute_known(task.call[key], task.scope)
+                for key in LOOP_FIELDS
+                if key in task.call
+            }
             task.items = len(expand({"name": task.name, **call}, {}))
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
@@ -183,7 +272,9 @@ class Tree:
     def cache_row(self, task: Task) -> Mapping[str, Any] | None:
         """Return the row of a reusable task in the parameter `cached`, or None."""
         row = self.cached.get(cached_name(task.name))
-        return row if isinstance(row, dict) and row.get("task") == task.name else None
+        if isinstance(row, dict) and row.get("task") == task.name:
+            return row
+        return None
 
 
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
@@ -191,10 +282,15 @@ LOOP_FIELDS = ("withItems", "withParam", "withSequence")
 
 def unknown_outputs(text: str) -> list[tuple[str, str]]:
     """Return the outputs (task, output) that the tags in `text` refer to."""
-    return list(dict.fromkeys([*OUTPUT.findall(text), *STEP_OUTPUT.findall(text)])) if "{{" in text else []
+    if "{{" in text:
+        return list(dict.fromkeys([*OUTPUT.findall(text), *STEP_OUTPUT.findall(text)]))
+    return []
 
 
 def describe_outputs(outputs: list[tuple[str, str]], parent: Task) -> str:
-    """Describe outputs of tasks; a task that is not a child of `parent` is named without its path."""
-    paths = {task: parent.children[task].path if task in parent.children else task for task, _ in outputs}
+    """Describe outputs of tasks; a task that is not a child of `parent` is named without its
+    path."""
+    paths = {
+        task: parent.children[task].path if task in parent.children else task for task, _ in outputs
+    }
     return ", ".join(f"{output} of {paths[task]}" for task, output in outputs)

@@ -28,7 +28,9 @@ def _cells(row: Row) -> dict[str, Any]:
         "plan": row.status,
         "time": _time(row),
         "runs": row.time.runs or "",
-        "pods": f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else "",
+        "pods": (
+            f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else ""
+        ),
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
         "gpu": f"{number:.3g}" if (number := gpu_count(row.requests)) else "",
@@ -40,7 +42,9 @@ def _cells(row: Row) -> dict[str, Any]:
 def _cost(row: Row, cost: float) -> str:
     if not row.requests:
         return ""
-    return "unknown" if row.time.seconds is None else amount(cost)
+    if row.time.seconds is None:
+        return "unknown"
+    return amount(cost)
 
 
 def _time(row: Row) -> str:
@@ -53,48 +57,84 @@ def _time(row: Row) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_REASON_LENGTH else f"{text[: MAX_REASON_LENGTH - 1]}…"
+    if len(text) <= MAX_REASON_LENGTH:
+        return text
+    return f"{text[: MAX_REASON_LENGTH - 1]}…"
 
 
 def _limit(names: list[str]) -> list[str]:
-    return names if len(names) <= MAX_NAMES else [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
+    if len(names) <= MAX_NAMES:
+        return names
+    return [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
 
 
 def _spread(seconds: float, low: float, high: float) -> str:
     text = duration(seconds)
     ends = duration(low), duration(high)
-    return text if ends[0] == ends[1] else f"{text} ({ends[0]} – {ends[1]})"
+    if ends[0] == ends[1]:
+        return text
+    return f"{text} ({ends[0]} – {ends[1]})"
 
 
 def _totals(plan: Forecast) -> Iterator[str]:
-    counts = {status: sum(row.status == status for row in plan.rows) for status in (RUNS, CACHED_RESULT, CONDITIONAL)}
-    yield "tasks      " + ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts = {
+        status: sum(row.status == status for row in plan.rows)
+        for status in (RUNS, CACHED_RESULT, CONDITIONAL)
+    }
+    yield "tasks      " + ", ".join(
+        f"{count} {status}" for status, count in counts.items() if count
+    )
     at_least = "at least " if plan.unknown_tasks else ""
-    unconditional, total = plan.unconditional_total, plan.total
+    unconditional = plan.unconditional_total
+    total = plan.total
+
     if not counts[RUNS] + counts[CONDITIONAL]:
         yield "time       0 s: every task is cached"
     elif plan.former_runs:
-        yield f"time       {at_least}{_spread(unconditional.seconds, unconditional.low, unconditional.high)}"
+        yield (
+            "time      "
+            f" {at_least}{_spread(unconditional.seconds, unconditional.low, unconditional.high)}"
+        )
         if counts[CONDITIONAL]:
             whole = _spread(total.seconds, total.low, total.high)
             yield f"           {at_least}{whole}, if all conditional tasks run"
+
         names = plan.former_runs
         yield f"           from {len(names)} former run{'s' * (len(names) > 1)}, newest {names[0]}"
-        spans, min_s = unconditional.spans, MIN_TIME_SHARE * unconditional.seconds
-        shown_tasks = [task for task in unconditional.critical_path if spans[task].end - spans[task].start >= min_s]
+        spans = unconditional.spans
+        min_s = MIN_TIME_SHARE * unconditional.seconds
+
+        shown_tasks = [
+            task
+            for task in unconditional.critical_path
+            if spans[task].end - spans[task].start >= min_s
+        ]
+
         yield f"critical   {' → '.join(_limit(shown_tasks or unconditional.critical_path))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
+
     if plan.unknown_tasks:
         yield f"unknown    time of {', '.join(_limit(plan.unknown_tasks))}"
+
     usage = plan.usage
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
         f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {gpu_count(plan.peak):.3g} GPU"
     )
-    yield f"total      {at_least}{_usage(plan)}" if usage.cpu_seconds or not at_least else "total      unknown"
+
+    yield (
+        f"total      {at_least}{_usage(plan)}"
+        if usage.cpu_seconds or not at_least
+        else "total      unknown"
+    )
+
     if usage.cpu_seconds and counts[CONDITIONAL] and plan.unconditional_cost is not None:
-        yield f"           {at_least}{money(plan.unconditional_cost, plan.currency)} without conditional tasks"
+        yield (
+            f"           {at_least}{money(plan.unconditional_cost, plan.currency)} without"
+            " conditional tasks"
+        )
+
     yield from (f"release    {release}" for release in plan.releases)
     yield from (f"capacity   {line}" for line in plan.shortages)
     yield from (f"note       {line}" for line in plan.notes)
@@ -104,5 +144,8 @@ def _usage(plan: Forecast) -> str:
     usage = plan.usage
     seconds = f"{usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds"
     cost = "" if usage.cost is None else f", {money(usage.cost, plan.currency)}"
-    condition = ", if all conditional tasks run" if any(row.status == CONDITIONAL for row in plan.rows) else ""
+    if any(row.status == CONDITIONAL for row in plan.rows):
+        condition = ", if all conditional tasks run"
+    else:
+        condition = ""
     return f"{seconds}, {usage.gpu_seconds:.0f} GPU-seconds{cost}{condition}"

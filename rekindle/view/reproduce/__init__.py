@@ -1,1 +1,2 @@
-"""`rekindle reproduce`: train the model of a release again, as the release records it, and compare the weights."""
+"""`rekindle reproduce`: train the model of a release again, as the release records it, and compare
+the weights."""

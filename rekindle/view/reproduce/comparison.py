@@ -9,8 +9,10 @@ from rekindle.errors import RekindleError
 from rekindle.release.origin import Curve, Origin, read_curve
 from rekindle.storage import Store
 
-SETTING_ENTRIES = ("workload", "family", "start", "model", "train")  # entries of model.json that the weights depend on
-DERIVED_ENTRIES = ("config", "data")  # entries of a fingerprint that follow from the settings and the digest
+# entries of model.json that the weights depend on
+SETTING_ENTRIES = ("workload", "family", "start", "model", "train")
+# entries of a fingerprint that follow from the settings and the digest
+DERIVED_ENTRIES = ("config", "data")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison. `difference`: the first difference, in the order of a run's results; "" if equal."""
+    """The result of a comparison. `difference`: the first difference, in the order of a run's
+    results; "" if equal."""
 
     sha256: str
     difference: str = ""
@@ -34,7 +37,8 @@ class Comparison:
 
 
 def compare(origin: Origin, store: Store, run: str) -> Comparison:
-    """Compare the release with the models of `run`. Raises RekindleError if the run has trained no model."""
+    """Compare the release with the models of `run`. Raises RekindleError if the run has trained no
+    model."""
     models = list(_models(store, run))
     if not models:
         raise RekindleError(f"the run {run} has not stored a model, so nothing can be compared.")
@@ -59,18 +63,28 @@ def _models(store: Store, run: str) -> Iterator[Model]:
 def _similarity(origin: Origin, model: Model) -> tuple[bool, int]:
     """Return how much of a model equals the release: a run may train several models."""
     names = ("digest", *SETTING_ENTRIES)
-    expected, actual = origin.model.as_json(), model.description.as_json()
+    expected = origin.model.as_json()
+    actual = model.description.as_json()
     equal_settings = sum(expected.get(name) == actual.get(name) for name in names)
     return model.description.sha256 == origin.sha256, equal_settings
 
 
 def _settings_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences of the dataset, then of the settings, then of the machine."""
-    if (digest := expected.get("digest")) != (other := actual.get("digest")):
-        yield f"the digest of the dataset is {other}, and {digest} in the release: `prepare` made another dataset"
+    digest = expected.get("digest")
+
+    other = actual.get("digest")
+    if digest != other:
+        yield (
+            f"the digest of the dataset is {other}, and {digest} in the release: `prepare` made"
+            " another dataset"
+        )
+
     for name in SETTING_ENTRIES:
         yield from _value_differences(name, expected.get(name), actual.get(name))
-    expected_facts, actual_facts = expected.get("fingerprint", {}), actual.get("fingerprint", {})
+
+    expected_facts = expected.get("fingerprint", {})
+    actual_facts = actual.get("fingerprint", {})
     for name in sorted(expected_facts.keys() | actual_facts.keys()):
         if name not in DERIVED_ENTRIES:
             yield from _value_differences(name, expected_facts.get(name), actual_facts.get(name))
@@ -93,29 +107,43 @@ def curve_difference(expected: Curve, actual: Curve) -> str:
             return f"the first recorded step with another loss is step {step}: {losses}"
     if not steps:
         return "the weights differ; losses of the same steps were not recorded"
-    return f"the losses of all {len(steps)} recorded steps up to step {steps[-1]} are equal, but the weights differ"
+    return (
+        f"the losses of all {len(steps)} recorded steps up to step {steps[-1]} are equal, but the"
+        " weights differ"
+    )
 
 
 def _state_difference(origin: Origin, store: Store, run: str) -> str:
-    """Return a sentence that names the files of the serving state that differ; "" if all are equal."""
+    """Return a sentence that names the files of the serving state that differ; "" if all are
+    equal."""
     from hashlib import sha256
 
-    names = sorted(name for name in origin.files if name == "dataset.json" or name.startswith("state/"))
+    names = sorted(
+        name for name in origin.files if name == "dataset.json" or name.startswith("state/")
+    )
     expected = {name: origin.files[name] for name in names}
+
     candidates = {
-        entry.key.removesuffix("dataset.json") for entry in store.list(f"{run}/") if entry.key.endswith("/dataset.json")
+        entry.key.removesuffix("dataset.json")
+        for entry in store.list(f"{run}/")
+        if entry.key.endswith("/dataset.json")
     }
+
     differences = [
         [
             name
             for name in names
-            if not store.head(prefix + name) or sha256(store.get(prefix + name)).hexdigest() != expected[name]
+            if not store.head(prefix + name)
+            or sha256(store.get(prefix + name)).hexdigest() != expected[name]
         ]
         for prefix in sorted(candidates)
     ]
+
     different_files = min(differences, key=len, default=names)
-    return (
-        f"the weights are equal, but {', '.join(different_files[:3])} of the serving state differ"
-        if different_files
-        else ""
-    )
+    if different_files:
+        return (
+            f"the weights are equal, but {', '.join(different_files[:3])} of the serving state"
+            " differ"
+        )
+
+    return ""

@@ -1,6 +1,8 @@
-"""Print the facts of this machine that the bits of a training depend on; a process of its own, since it imports torch.
+"""Print the facts of this machine that the bits of a training depend on; a process of its own,
+since it imports torch.
 
-python -m rekindle.view.reproduce.machine '["steps.digits", {}, {}, ""]'     workload, model, train, family
+python -m rekindle.view.reproduce.machine '["steps.digits", {}, {}, ""]'     workload, model, train,
+family
 """
 
 import json

@@ -59,30 +59,44 @@ class Result:
         return any(finding.fatal for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        facts = {"model": self.origin.name, "version": self.origin.version, "commit": self.commit}
-        facts |= {"findings": [finding.__dict__ for finding in self.findings]}
+        facts = {
+            "model": self.origin.name,
+            "version": self.origin.version,
+            "commit": self.commit,
+            "findings": [finding.__dict__ for finding in self.findings],
+        }
+
         sha256 = self.comparison and self.comparison.sha256
-        facts |= {"release_sha256": self.origin.sha256, "model_sha256": sha256}
+        facts["release_sha256"] = self.origin.sha256
+        facts["model_sha256"] = sha256
         difference = self.comparison and (self.comparison.difference or None)
-        return facts | {"equal": self.comparison and self.comparison.equal, "difference": difference}
+
+        return facts | {
+            "equal": self.comparison and self.comparison.equal,
+            "difference": difference,
+        }
 
 
 def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Result:
-    """Train the model of a release again, and compare the weights; report findings to `log` before the training.
+    """Train the model of a release again, and compare the weights; report findings to `log` before
+    the training.
 
-    The release is in the services of `home`, or of the environment. Stops after the findings if one is fatal,
-    unless `request.ignore_errors`. Raises ConfigError, RekindleError.
+    The release is in the services of `home`, or of the environment. Stops after the findings if one
+    is fatal, unless `request.ignore_errors`. Raises ConfigError, RekindleError.
     """
     local = LocalCluster(home)
     if not home.exists() and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise ConfigError(
-            f"no release of {request.model} is known: {home} does not exist, and MLFLOW_TRACKING_URI is not set. Run "
-            "the command in the project of the release, or set the addresses of the services that have the release."
+            f"no release of {request.model} is known: {home} does not exist, and"
+            " MLFLOW_TRACKING_URI is not set. Run the command in the project of the release, or"
+            " set the addresses of the services that have the release."
         )
+
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
     store = Store.from_env()
     origin = read(store, request.model, request.version)
     commit = checks.Commit(origin, request.commit)
+
     with temporary_workspace() as workspace:
         result = Result(origin, commit.sha)
         folder = check_out(commit.sha, workspace.checkout)
@@ -105,11 +119,16 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         report(manifest_findings(origin, manifest))
         recorded = recorded_values(local.home, origin)
         report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
+
         if request.check_only or (result.fatal and not request.ignore_errors):
             return result
+
         inputs.provide(workspace)
-        run = run_pipeline(workspace, folder, origin, data.source, local.home, recorded | dict(request.values))
+        run = run_pipeline(
+            workspace, folder, origin, data.source, local.home, recorded | dict(request.values)
+        )
         result.comparison = compare(origin, workspace.store(), run)
+
     return result
 
 
@@ -117,20 +136,32 @@ class Inputs:
     """The releases and objects that the run reads, in addition to files of the project."""
 
     def __init__(self, origin: Origin, store: Store, source: str) -> None:
-        self.origin, self.store, self.source = origin, store, source
+        self.origin = origin
+        self.store = store
+        self.source = source
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
+
         if self.start.startswith("releases/"):  # and not another training of the run
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
+
         champion = origin.run.champion
-        release = tracking.find_version(origin.name, champion) if champion else None
+        if champion:
+            release = tracking.find_version(origin.name, champion)
+        else:
+            release = None
+
         if release and release.sha256 == origin.sha256:  # the release is a refreshed champion
             self.releases[origin.name] = release
 
     def findings(self) -> Iterator[Finding]:
         for release in self.releases.values():
             if not self.store.head(f"{release.uri.rstrip('/')}/release.json"):
-                yield Finding("input", f"the run starts from {self.store.uri(release.uri)}, which does not exist", True)
+                yield Finding(
+                    "input",
+                    f"the run starts from {self.store.uri(release.uri)}, which does not exist",
+                    True,
+                )
 
     def provide(self, workspace: Workspace) -> None:
         """Copy the inputs to the object store of the workspace."""
@@ -146,20 +177,33 @@ def render(workspace: Workspace, folder: Path, config: Mapping[str, Any], *sets:
     file = workspace.folder / "config.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     try:
-        return yaml.safe_load(workspace.rekindle(folder, "render", str(file), *(f"--set={item}" for item in sets)))
+        return yaml.safe_load(
+            workspace.rekindle(folder, "render", str(file), *(f"--set={item}" for item in sets))
+        )
     except RekindleError as error:
-        raise ConfigError(f"the project of the commit cannot render the config of the release: {error}") from error
+        raise ConfigError(
+            f"the project of the commit cannot render the config of the release: {error}"
+        ) from error
 
 
 def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     """Compare the rendered manifest with the manifest of the release."""
     if manifest_sha256(manifest) == origin.provenance.get("manifest_hash"):
         return
-    texts = [to_yaml(_without_provenance(each)).splitlines() for each in (origin.run.manifest, manifest)]
+
+    texts = [
+        to_yaml(_without_provenance(each)).splitlines() for each in (origin.run.manifest, manifest)
+    ]
     lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
-    more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"] if len(lines) > MAX_DIFF_LINES else []
+    if len(lines) > MAX_DIFF_LINES:
+        more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"]
+    else:
+        more = []
+
     diff = "\n".join([*lines[:MAX_DIFF_LINES], *more])
-    yield Finding("manifest", f"the commit renders a manifest that differs from the release:\n{diff}")
+    yield Finding(
+        "manifest", f"the commit renders a manifest that differs from the release:\n{diff}"
+    )
 
 
 def _without_provenance(manifest: Manifest) -> Manifest:
@@ -171,9 +215,15 @@ def _without_provenance(manifest: Manifest) -> Manifest:
 
 
 def run_pipeline(
-    workspace: Workspace, folder: Path, origin: Origin, source: str, user_home: Path, values: Mapping[str, str]
+    workspace: Workspace,
+    folder: Path,
+    origin: Origin,
+    source: str,
+    user_home: Path,
+    values: Mapping[str, str],
 ) -> str:
-    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if it fails.
+    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
+    it fails.
 
     `values`: outputs of suspended steps.
     """
@@ -185,23 +235,30 @@ def run_pipeline(
     file = workspace.folder / "manifest.json"
     file.write_text(to_json(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
-    output = workspace.rekindle(folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json")
+    output = workspace.rekindle(
+        folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json"
+    )
+
     return json.loads(output)["workflow"]
 
 
 def training_config(origin: Origin) -> dict[str, Any]:
-    """Return the config that trains the model of the release; of a sweep, only the trial that was released.
+    """Return the config that trains the model of the release; of a sweep, only the trial that was
+    released.
 
     The search is not repeated: with a budget, it depends on the speed of the machine.
     """
     config = origin.whole_config
     if SWEEP_STEP not in origin.run.modules:
         return config
+
     space = {
         section: {key: [_released_setting(origin, section, key)] for key in keys}
         for section, keys in origin.config.sweep.space.items()
     }
-    return config | {"sweep": config["sweep"] | {"space": space, "trials": 1, "rungs": 1, "budget": {}}}
+    return config | {
+        "sweep": config["sweep"] | {"space": space, "trials": 1, "rungs": 1, "budget": {}}
+    }
 
 
 def _released_setting(origin: Origin, section: str, key: str) -> Any:
@@ -209,14 +266,15 @@ def _released_setting(origin: Origin, section: str, key: str) -> Any:
     settings = {"model": origin.model.model, "train": origin.model.train}.get(section, {})
     if key not in settings:
         raise ConfigError(
-            f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks {show(section)}, "
-            f"{show(key)}, which the sweep searched. Train and release again."
+            f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks"
+            f" {show(section)}, {show(key)}, which the sweep searched. Train and release again."
         )
     return settings[key]
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:
-    """Return the workflow parameters of the run that made the release, and `backfill`, so that nothing is released.
+    """Return the workflow parameters of the run that made the release, and `backfill`, so that
+    nothing is released.
 
     A moving window ends at the scheduled time, or else at the creation time of that run.
     """

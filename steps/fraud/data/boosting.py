@@ -1,8 +1,10 @@
-"""Gradient boosting on the features of single transactions: starting point and baseline of the transformer.
+"""Gradient boosting on the features of single transactions: starting point and baseline of the
+transformer.
 
-`prepare` fits the trees on the training rows, and their log-odds become a feature (BOOSTED). The transformer adds the
-history of the card. Trees are too certain about the rows that they were fitted on, and the transformer would trust them
-too much. So training rows are scored by trees of other cards (cross-fitting), and later rows by trees of all cards.
+`prepare` fits the trees on the training rows, and their log-odds become a feature (BOOSTED). The
+transformer adds the history of the card. Trees are too certain about the rows that they were fitted
+on, and the transformer would trust them too much. So training rows are scored by trees of other
+cards (cross-fitting), and later rows by trees of all cards.
 """
 
 import io
@@ -21,7 +23,8 @@ from steps.fraud.data.schema import UNKNOWN, Ints
 
 BOOSTED = "boosted"
 FOLDS = 2  # number of groups of cards
-MAX_GENUINE_ROWS = 300_000  # about the maximum of genuine rows to fit on; more rows take longer and change little
+# about the maximum of genuine rows to fit on; more rows take longer and change little
+MAX_GENUINE_ROWS = 300_000
 BINS = 250  # number of bins per feature; scikit-learn allows 255
 BOOSTING_SETTINGS: dict[str, Any] = {
     "learning_rate": 0.05,
@@ -31,12 +34,14 @@ BOOSTING_SETTINGS: dict[str, Any] = {
     "l2_regularization": 1,
     "early_stopping": False,
 }
-LEAF_SCALE = 2.0**20  # leaf values are multiples of 1 / LEAF_SCALE, so their sum is exact in any order
+# leaf values are multiples of 1 / LEAF_SCALE, so their sum is exact in any order
+LEAF_SCALE = 2.0**20
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Decision trees as arrays [trees, nodes]. Node 0 is the root; the children of a leaf are the leaf itself."""
+    """Decision trees as arrays [trees, nodes]. Node 0 is the root; the children of a leaf are the
+    leaf itself."""
 
     feature: NDArray[np.intp]
     threshold: Floats  # a row goes left if its feature is at most the threshold
@@ -47,15 +52,21 @@ class Trees:
     depth: NDArray[np.intp]  # shape []: depth of the deepest tree
 
     def score(self, table: Floats) -> Floats:
-        """Return the log-odds of fraud (float32 [n]) for the features `table` [n, F]. This is fast for few rows."""
-        feature, threshold = self.feature.ravel(), self.threshold.ravel()
-        left_child, right_child = self.left.ravel(), self.right.ravel()
+        """Return the log-odds of fraud (float32 [n]) for the features `table` [n, F]. This is fast
+        for few rows."""
+        feature = self.feature.ravel()
+        threshold = self.threshold.ravel()
+        left_child = self.left.ravel()
+        right_child = self.right.ravel()
         root = np.arange(len(self.value)) * self.value.shape[1]
         row = np.arange(len(table))[:, None] * table.shape[1]
-        node, flat = np.broadcast_to(root, (len(table), len(root))), table.ravel()
+        node = np.broadcast_to(root, (len(table), len(root)))
+        flat = table.ravel()
+
         for _ in range(int(self.depth)):
             goes_left = flat.take(row + feature.take(node)) <= threshold.take(node)
             node = root + np.where(goes_left, left_child.take(node), right_child.take(node))
+
         return (self.value.ravel().take(node).sum(1) + self.bias).astype(np.float32)
 
     def save(self, path: Path) -> None:
@@ -70,7 +81,8 @@ class Trees:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file for `numpy.load`; unlike the file of `numpy.savez`, its bytes do not depend on Python's version."""
+    """Write a file for `numpy.load`; unlike the file of `numpy.savez`, its bytes do not depend on
+    Python's version."""
     with ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             content = io.BytesIO()
@@ -79,14 +91,17 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 class Sample:
-    """The rows to fit trees on, collected in pieces: all frauds, and about MAX_GENUINE_ROWS genuine rows."""
+    """The rows to fit trees on, collected in pieces: all frauds, and about MAX_GENUINE_ROWS genuine
+    rows."""
 
     def __init__(self, total: int) -> None:
         """`total`: number of training rows in all pieces."""
         self.rate = min(1.0, MAX_GENUINE_ROWS / total)
         self.pieces: list[tuple[Floats, NDArray[np.uint8], Ints]] = []
 
-    def add(self, table: Floats, labels: NDArray[np.uint8], cards: Ints, is_usable: NDArray[np.bool_]) -> None:
+    def add(
+        self, table: Floats, labels: NDArray[np.uint8], cards: Ints, is_usable: NDArray[np.bool_]
+    ) -> None:
         """Add a piece of the training data.
 
         `is_usable`: mask of the rows between the warm-up and the end of training.
@@ -100,25 +115,37 @@ class Sample:
         table, labels, cards = (np.concatenate(column) for column in zip(*self.pieces, strict=True))
         if len(np.unique(labels)) < 2:
             raise DataError(
-                f"nothing to learn from: {len(labels):,} transactions with {int(labels.sum()):,} frauds after the "
-                "first days of the data, which only give context, and before the end of training. Give more data."
+                f"nothing to learn from: {len(labels):,} transactions with {int(labels.sum()):,}"
+                " frauds after the first days of the data, which only give context, and before the"
+                " end of training. Give more data."
             )
+
         edges = [_edges(column) for column in table.T]
-        codes = np.stack([np.searchsorted(e, column) for e, column in zip(edges, table.T, strict=True)], axis=1)
+        codes = np.stack(
+            [np.searchsorted(e, column) for e, column in zip(edges, table.T, strict=True)], axis=1
+        )
         weight = np.where(labels == 1, 1, 1 / self.rate)
+
         with _limit_to_one_thread():
             model_of_all = _fit(codes, labels, weight, edges)
             models = []
+
             for fold in range(FOLDS):
                 rows = cards % FOLDS != fold
                 has_both_labels = len(np.unique(labels[rows])) == 2
-                models.append(_fit(codes[rows], labels[rows], weight[rows], edges) if has_both_labels else model_of_all)
+                models.append(
+                    _fit(codes[rows], labels[rows], weight[rows], edges)
+                    if has_both_labels
+                    else model_of_all
+                )
+
             return Boosting([*models, model_of_all])
 
 
 @dataclass(frozen=True)
 class Boosting:
-    """Models of scikit-learn: for each fold a model fitted on the cards of other folds, then a model of all cards."""
+    """Models of scikit-learn: for each fold a model fitted on the cards of other folds, then a
+    model of all cards."""
 
     models: Sequence[Any]
 
@@ -128,7 +155,8 @@ class Boosting:
         model_index = np.where(training, cards % FOLDS, FOLDS)
         with _limit_to_one_thread():
             for number, model in enumerate(self.models):
-                if (rows := np.flatnonzero(model_index == number)).size:
+                rows = np.flatnonzero(model_index == number)
+                if rows.size:
                     result[rows] = model.decision_function(table[rows])
         return result
 
@@ -138,7 +166,8 @@ class Boosting:
 
 
 def _limit_to_one_thread() -> Any:
-    """Limit libraries to one thread: more would change sums of gradients, and slow other processes by busy waiting."""
+    """Limit libraries to one thread: more would change sums of gradients, and slow other processes
+    by busy waiting."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
 
@@ -146,25 +175,31 @@ def _limit_to_one_thread() -> Any:
 
 
 def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the candidate thresholds of a feature: its quantiles, finer towards both ends, where frauds are."""
+    """Return the candidate thresholds of a feature: its quantiles, finer towards both ends, where
+    frauds are."""
     tail = 0.5 ** np.linspace(1, 17, BINS // 4)
     quantiles = np.concatenate([np.linspace(0.01, 0.99, BINS // 2), tail, 1 - tail])
     return np.unique(np.quantile(column, np.sort(quantiles), method="lower"))
 
 
 def _fit(codes: Ints, labels: Any, weight: Any, edges: list[Floats]) -> Any:
-    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its leaf values."""
+    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its
+    leaf values."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model: Any = HistGradientBoostingClassifier(**BOOSTING_SETTINGS, random_state=0)
     model.fit(codes.astype(np.float32), labels, sample_weight=weight)
+
     for [predictor] in model._predictors:
         nodes = predictor.nodes
         inner_nodes = np.flatnonzero(nodes["is_leaf"] == 0)
         cuts = nodes["num_threshold"][inner_nodes].astype(int)  # a threshold lies between two codes
         features = nodes["feature_idx"][inner_nodes]
-        nodes["num_threshold"][inner_nodes] = [edges[f][c] for f, c in zip(features, cuts, strict=True)]
+        nodes["num_threshold"][inner_nodes] = [
+            edges[f][c] for f, c in zip(features, cuts, strict=True)
+        ]
         nodes["value"] = np.rint(nodes["value"] * LEAF_SCALE) / LEAF_SCALE
+
     model._baseline_prediction = np.rint(model._baseline_prediction * LEAF_SCALE) / LEAF_SCALE
     return model
 
@@ -173,8 +208,15 @@ def _export(model: Any) -> Trees:
     trees = [predictor.nodes for [predictor] in model._predictors]
     shape = len(trees), max(map(len, trees))
     own_index = np.broadcast_to(np.arange(shape[1]), shape)
-    arrays: dict[str, Any] = {"feature": np.zeros(shape, np.intp), "threshold": np.zeros(shape, np.float32)}
-    arrays |= {"left": own_index.copy(), "right": own_index.copy(), "value": np.zeros(shape)}
+
+    arrays: dict[str, Any] = {
+        "feature": np.zeros(shape, np.intp),
+        "threshold": np.zeros(shape, np.float32),
+        "left": own_index.copy(),
+        "right": own_index.copy(),
+        "value": np.zeros(shape),
+    }
+
     for number, nodes in enumerate(trees):
         is_leaf = nodes["is_leaf"] == 1
         index = np.arange(len(nodes))
@@ -183,5 +225,6 @@ def _export(model: Any) -> Trees:
         arrays["left"][number, index] = np.where(is_leaf, index, nodes["left"])
         arrays["right"][number, index] = np.where(is_leaf, index, nodes["right"])
         arrays["value"][number, index] = np.where(is_leaf, nodes["value"], 0)
+
     depth = max(int(nodes["depth"].max()) for nodes in trees)
     return Trees(**arrays, bias=model._baseline_prediction.reshape(()), depth=np.array(depth))

@@ -16,8 +16,11 @@ from steps.fraud.data.schema import DAY, UNKNOWN, Rows, identity
 from steps.fraud.data.suspicions import strays
 
 COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
-COLUMN_TYPES |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
-INTEGER_PATTERN = r"^-?[0-9]{1,18}$"  # text ids that become the number in the text, see schema.identity
+COLUMN_TYPES["time"] = "a timestamp"
+COLUMN_TYPES["amount"] = "a number"
+COLUMN_TYPES["fraud"] = "0, 1 or nothing"
+# text ids that become the number in the text, see schema.identity
+INTEGER_PATTERN = r"^-?[0-9]{1,18}$"
 MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
 MAX_AMOUNT = 1e9  # a larger amount is probably in another unit
 
@@ -27,7 +30,8 @@ class CheckedRows:
     """Valid rows sorted by (time, id), and the rejected rows with reasons."""
 
     rows: Rows
-    rejects: pl.DataFrame  # rejected rows, unchanged, with columns `row` (position from 0) and `reason`
+    # rejected rows, unchanged, with columns `row` (position from 0) and `reason`
+    rejects: pl.DataFrame
     was_sorted: bool
 
     def reasons(self) -> dict[str, int]:
@@ -36,17 +40,26 @@ class CheckedRows:
 
 
 def check(
-    frame: pl.DataFrame, columns: Columns, max_bad_share: float, text: Text | None = None, now: float | None = None
+    frame: pl.DataFrame,
+    columns: Columns,
+    max_bad_share: float,
+    text: Text | None = None,
+    now: float | None = None,
 ) -> CheckedRows:
-    """Validate the rows of `source.read`. Rows later than a day after `now` (seconds since the epoch) are rejected.
+    """Validate the rows of `source.read`. Rows later than a day after `now` (seconds since the
+    epoch) are rejected.
 
-    Raises DataError if more than the share `max_bad_share` of the rows is invalid, or a column has the wrong type.
+    Raises DataError if more than the share `max_bad_share` of the rows is invalid, or a column has
+    the wrong type.
     """
     tomorrow = int((time.time() if now is None else now) * 1e6) + DAY
     converted = _convert(frame, columns, text or Text())
-    is_ragged = (
-        frame[RAGGED].is_not_null() if RAGGED in frame.columns else pl.Series([False]).new_from_index(0, len(frame))
-    )
+
+    if RAGGED in frame.columns:
+        is_ragged = frame[RAGGED].is_not_null()
+    else:
+        is_ragged = pl.Series([False]).new_from_index(0, len(frame))
+
     # the reason for rejecting a row is the first rule that the row breaks
     rules = {
         "line with too few or too many fields": pl.lit(is_ragged),
@@ -59,32 +72,41 @@ def check(
         "amount missing or not a number": pl.col("amount").is_null() | pl.col("amount").is_nan(),
         "amount negative": pl.col("amount") < 0,
         f"amount above {MAX_AMOUNT:,.0f}": pl.col("amount") > MAX_AMOUNT,
-        "label not 0 or 1": pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0, float(UNKNOWN)]),
+        "label not 0 or 1": (
+            pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0, float(UNKNOWN)])
+        ),
     }
     if not converted.select(pl.any_horizontal(rule.any() for rule in rules.values())).item():
         reason = pl.Series("reason", [None], pl.String).new_from_index(0, len(converted))
     else:
         reason = converted.select(
-            reason=pl.coalesce(pl.when(rule.fill_null(False)).then(pl.lit(text)) for text, rule in rules.items())
+            reason=pl.coalesce(
+                pl.when(rule.fill_null(False)).then(pl.lit(text)) for text, rule in rules.items()
+            )
         )["reason"]
+
     is_valid = reason.is_null()
     times = converted["time"].filter(is_valid).to_numpy()
     if len(times) and (is_stray := converted["time"] >= strays(times)).any():
         reason = reason.set(is_valid & is_stray, "time far after all other rows")
         is_valid = reason.is_null()
+
     ids = converted["id"]
     if not (is_valid.all() and (ids.diff() > 0).all()):  # ascending ids are unique
         is_duplicate = ~ids.set(~is_valid, None).is_first_distinct() & is_valid
         reason = reason.set(is_duplicate, "id seen before")
         is_valid = reason.is_null()
+
     rejects = frame.with_columns(reason=reason).with_row_index("row").filter(~is_valid)
     checked = _sort(converted if is_valid.all() else converted.filter(is_valid), rejects)
     _reject_too_many(checked, len(frame), columns, max_bad_share)
+
     return checked
 
 
 def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
-    """Convert the columns to the types of the dataset; a value that cannot be converted becomes null."""
+    """Convert the columns to the types of the dataset; a value that cannot be converted becomes
+    null."""
     converters = {
         "id": _identity,
         "time": lambda column: instant(column, text.time),
@@ -93,18 +115,25 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
         "amount": lambda column: amount(column, text.decimal),
         "fraud": _label,
     }
+
     converted_columns = []
+
     for name, convert in converters.items():
         series = convert(frame[name])
         if series is None:
             raise DataError(
-                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {COLUMN_TYPES[name]}. '
-                f"Convert the column in the source, or name another column by data.columns.{name}."
+                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not'
+                f" {COLUMN_TYPES[name]}. Convert the column in the source, or name another column"
+                f" by data.columns.{name}."
             )
+
         converted_columns.append(series)
-    scenario = (
-        frame["scenario"] if "scenario" in frame.columns else pl.Series("scenario", [0]).new_from_index(0, len(frame))
-    )
+
+    if "scenario" in frame.columns:
+        scenario = frame["scenario"]
+    else:
+        scenario = pl.Series("scenario", [0]).new_from_index(0, len(frame))
+
     return pl.DataFrame([*converted_columns, scenario.cast(pl.UInt8, strict=False).fill_null(0)])
 
 
@@ -116,12 +145,17 @@ def _identity(column: pl.Series) -> pl.Series | None:
         return column.cast(pl.Int64, strict=False).set(column != column.floor(), None)
     if column.dtype not in (pl.String, pl.Categorical):
         return None
+
     text = column.cast(pl.String).str.strip_chars()
     numbers = text.set(~text.str.contains(INTEGER_PATTERN), None).cast(pl.Int64)
+
     words = text.filter(numbers.is_null() & (text != "")).unique()
     if words.is_empty():
         return numbers
-    hashes = text.replace_strict(words, pl.Series([identity(w) for w in words], dtype=pl.Int64), default=None)
+
+    hashes = text.replace_strict(
+        words, pl.Series([identity(w) for w in words], dtype=pl.Int64), default=None
+    )
     return numbers.fill_null(hashes)
 
 
@@ -149,20 +183,33 @@ def _sort(valid_rows: pl.DataFrame, rejects: pl.DataFrame) -> CheckedRows:
     return CheckedRows(Rows.of(**columns), rejects, was_sorted)
 
 
-def _reject_too_many(checked: CheckedRows, total: int, columns: Columns, max_bad_share: float) -> None:
-    """Raise DataError if too many rows are invalid, with the number and an example of each reason."""
+def _reject_too_many(
+    checked: CheckedRows, total: int, columns: Columns, max_bad_share: float
+) -> None:
+    """Raise DataError if too many rows are invalid, with the number and an example of each
+    reason."""
     bad_count = len(checked.rejects)
     if bad_count <= max_bad_share * total and len(checked.rows):
         return
+
     lines = []
     for reason, count in checked.reasons().items():
         first = checked.rejects.filter(pl.col("reason") == reason).row(0, named=True)
-        position = f"line {first[LINE]:,} of {first[FILE]}" if LINE in first else f"row {first['row']:,}"
+        if LINE in first:
+            position = f"line {first[LINE]:,} of {first[FILE]}"
+        else:
+            position = f"row {first['row']:,}"
+
         name = reason.split()[0].replace("label", "fraud")
-        value = f", {getattr(columns, name)} = {first[name]}" if name in first and hasattr(columns, name) else ""
+        if name in first and hasattr(columns, name):
+            value = f", {getattr(columns, name)} = {first[name]}"
+        else:
+            value = ""
+
         lines.append(f"{count:,} × {reason} (the first: {position}{value})")
+
     raise DataError(
-        f"{bad_count:,} of {total:,} rows ({bad_count / total:.2%}) are invalid, more than data.tolerated_rejects "
-        f"({max_bad_share:.2%}): {'; '.join(lines)}. Correct the source, or raise "
-        "data.tolerated_rejects to leave these rows out."
+        f"{bad_count:,} of {total:,} rows ({bad_count / total:.2%}) are invalid, more than"
+        f" data.tolerated_rejects ({max_bad_share:.2%}): {'; '.join(lines)}. Correct the source, or"
+        " raise data.tolerated_rejects to leave these rows out."
     )

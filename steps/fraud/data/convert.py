@@ -11,7 +11,9 @@ ISO_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
 EPOCH_PATTERN = r"^[0-9]{9,19}(\.[0-9]+)?$"
 UNIT_MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
 DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
-FORMATS = tuple(f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", ""))
+FORMATS = tuple(
+    f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", "")
+)
 YEAR_2000 = 9.4e8  # about the start of the year 2000, in seconds since 1970
 
 
@@ -29,21 +31,39 @@ def amount(column: pl.Series, decimal: str) -> pl.Series | None:
     """
     if column.dtype != pl.String:
         return number(column)
+
     text = column.str.strip_chars()
     has_decimal_comma = text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
     has_decimal_point = text.str.contains(r"^-?[0-9]+(,[0-9]{3})*\.[0-9]+$")
+
     if not decimal:
-        decimal = "," if (has_decimal_comma.sum() or 0) > (has_decimal_point.sum() or 0) else "."
-        if decimal == "," and text.filter(has_decimal_comma).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all():
+        if (has_decimal_comma.sum() or 0) > (has_decimal_point.sum() or 0):
+            decimal = ","
+        else:
+            decimal = "."
+
+        if (
+            decimal == ","
+            and text.filter(has_decimal_comma).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all()
+        ):
             raise DataError(
                 f'amounts such as "{text.filter(has_decimal_comma)[0]}" are ambiguous: '
                 'set data.text.decimal to "," or ".".'
             )
+
     group_separator = "." if decimal == "," else ","
-    has_groups = text.str.contains(rf"^-?[0-9]{{1,3}}([{group_separator}][0-9]{{3}})+([{decimal}][0-9]+)?$")
-    digits = text.zip_with(~has_groups.fill_null(False), text.str.replace_all(group_separator, "", literal=True))
+    has_groups = text.str.contains(
+        rf"^-?[0-9]{{1,3}}([{group_separator}][0-9]{{3}})+([{decimal}][0-9]+)?$"
+    )
+    digits = text.zip_with(
+        ~has_groups.fill_null(False), text.str.replace_all(group_separator, "", literal=True)
+    )
+
     if decimal == ",":
-        digits = digits.set(digits.str.contains(".", literal=True), None).str.replace(",", ".", literal=True)
+        digits = digits.set(digits.str.contains(".", literal=True), None).str.replace(
+            ",", ".", literal=True
+        )
+
     return digits.cast(pl.Float64, strict=False)
 
 
@@ -60,18 +80,22 @@ def instant(column: pl.Series, time_format: str) -> pl.Series | None:
         return _since_1970(column, time_format)
     if column.dtype != pl.String:
         return None
+
     text = column.str.strip_chars()
     half_count = text.count() / 2
     if time_format in UNIT_MICROSECONDS or (
         not time_format and (text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count
     ):
         return _since_1970(
-            text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False), time_format
+            text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False),
+            time_format,
         )
+
     if not time_format and (text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
         time_format = _detect_format(text)
     if time_format:
         return _parse(text, time_format)
+
     # only ISO 8601, because polars would guess the order of day and month in 01/02/2024
     iso_text = text.set(~text.str.contains(ISO_PATTERN), None)
     try:
@@ -86,7 +110,10 @@ def _since_1970(column: pl.Series, unit: str) -> pl.Series | None:
     if unit not in UNIT_MICROSECONDS:
         if not isinstance(median, float) or median < YEAR_2000:
             return None
-        unit = next((name for name, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if median < limit), "ns")
+        unit = next(
+            (name for name, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if median < limit),
+            "ns",
+        )
     if column.dtype.is_integer() and unit in ("us", "ns"):
         return column.cast(pl.Int64, strict=False) // (1000 if unit == "ns" else 1)
     return (values * UNIT_MICROSECONDS[unit]).round().cast(pl.Int64, strict=False)
@@ -100,13 +127,18 @@ def _detect_format(text: pl.Series) -> str:
     sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
     likely_formats = [name for name in FORMATS if 2 * _parse(sample, name).count() > len(sample)]
     counts = {name: _parse(text, name).count() for name in likely_formats}
+
     best_formats = [name for name in likely_formats if counts[name] == max(counts.values())]
     if len(best_formats) > 1:
         raise DataError(
-            f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best_formats)}): set data.text.time '
-            "to one of these formats."
+            f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best_formats)}):'
+            " set data.text.time to one of these formats."
         )
-    return best_formats[0] if best_formats else ""
+
+    if best_formats:
+        return best_formats[0]
+
+    return ""
 
 
 def _parse(text: pl.Series, time_format: str) -> pl.Series:

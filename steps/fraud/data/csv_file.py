@@ -1,7 +1,7 @@
 """Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record is one line: if a quoted value contains a line break, all lines of its record count as ragged: they
-do not have the fields of the header.
+A record is one line: if a quoted value contains a line break, all lines of its record count as
+ragged: they do not have the fields of the header.
 """
 
 import csv
@@ -15,33 +15,48 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns, Text
 
 SEPARATORS = ",;\t|"
-LINE, RAGGED, FILE = "line", "ragged", "file"  # names of the columns that `read_csv` adds
+# names of the columns that `read_csv` adds
+LINE = "line"
+RAGGED = "ragged"
+FILE = "file"
 
 
 def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
-    """Read the rows in file order; add their LINE (from 1) and FILE, and in RAGGED lines that do not fit the header.
+    """Read the rows in file order; add their LINE (from 1) and FILE, and in RAGGED lines that do
+    not fit the header.
 
     Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
     content = _decode(file, text.encoding).replace("\r\n", "\n")
     lines = pl.DataFrame({RAGGED: content.split("\n")}).with_row_index(LINE, 1)
+
     lines = lines.filter(pl.col(RAGGED).str.strip_chars() != "")
     if lines.is_empty():
         raise DataError(f"{file} is empty: it must hold a header and at least one transaction.")
+
     header = lines[RAGGED][0]
     separator = text.separator or _detect_separator(header, set(columns.model_dump().values()))
     names = next(csv.reader([header], delimiter=separator))
     unquoted = pl.col(RAGGED).str.replace_all('"[^"]*"', "")
-    fits = (unquoted.str.count_matches(separator, literal=True) == len(names) - 1) & ~unquoted.str.contains(
-        '"', literal=True
-    )
-    complete_lines, ragged_lines = lines[1:].filter(fits), lines[1:].filter(~fits)
+    fits = (
+        unquoted.str.count_matches(separator, literal=True) == len(names) - 1
+    ) & ~unquoted.str.contains('"', literal=True)
+    complete_lines = lines[1:].filter(fits)
+    ragged_lines = lines[1:].filter(~fits)
     rows = pl.DataFrame(schema=dict.fromkeys(names, pl.String))
+
     if len(complete_lines):
         csv_bytes = io.BytesIO("\n".join(complete_lines[RAGGED]).encode())
-        rows = pl.read_csv(csv_bytes, has_header=False, new_columns=names, separator=separator, infer_schema=False)
+        rows = pl.read_csv(
+            csv_bytes, has_header=False, new_columns=names, separator=separator, infer_schema=False
+        )
+
     rows = rows.with_columns(complete_lines[LINE], pl.lit(None, pl.String).alias(RAGGED))
-    all_rows = pl.concat([rows, ragged_lines], how="diagonal") if len(ragged_lines) else rows
+    if len(ragged_lines):
+        all_rows = pl.concat([rows, ragged_lines], how="diagonal")
+    else:
+        all_rows = rows
+
     return all_rows.sort(LINE).with_columns(pl.lit(file.name).alias(FILE))
 
 
@@ -49,18 +64,25 @@ def _decode(file: Path, encoding: str) -> str:
     raw = file.read_bytes()
     if file.name.lower().endswith(".gz"):
         raw = gzip.decompress(raw)
+
     charset = encoding or ("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     try:
         return raw.decode(charset)
     except UnicodeDecodeError as error:
-        remedy = "Correct data.text.encoding" if encoding else "Set data.text.encoding, such as cp1252 or latin-1"
+        if encoding:
+            remedy = "Correct data.text.encoding"
+        else:
+            remedy = "Set data.text.encoding, such as cp1252 or latin-1"
+
         raise DataError(
-            f"{file} is not {charset.removesuffix('-sig')}: byte {error.start:,} is 0x{raw[error.start]:02x}. {remedy}."
+            f"{file} is not {charset.removesuffix('-sig')}: byte {error.start:,} is"
+            f" 0x{raw[error.start]:02x}. {remedy}."
         ) from error
 
 
 def _detect_separator(header: str, expected_columns: set[str]) -> str:
-    """Return the separator that finds the most expected columns in the header; among equals, the most columns."""
+    """Return the separator that finds the most expected columns in the header; among equals, the
+    most columns."""
 
     def fitness(separator: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=separator))

@@ -1,12 +1,12 @@
 """Point-in-time features of transactions.
 
-A feature at time t uses the transactions of the card in (t - 30 days, t], the last 50 transactions of the card, and the
-transactions of the terminal in (t - delay - 30 days, t - delay], whose labels are known at t. So a server can compute a
-feature with the same code from a bounded history. A feature does not depend on the order of transactions of a card (or
-terminal) at the same time.
+A feature at time t uses the transactions of the card in (t - 30 days, t], the last 50 transactions
+of the card, and the transactions of the terminal in (t - delay - 30 days, t - delay], whose labels
+are known at t. So a server can compute a feature with the same code from a bounded history. A
+feature does not depend on the order of transactions of a card (or terminal) at the same time.
 
-Sums over a window are differences of running sums of integers (cents, counts), so they do not depend on chunks or
-threads.
+Sums over a window are differences of running sums of integers (cents, counts), so they do not
+depend on chunks or threads.
 The 15 features HANDBOOK_NAMES follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.).
 """
 
@@ -52,10 +52,14 @@ def lookback_days(delay_days: int) -> int:
     return delay_days + max(WINDOWS)
 
 
-def card_features(rows: Rows, names: Names = NAMES, row_indices: Ints | None = None) -> dict[str, Column]:
-    """Compute the features OF_CARD (all, or at least those in `names`) of the rows of complete cards.
+def card_features(
+    rows: Rows, names: Names = NAMES, row_indices: Ints | None = None
+) -> dict[str, Column]:
+    """Compute the features OF_CARD (all, or at least those in `names`) of the rows of complete
+    cards.
 
-    `rows` must be sorted by (card, time, id). With `row_indices`, return the features of these rows only.
+    `rows` must be sorted by (card, time, id). With `row_indices`, return the features of these rows
+    only.
     """
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     cents_before = _running_sum(rows.cents)
@@ -64,31 +68,42 @@ def card_features(rows: Rows, names: Names = NAMES, row_indices: Ints | None = N
     weekend = (rows.time // DAY + 3) % 7 >= 5  # day 0 of the epoch was a Thursday
     result: dict[str, Column] = {"amount": amount, "weekend": weekend, "night": second < 7 * 3600}
     end = np.searchsorted(line, line, side="right")
+
     for days in WINDOWS:
         start = np.searchsorted(line, line - days * DAY, side="right")
         result[f"card_count_{days}d"] = count = end - start
         result[f"card_mean_{days}d"] = (cents_before[end] - cents_before[start]) / (100 * count)
+
     if set(names) <= result.keys() | set(OF_TERMINAL):
         return result
 
     start = np.maximum(first, index - HABIT_ROWS)
     mean = (cents_before[index] - cents_before[start]) / (100 * np.maximum(index - start, 1))
-    gap, max_gap = np.diff(rows.time, prepend=rows.time[:1]) / 1e6, max(WINDOWS) * DAY / 1e6
+    gap = np.diff(rows.time, prepend=rows.time[:1]) / 1e6
+    max_gap = max(WINDOWS) * DAY / 1e6
     angle = second * (2 * np.pi / 86_400)
-    result |= {
-        "log_amount": np.log1p(amount),
-        "log_ratio_to_mean": np.where(index > first, _log_ratio(amount, mean), 0),
-        "log_gap": np.log1p(np.where(index > first, np.minimum(gap, max_gap), max_gap)),
-        "sin_time": np.sin(angle),
-        "cos_time": np.cos(angle),
-    }
+
+    result.update(
+        {
+            "log_amount": np.log1p(amount),
+            "log_ratio_to_mean": np.where(index > first, _log_ratio(amount, mean), 0),
+            "log_gap": np.log1p(np.where(index > first, np.minimum(gap, max_gap), max_gap)),
+            "sin_time": np.sin(angle),
+            "cos_time": np.cos(angle),
+        }
+    )
+
     if row_indices is None:
         return result | _habits(rows.card, amount)
-    return {name: values[row_indices] for name, values in result.items()} | _habits_at(row_indices, first, amount)
+
+    return {name: values[row_indices] for name, values in result.items()} | _habits_at(
+        row_indices, first, amount
+    )
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compare the amount and the highest recent amounts with the median of the card's recent amounts."""
+    """Compare the amount and the highest recent amounts with the median of the card's recent
+    amounts."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
         column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
@@ -98,18 +113,25 @@ def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
 
 
 def _habits_at(row_indices: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compute the features of `_habits` for a few rows, as servers do; this is faster than a polars query."""
+    """Compute the features of `_habits` for a few rows, as servers do; this is faster than a polars
+    query."""
     index = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
     same_card = index >= first[row_indices, None]
     recent_amounts = np.where(same_card, amount[index.clip(0)], np.inf)
-    sorted_amounts, count = np.sort(recent_amounts, axis=1), same_card.sum(1)
+    sorted_amounts = np.sort(recent_amounts, axis=1)
+    count = same_card.sum(1)
     row = np.arange(len(row_indices))
     median = (sorted_amounts[row, (count - 1) // 2] + sorted_amounts[row, count // 2]) / 2
     highest = np.where(same_card, recent_amounts, -np.inf)
-    return _compare_amounts(amount[row_indices], median, highest[:, :5].max(1), highest[:, :20].max(1))
+
+    return _compare_amounts(
+        amount[row_indices], median, highest[:, :5].max(1), highest[:, :20].max(1)
+    )
 
 
-def _compare_amounts(amount: Column, median: Column, max5: Column, max20: Column) -> dict[str, Column]:
+def _compare_amounts(
+    amount: Column, median: Column, max5: Column, max20: Column
+) -> dict[str, Column]:
     return {
         "log_ratio_to_median": _log_ratio(amount, median),
         "log_max5_to_median": _log_ratio(max5, median),
@@ -118,7 +140,8 @@ def _compare_amounts(amount: Column, median: Column, max5: Column, max20: Column
 
 
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """Compute the features OF_TERMINAL (all, or at least those in `names`) of the rows of complete terminals.
+    """Compute the features OF_TERMINAL (all, or at least those in `names`) of the rows of complete
+    terminals.
 
     `rows` must be sorted by (terminal, time, id).
     """
@@ -129,21 +152,29 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
     # the labels of rows before the cutoff are known
     cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")
     start = cutoff
+
     for days in WINDOWS:
         start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
         result[f"terminal_count_{days}d"] = count = cutoff - start
-        result[f"terminal_risk_{days}d"] = (frauds_before[cutoff] - frauds_before[start]) / np.maximum(count, 1)
+        result[f"terminal_risk_{days}d"] = (
+            frauds_before[cutoff] - frauds_before[start]
+        ) / np.maximum(count, 1)
+
     if set(names) <= result.keys() | set(OF_CARD):
         return result
 
     n = len(rows)
     last_fraud = np.maximum.accumulate(np.where(is_fraud, index, -1))[cutoff - 1]
     last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, index))[cutoff - 1]
-    first_fraud = np.minimum.accumulate(np.append(np.where(is_fraud, index, n), n)[::-1])[::-1][start]
+    first_fraud = np.minimum.accumulate(np.append(np.where(is_fraud, index, n), n)[::-1])[::-1][
+        start
+    ]
     has_fraud = frauds_before[cutoff] > frauds_before[start]
+
     for name, row in (("first", first_fraud), ("last", last_fraud)):
         days = (line - line[np.where(has_fraud, row, 0)]) / DAY
         result[f"days_since_{name}_fraud"] = np.where(has_fraud, days, lookback_days(delay_days))
+
     result["fraud_run"] = np.where(has_fraud, cutoff - np.maximum(last_genuine + 1, start), 0)
     return result
 
@@ -158,29 +189,40 @@ def matrix(columns: dict[str, Column], names: Names) -> Floats:
     return result
 
 
-def tables(rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES) -> Iterator[tuple[Rows, Floats]]:
-    """Yield the features `names` in pieces of complete cards: (rows, float32 [m, len(names)]), by (card, time, id).
+def tables(
+    rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES
+) -> Iterator[tuple[Rows, Floats]]:
+    """Yield the features `names` in pieces of complete cards: (rows, float32 [m, len(names)]), by
+    (card, time, id).
 
-    `rows` must be sorted by (time, id). The function needs about the memory of `rows` plus one piece.
+    `rows` must be sorted by (time, id). The function needs about the memory of `rows` plus one
+    piece.
     """
     terminal_names = tuple(name for name in names if name in OF_TERMINAL)
     by_terminal = _order(rows.terminal)
     terminal_table = np.empty((len(rows), len(terminal_names)), np.float32)
+
     for group in chunks(rows.terminal[by_terminal], chunk):
         index = by_terminal[group]
-        terminal_table[index] = matrix(terminal_features(rows[index], delay_days, names), terminal_names)
+        terminal_table[index] = matrix(
+            terminal_features(rows[index], delay_days, names), terminal_names
+        )
+
     by_card = _order(rows.card)
     for group in chunks(rows.card[by_card], chunk):
         index = by_card[group]
         piece = rows[index]
-        columns = card_features(piece, names) | dict(zip(terminal_names, terminal_table[index].T, strict=True))
+        columns = card_features(piece, names) | dict(
+            zip(terminal_names, terminal_table[index].T, strict=True)
+        )
         yield piece, matrix(columns, names)
 
 
 def _order(group: Ints) -> Ints:
     """Return the indices that sort rows by group; rows of a group keep their order."""
     group = group - group.min()
-    return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")  # 16 bits are faster
+    # 16 bits are faster
+    return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")
 
 
 def chunks(groups: Ints, size: int) -> Iterator[slice]:
@@ -196,10 +238,12 @@ def chunks(groups: Ints, size: int) -> Iterator[slice]:
 def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     """Return (index, first row of the group, time line) of rows sorted by (group, time).
 
-    The time line covers all groups: gaps longer than `reach`, and gaps between groups, are shortened to just over
-    `reach`. So one binary search finds the starts of windows in all groups, and times do not overflow with many groups.
+    The time line covers all groups: gaps longer than `reach`, and gaps between groups, are
+    shortened to just over `reach`. So one binary search finds the starts of windows in all groups,
+    and times do not overflow with many groups.
     """
-    index, first = np.arange(len(time)), firsts(group)
+    index = np.arange(len(time))
+    first = firsts(group)
     gap = np.diff(time, prepend=time[:1])
     line = np.cumsum(np.where(first == index, reach + 1, np.minimum(gap, reach + 1)))
     return index, first, line

@@ -1,7 +1,9 @@
-"""Transactions in memory: one numpy array per column, so the same code works for a data set and for a request.
+"""Transactions in memory: one numpy array per column, so the same code works for a data set and for
+a request.
 
-On disk (`transactions.parquet`, `rejects.parquet`) the columns are `id`, `time` (timestamp, UTC), `card`, `terminal`,
-`amount`, `fraud` (null: not known yet) and `scenario`. `identity` converts text ids to numbers without a lookup table.
+On disk (`transactions.parquet`, `rejects.parquet`) the columns are `id`, `time` (timestamp, UTC),
+`card`, `terminal`, `amount`, `fraud` (null: not known yet) and `scenario`. `identity` converts text
+ids to numbers without a lookup table.
 """
 
 from collections.abc import Sequence
@@ -44,11 +46,23 @@ class Rows:
     @classmethod
     def concat(cls, pieces: Sequence["Rows"]) -> "Rows":
         """Concatenate `pieces` (at least one)."""
-        return cls(**{name: np.concatenate([getattr(rows, name) for rows in pieces]) for name in NAMES})
+        return cls(
+            **{name: np.concatenate([getattr(rows, name) for rows in pieces]) for name in NAMES}
+        )
 
     @classmethod
-    def of(cls, id: Any, time: Any, card: Any, terminal: Any, amount: Any, fraud: Any = 0, scenario: Any = 0) -> "Rows":
-        """Create rows from sequences; `amount` in currency units, `time` in µs. A scalar is used for all rows."""
+    def of(
+        cls,
+        id: Any,
+        time: Any,
+        card: Any,
+        terminal: Any,
+        amount: Any,
+        fraud: Any = 0,
+        scenario: Any = 0,
+    ) -> "Rows":
+        """Create rows from sequences; `amount` in currency units, `time` in µs. A scalar is used
+        for all rows."""
         n = len(time)
         return cls(
             *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
@@ -61,7 +75,10 @@ class Rows:
     def from_frame(cls, frame: "pl.DataFrame") -> "Rows":
         """Create rows from a checked frame with the columns of `transactions.parquet`."""
         frame = frame.with_columns(frame["fraud"].fill_null(UNKNOWN))
-        columns = {name: frame[name].to_numpy() for name in ("id", "card", "terminal", "amount", "fraud", "scenario")}
+        columns = {
+            name: frame[name].to_numpy()
+            for name in ("id", "card", "terminal", "amount", "fraud", "scenario")
+        }
         return cls.of(time=frame["time"].dt.epoch("us").to_numpy(), **columns)
 
     def to_frame(self) -> "pl.DataFrame":
@@ -79,7 +96,8 @@ NAMES = tuple(field.name for field in fields(Rows))
 
 
 def firsts(groups: Ints) -> Ints:
-    """Return for each row the index of the first row of its group; the rows of a group are contiguous."""
+    """Return for each row the index of the first row of its group; the rows of a group are
+    contiguous."""
     is_first = np.append(True, groups[1:] != groups[:-1])
     return np.maximum.accumulate(np.where(is_first, np.arange(len(groups)), 0))
 
@@ -100,7 +118,8 @@ def day(time: Any) -> str:
 
 
 def identity(text: str) -> int:
-    """Convert a text id to a number: its value if the text is a number, otherwise 63 bits of its hash."""
+    """Convert a text id to a number: its value if the text is a number, otherwise 63 bits of its
+    hash."""
     try:
         value = int(text)
         if abs(value) < 1 << 63:

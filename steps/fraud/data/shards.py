@@ -1,23 +1,30 @@
-"""The dataset on disk for training, evaluation and serving. `write_dataset` writes this dataset, sequences.py reads it.
+"""The dataset on disk for training, evaluation and serving. `write_dataset` writes this dataset,
+sequences.py reads it.
 
     dataset.json           written by Rekindle, with the facts below
-    shards/NAME-00000.npy  the column NAME (see ARRAYS), sorted by (card, time, id); each card is in one shard
-    transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
+    shards/NAME-00000.npy  the column NAME (see ARRAYS), sorted by (card, time, id); each card is in
+    one shard
+    transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud,
+    scenario
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
                            (without a rejected row, only these two columns)
     state/                 the serving state, see steps/fraud/data/state.py
 
-The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end `label_delay_days` before
-the last full day. Training uses rows before `train_end`, which is `label_delay_days` before the first test day: all
-labels of these rows are known when the test weeks begin. No model is trained or evaluated on rows after the test weeks.
+The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end
+`label_delay_days` before the last full day. Training uses rows before `train_end`, which is
+`label_delay_days` before the first test day: all labels of these rows are known when the test weeks
+begin. No model is trained or evaluated on rows after the test weeks.
 
 Facts (times are µs since the epoch, and counts are numbers of rows):
 
-    train_start            start of the training rows; rows before it only give context: they lack past days
-    train_end, data_until  end of the training rows and of the serving state, as a number and as text
+    train_start            start of the training rows; rows before it only give context: they lack
+    past days
+    train_end, data_until  end of the training rows and of the serving state, as a number and as
+    text
     test_weeks, test_rows  [start, end) and [rows, frauds] of each test week, oldest first
     mean, std              of each feature over the training rows
-    unknown                rows in training time and test weeks without a known label, which are not used
+    unknown                rows in training time and test weeks without a known label, which are not
+    used
     rejected               rejected rows by reason
 """
 
@@ -42,7 +49,8 @@ from steps.fraud.data.checks import check
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, day, utc
 from steps.fraud.data.suspicions import suspicions
 
-ARRAYS = {  # columns of a shard of n rows, and their types
+# columns of a shard of n rows, and their types
+ARRAYS = {
     "features": np.float32,  # shape [n, F]
     "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (schema.UNKNOWN): not known yet
     "scenarios": np.uint8,  # kind of fraud; 0: genuine or not known
@@ -59,16 +67,18 @@ WARM_UP = 14 * DAY  # time before `train_start`, but at most a quarter of the tr
 def write_dataset(data: Data, out: Path) -> Prepared:
     """Write the dataset of the raw transactions to `out`.
 
-    Raises DataError for invalid data, ConfigError for an invalid setting, RekindleError if writing fails.
+    Raises DataError for invalid data, ConfigError for an invalid setting, RekindleError if writing
+    fails.
     """
     try:
         (out / "shards").mkdir()
         facts, was_sorted, warnings = _write(data, out)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
-            f"{out} cannot be written: {error}. It needs about {ROW_BYTES} bytes per transaction: free space, or set "
-            "TMPDIR to a directory on a larger disk."
+            f"{out} cannot be written: {error}. It needs about {ROW_BYTES} bytes per transaction:"
+            " free space, or set TMPDIR to a directory on a larger disk."
         ) from error
+
     names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
     days = {name: day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
@@ -76,6 +86,7 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     tags = {name: facts[name] for name in names} | {"was_sorted": was_sorted} | days
     share = facts["train_frauds"] / facts["train_rows"]
     newest = utc(facts["last_time"])
+
     return Prepared(facts["rows"], rejected, facts, tags, warnings, {"fraud_share": share}, newest)
 
 
@@ -84,12 +95,20 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
     shutil.rmtree(out / "download", ignore_errors=True)
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
+
     # without rows, the columns of the source would make datasets of equal transactions differ
-    rejects = checked.rejects.select("row", "reason") if checked.rejects.is_empty() else checked.rejects
+    if checked.rejects.is_empty():
+        rejects = checked.rejects.select("row", "reason")
+    else:
+        rejects = checked.rejects
+
     rejects.write_parquet(out / "rejects.parquet")
-    rows, labels_until = _select_days(checked.rows, data), labels_end(checked.rows, data)
+    rows = _select_days(checked.rows, data)
+    labels_until = labels_end(checked.rows, data)
+
     if data.window:
         rows = _hide_labels(rows, labels_until)
+
     check_space(f"the dataset of {len(rows):,} rows", 1.1 * ROW_BYTES * len(rows), out, SMALL_DISK)
     facts = calendar(rows, data, labels_until) | {
         "features": [*features.NAMES, BOOSTED],
@@ -102,33 +121,45 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
 
     sample = Sample(facts["train_rows"])
     pieces: list[Rows] = []
-    for number, (piece, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):
+
+    for number, (piece, table) in enumerate(
+        features.tables(rows, data.label_delay_days, data.shard_rows)
+    ):
         np.save(_file(out, "features", number), table)
         usable = (piece.time >= facts["train_start"]) & (piece.time < facts["train_end"])
         sample.add(table, piece.fraud, piece.card, usable)
         pieces.append(piece)
+
     boosting = sample.fit()
 
     train = _Moments(len(facts["features"]))
     tail: list[tuple[Rows, features.Floats]] = []
     label_sums = np.zeros((2, 3))
+
     for number, piece in enumerate(pieces):
-        table, training = np.load(_file(out, "features", number)), piece.time < facts["train_end"]
+        table = np.load(_file(out, "features", number))
+        training = piece.time < facts["train_end"]
         log_odds = boosting.score(table, piece.card, training)
         label_sums += sum_labels(piece, log_odds, facts["train_start"], labels_until)
         table = np.column_stack([table, log_odds])
+
         arrays = (table, piece.fraud, piece.scenario, piece.time, piece.card, piece.id)
         for name, array in zip(ARRAYS, arrays, strict=True):
             np.save(_file(out, name, number), array)
+
         train.add(table, training)
         keep = state.needed(piece, facts["train_end"], data.label_delay_days)
         tail.append((piece[keep], table[keep]))
+
     warnings += late_labels(label_sums, labels_until, data.label_delay_days)
     sizes = [len(piece) for piece in pieces]
-    facts |= {"shards": sizes, "mean": train.mean(), "std": train.std()}
+    facts["shards"] = sizes
+    facts["mean"] = train.mean()
+    facts["std"] = train.std()
     facts["rejected"] = checked.reasons()
     kept = Rows.concat([piece for piece, _ in tail]), np.concatenate([table for _, table in tail])
     state.write(out / "state", *kept, boosting.trees(), facts)
+
     return facts, checked.was_sorted, warnings
 
 
@@ -155,22 +186,32 @@ class _Moments:
 
 def _select_days(rows: Rows, data: Data) -> Rows:
     """Return the rows from `first_day` to `last_day`. Raises DataError if no row remains."""
-    start, end = 0, len(rows)
+    start = 0
+    end = len(rows)
+
     if data.first_day:
         start = int(np.searchsorted(rows.time, _us(data.first_day)))
     if data.last_day:
         end = int(np.searchsorted(rows.time, _us(data.last_day) + DAY))
+
     if start >= end:
-        remedy = f"data.window ({data.window}) sets both." if data.window else "Set both to days of the data."
+        if data.window:
+            remedy = f"data.window ({data.window}) sets both."
+        else:
+            remedy = "Set both to days of the data."
+
         raise DataError(
-            f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day ({data.last_day}); "
-            f"the data is from {day(rows.time[0])} to {day(rows.time[-1])}. {remedy}"
+            f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day"
+            f" ({data.last_day}); the data is from {day(rows.time[0])} to {day(rows.time[-1])}."
+            f" {remedy}"
         )
+
     return rows[start:end]
 
 
 def _hide_labels(rows: Rows, start: int) -> Rows:
-    """Remove the labels from `start` on: a timely run has only some of these labels, but a late run has all."""
+    """Remove the labels from `start` on: a timely run has only some of these labels, but a late run
+    has all."""
     unknown = rows.time >= start
     fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
     return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
@@ -195,6 +236,7 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
     counts = np.searchsorted(rows.time, [train_end, *edges])
     fraud = rows.fraud == 1
     frauds = np.append(0, np.cumsum(fraud, dtype=np.int64))[counts]
+
     facts = {
         "first_time": int(rows.time[0]),
         "last_time": int(rows.time[-1]),
@@ -206,34 +248,46 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
         "train_rows": int(counts[0]),
         "train_frauds": int(frauds[0]),
         "unknown": int((rows.fraud[: counts[-1]] == UNKNOWN).sum()),
-        "test_rows": [[int(n), int(f)] for n, f in zip(np.diff(counts[1:]), np.diff(frauds[1:]), strict=True)],
+        "test_rows": [
+            [int(n), int(f)] for n, f in zip(np.diff(counts[1:]), np.diff(frauds[1:]), strict=True)
+        ],
     }
     if not 0 < facts["train_frauds"] < facts["train_rows"]:
         raise DataError(
-            f"nothing to learn from: {facts['train_rows']:,} transactions with {facts['train_frauds']:,} frauds "
-            f"before {day(train_end)}, where training ends (data from {day(rows.time[0])} to {day(rows.time[-1])}, "
-            f"less {data.test_weeks} test weeks and, before and after them, {data.label_delay_days} days until labels "
-            "are known). Give more data, or lower data.test_weeks."
+            f"nothing to learn from: {facts['train_rows']:,} transactions with"
+            f" {facts['train_frauds']:,} frauds before {day(train_end)}, where training ends (data"
+            f" from {day(rows.time[0])} to {day(rows.time[-1])}, less {data.test_weeks} test weeks"
+            f" and, before and after them, {data.label_delay_days} days until labels are known)."
+            " Give more data, or lower data.test_weeks."
         )
+
     if not any(frauds for _, frauds in facts["test_rows"]):
         raise DataError(
-            f"nothing to evaluate on: no fraud among the {sum(n for n, _ in facts['test_rows']):,} transactions of the "
-            f"test weeks ({day(edges[0])} to {day(end)}). Raise data.test_weeks, or give more data."
+            f"nothing to evaluate on: no fraud among the {sum(n for n, _ in facts['test_rows']):,}"
+            f" transactions of the test weeks ({day(edges[0])} to {day(end)}). Raise"
+            " data.test_weeks, or give more data."
         )
+
     return facts
 
 
 def last_full_day(time: NDArray[np.int64]) -> int:
     """Return the last complete day, as days since the epoch.
 
-    The newest day is complete if its last transaction is at most an hour earlier than on each day of the week before.
+    The newest day is complete if its last transaction is at most an hour earlier than on each day
+    of the week before.
     """
     last = int(time[-1] // DAY)
     ends = (
-        time[np.searchsorted(time, np.arange(last - 7, last + 1) * DAY + DAY) - 1] - np.arange(last - 7, last + 1) * DAY
+        time[np.searchsorted(time, np.arange(last - 7, last + 1) * DAY + DAY) - 1]
+        - np.arange(last - 7, last + 1) * DAY
     )
+
     usual = ends[:-1][ends[:-1] >= 0]  # negative values are of days without transactions
-    return last if not len(usual) or ends[-1] >= usual.min() - DAY // 24 else last - 1
+    if not len(usual) or ends[-1] >= usual.min() - DAY // 24:
+        return last
+
+    return last - 1
 
 
 def _us(of: Any) -> int:

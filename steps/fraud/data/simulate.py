@@ -1,17 +1,20 @@
 """Simulate cards, terminals and fraudsters. The same seed gives the same transactions.
 
-    simulate://7                                                          seed 7, and defaults for the other settings
-    simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published data set
+    simulate://7                                                          seed 7, and defaults for
+    the other settings
+    simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published
+    data set
     simulate://7?takeovers=2                                              with account takeovers
 
-An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et al.): a card pays at
-nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a compromised terminal are frauds for 28 days;
-(3) for 14 days, a third of the payments of a leaked card are frauds, with 5 times the amount. Smaller worlds have the
-same density and share of frauds.
+An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et
+al.): a card pays at nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a
+compromised terminal are frauds for 28 days; (3) for 14 days, a third of the payments of a leaked
+card are frauds, with 5 times the amount. Smaller worlds have the same density and share of frauds.
 
-`takeovers` adds a fourth kind: the fraudster of a card tries it with a tiny amount, then makes several payments within
-hours, of amounts that are usual for the card, at any terminals. Each payment alone looks genuine. `takeovers` is the
-number per 1,000 cards and day; the default, 0, keeps to the rules of the handbook.
+`takeovers` adds a fourth kind: the fraudster of a card tries it with a tiny amount, then makes
+several payments within hours, of amounts that are usual for the card, at any terminals. Each
+payment alone looks genuine. `takeovers` is the number per 1,000 cards and day; the default, 0,
+keeps to the rules of the handbook.
 """
 
 from collections.abc import Callable
@@ -38,11 +41,16 @@ class Payments:
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
 SIDE = 100  # side length of the square with all cards and terminals
-RADIUS = 500  # distance to a card's farthest terminals, times sqrt(terminals); gives about 78 terminals per card
-TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
-CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
+# distance to a card's farthest terminals, times sqrt(terminals); gives about 78 terminals per card
+RADIUS = 500
+TERMINAL_FRAUDS_A_DAY = 2 / 10_000
+TERMINAL_DAYS = 28
+CARD_FRAUDS_A_DAY = 3 / 5_000
+CARD_DAYS = 14
 TAKEOVER = 4  # scenario
-TAKEOVER_PAYMENTS, TAKEOVER_GAP = (4, 8), (300, 3600)  # payments of a takeover, and seconds between two of them
+# payments of a takeover, and seconds between two of them
+TAKEOVER_PAYMENTS = (4, 8)
+TAKEOVER_GAP = (300, 3600)
 TRIAL_AMOUNT = (0.5, 2.0)  # of the first payment of a takeover
 
 
@@ -53,7 +61,8 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
     """
     rng = np.random.default_rng(world.seed)
     home, shop = (rng.uniform(0, SIDE, (n, 2)) for n in (world.cards, world.terminals))
-    mean, rate = rng.uniform(5, 100, world.cards), rng.uniform(0, 4, world.cards)
+    mean = rng.uniform(5, 100, world.cards)
+    rate = rng.uniform(0, 4, world.cards)
     near, near_start = _find_terminals(home, shop, RADIUS / np.sqrt(world.terminals))
     choices = np.diff(near_start)
 
@@ -61,7 +70,8 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
     slot = np.repeat(np.arange(count.size), count)  # card * days + day, ascending
     second = rng.normal(43_200, 20_000, slot.size).astype(np.int64)
     keep = (second > 0) & (second < 86_400)
-    slot, second = slot[keep], second[keep]
+    slot = slot[keep]
+    second = second[keep]
     card, day = np.divmod(slot, world.days)
     amount = _draw_amounts(rng, mean[card])
     terminal = near[near_start[card] + (rng.random(slot.size) * choices[card]).astype(np.int64)]
@@ -75,8 +85,18 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
     card, day = np.divmod(slot, world.days)
     time = (np.datetime64(world.start, "D").astype(np.int64) + day) * DAY + second * 1_000_000
     order = np.argsort(time, kind="stable")
-    columns = {"time": time, "card": card, "terminal": terminal, "amount": amount, "scenario": scenario}
-    return pl.DataFrame({"id": np.arange(slot.size)} | {k: v[order] for k, v in columns.items()}).with_columns(
+
+    columns = {
+        "time": time,
+        "card": card,
+        "terminal": terminal,
+        "amount": amount,
+        "scenario": scenario,
+    }
+
+    return pl.DataFrame(
+        {"id": np.arange(slot.size)} | {k: v[order] for k, v in columns.items()}
+    ).with_columns(
         pl.col("time").cast(pl.Datetime("us")), fraud=(pl.col("scenario") > 0).cast(pl.UInt8)
     )
 
@@ -90,7 +110,8 @@ def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArra
 def _find_terminals(
     home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (terminals near each card, concatenated for all cards; start of each card in this list)."""
+    """Return (terminals near each card, concatenated for all cards; start of each card in this
+    list)."""
     by_x = np.argsort(shop[:, 0])
     x = shop[by_x, 0]
     edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
@@ -102,25 +123,39 @@ def _find_terminals(
 
 
 def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Return the scenario of each transaction (0: genuine). Changes the amounts of frauds in `payments`."""
-    slot, terminal, amount = payments.slot, payments.terminal, payments.amount
+    """Return the scenario of each transaction (0: genuine). Changes the amounts of frauds in
+    `payments`."""
+    slot = payments.slot
+    terminal = payments.terminal
+    amount = payments.amount
     scenario = (amount > 220).astype(np.uint8)
     compromised = np.zeros((world.terminals, world.days), bool)
     leaked: list[NDArray[np.int64]] = []
     start = np.searchsorted(slot, np.arange(world.cards * world.days + 1))
+
     for day in range(world.days - 1):
-        terminals = rng.choice(world.terminals, _events_of(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False)
+        terminals = rng.choice(
+            world.terminals, _events_of(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False
+        )
         compromised[terminals, day : day + TERMINAL_DAYS] = True
-        cards = rng.choice(world.cards, _events_of(world.cards * CARD_FRAUDS_A_DAY, day), replace=False)
-        begin, end = cards * world.days + day, cards * world.days + min(day + CARD_DAYS, world.days)
-        rows = [np.arange(b, e) for b, e in zip(start[begin].tolist(), start[end].tolist(), strict=True)]
+        cards = rng.choice(
+            world.cards, _events_of(world.cards * CARD_FRAUDS_A_DAY, day), replace=False
+        )
+        begin = cards * world.days + day
+        end = cards * world.days + min(day + CARD_DAYS, world.days)
+
+        rows = [
+            np.arange(b, e) for b, e in zip(start[begin].tolist(), start[end].tolist(), strict=True)
+        ]
         if rows:
             joint = np.concatenate(rows)
             leaked.append(rng.choice(joint, len(joint) // 3, replace=False))
+
     scenario[compromised[terminal, slot % world.days]] = 2
     for rows in leaked:
         amount[rows] = (5 * amount[rows]).round(2)
         scenario[rows] = 3
+
     return scenario
 
 
@@ -139,5 +174,6 @@ def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64])
 
 
 def _events_of(rate: float, day: int) -> int:
-    """Return the number of events on `day`: a whole number, and on average over many days `rate`."""
+    """Return the number of events on `day`: a whole number, and on average over many days
+    `rate`."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

@@ -1,6 +1,8 @@
-"""Read transactions from parquet or CSV files (a file or a folder, local or in S3), or simulate transactions.
+"""Read transactions from parquet or CSV files (a file or a folder, local or in S3), or simulate
+transactions.
 
-Columns get the names of this workload, but keep the types of the source (CSV: text). checks.py validates the rows.
+Columns get the names of this workload, but keep the types of the source (CSV: text). checks.py
+validates the rows.
 """
 
 import os
@@ -19,40 +21,65 @@ SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "
 
 
 def read(data: Data, scratch: Path) -> pl.DataFrame:
-    """Read the source with the columns id, time, card, terminal, amount, fraud and, if it exists, scenario.
+    """Read the source with the columns id, time, card, terminal, amount, fraud and, if it exists,
+    scenario.
 
-    Rows of CSV files also have the columns LINE, FILE and RAGGED. Objects in S3 are downloaded to `scratch`. Raises
-    DataError or ConfigError.
+    Rows of CSV files also have the columns LINE, FILE and RAGGED. Objects in S3 are downloaded to
+    `scratch`. Raises DataError or ConfigError.
     """
     scheme = urlsplit(data.source).scheme
     if scheme == "simulate":
         return simulate(parse(data.source))
-    path = _download(data.source, scratch) if scheme == "s3" else Path(data.source.removeprefix("file://"))
+
+    if scheme == "s3":
+        path = _download(data.source, scratch)
+    else:
+        path = Path(data.source.removeprefix("file://"))
+
     files, kind = _find_files(path, data.source)
     try:
         if kind == "csv":
             frames = [_read_csv(file, data) for file in files]
-            rows = pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
+            if len(frames) > 1:
+                rows = pl.concat(frames, how="diagonal")
+            else:
+                rows = frames[0]
         else:
             frame = pl.scan_parquet(files)
             chosen = _map_columns(frame.collect_schema().names(), data.columns, data.source)
-            rows = frame.select(pl.col(source_name).alias(name) for name, source_name in chosen.items()).collect()
+            rows = frame.select(
+                pl.col(source_name).alias(name) for name, source_name in chosen.items()
+            ).collect()
     except pl.exceptions.NoDataError as error:
-        raise DataError(f"{data.source} is empty: it must hold a header and at least one transaction.") from error
+        raise DataError(
+            f"{data.source} is empty: it must hold a header and at least one transaction."
+        ) from error
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
-            f"{data.source} cannot be read as {kind}: {reason}. Give a complete file of that format."
+            f"{data.source} cannot be read as {kind}: {reason}. Give a complete file of that"
+            " format."
         ) from error
+
     if rows.is_empty():
         raise DataError(f"{data.source} holds no transactions: it has a header, but no rows.")
+
     return rows
 
 
 def _read_csv(file: Path, data: Data) -> pl.DataFrame:
     frame = read_csv(file, data.text, data.columns)
-    chosen = _map_columns([name for name in frame.columns if name not in (LINE, RAGGED, FILE)], data.columns, str(file))
-    return frame.select(*(pl.col(source_name).alias(name) for name, source_name in chosen.items()), LINE, FILE, RAGGED)
+    chosen = _map_columns(
+        [name for name in frame.columns if name not in (LINE, RAGGED, FILE)],
+        data.columns,
+        str(file),
+    )
+    return frame.select(
+        *(pl.col(source_name).alias(name) for name, source_name in chosen.items()),
+        LINE,
+        FILE,
+        RAGGED,
+    )
 
 
 def _download(uri: str, scratch: Path) -> Path:
@@ -63,12 +90,15 @@ def _download(uri: str, scratch: Path) -> Path:
     from rekindle.storage import NotFound, Store
 
     parts = urlsplit(uri)
-    bucket, key = parts.netloc, parts.path.lstrip("/")
+    bucket = parts.netloc
+    key = parts.path.lstrip("/")
     target = scratch / Path(key).name
+
     try:
         Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)
     except NotFound as error:  # a DataError is not retried: a retry cannot help
         raise DataError(f"{error} Correct data.source.") from error
+
     return target
 
 
@@ -76,14 +106,28 @@ def _find_files(path: Path, shown: str) -> tuple[list[Path], str]:
     """Return the data files at `path`, sorted by name, and their common format."""
     if not path.exists():
         raise DataError(
-            f"{shown} does not exist: data.source must be a file, a folder, an s3:// URI or simulate://SEED."
+            f"{shown} does not exist: data.source must be a file, a folder, an s3:// URI or"
+            " simulate://SEED."
         )
+
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise DataError(
-            f"{shown} cannot be read: permission denied. Change the permissions of the file, or run as another user."
+            f"{shown} cannot be read: permission denied. Change the permissions of the file, or run"
+            " as another user."
         )
-    inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    files = [(p, kind) for p in inside for suffix, kind in SUFFIXES.items() if p.name.lower().endswith(suffix)]
+
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+    else:
+        inside = [path]
+
+    files = [
+        (p, kind)
+        for p in inside
+        for suffix, kind in SUFFIXES.items()
+        if p.name.lower().endswith(suffix)
+    ]
+
     kinds = {kind for _, kind in files}
     if len(kinds) != 1:
         formats = "both parquet and CSV" if kinds else "neither parquet nor CSV"
@@ -91,21 +135,27 @@ def _find_files(path: Path, shown: str) -> tuple[list[Path], str]:
             f"{shown} contains {formats}: file names must end with one of {', '.join(SUFFIXES)}, "
             "and all files must have one format."
         )
+
     return [p for p, _ in files], kinds.pop()
 
 
 def _map_columns(names: list[str], columns: Columns, shown: str) -> dict[str, str]:
-    """Return {name of a column → its name in the source}. Raises DataError that names all missing columns."""
+    """Return {name of a column → its name in the source}. Raises DataError that names all missing
+    columns."""
     configured: dict[str, str] = columns.model_dump()
-    missing = {name: source_name for name, source_name in configured.items() if source_name not in names}
+    missing = {
+        name: source_name for name, source_name in configured.items() if source_name not in names
+    }
     missing.pop("scenario", None)
+
     if missing:
         lines = [
             f'column "{source_name}" (data.columns.{name}){did_you_mean(source_name, set(names))}'
             for name, source_name in missing.items()
         ]
         raise DataError(
-            f"{shown} lacks {'; '.join(lines)} Found: {', '.join(names) or 'no column'}. Set data.columns.NAME to "
-            "the column's name in the source."
+            f"{shown} lacks {'; '.join(lines)} Found: {', '.join(names) or 'no column'}. Set"
+            " data.columns.NAME to the column's name in the source."
         )
+
     return {name: source_name for name, source_name in configured.items() if source_name in names}

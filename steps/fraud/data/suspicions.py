@@ -17,12 +17,17 @@ MIN_FRAUDS = 10  # minimum number of frauds to look for leaking columns
 
 
 def strays(time: Ints) -> int:
-    """Return the time of the first of a few rows that lie far after all other rows; without such rows, a time after
-    all."""
+    """Return the time of the first of a few rows that lie far after all other rows; without such
+    rows, a time after all."""
     sorted_times = np.sort(time)
     first = len(sorted_times) - max(1, int(MAX_STRAYS * len(sorted_times)))
-    wide_gaps = np.flatnonzero(np.diff(sorted_times[max(0, first - 1) :]) > STRAY_GAP) if len(sorted_times) > 1 else []
-    return int(sorted_times[max(0, first - 1) :][wide_gaps[0] + 1]) if len(wide_gaps) else int(sorted_times[-1]) + 1
+    if len(sorted_times) > 1:
+        wide_gaps = np.flatnonzero(np.diff(sorted_times[max(0, first - 1) :]) > STRAY_GAP)
+    else:
+        wide_gaps = []
+    if len(wide_gaps):
+        return int(sorted_times[max(0, first - 1) :][wide_gaps[0] + 1])
+    return int(sorted_times[-1]) + 1
 
 
 def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
@@ -33,11 +38,16 @@ def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
     labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
     labelled = labelled[labelled.fraud != UNKNOWN]
     result = wrong_columns(rows, columns) + truncated_values(rows, columns) + new_ids(rows, columns)
-    return result + (missing_genuine_rows(labelled) or frequent_frauds(labelled, columns)) + leaks(labelled, columns)
+    return (
+        result
+        + (missing_genuine_rows(labelled) or frequent_frauds(labelled, columns))
+        + leaks(labelled, columns)
+    )
 
 
 def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
-    """Return a sentence for each column that seems to be the wrong column, and for missing and repeated rows."""
+    """Return a sentence for each column that seems to be the wrong column, and for missing and
+    repeated rows."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
         column = columns.describe(name)
@@ -45,16 +55,26 @@ def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
             result.append(f"{column} has only one value: is it the right column?")
         elif name != "amount" and pl.Series(values).n_unique() == len(values):
             result.append(f"{column} differs in every row: is it swapped with another column?")
-    without_ids = pl.DataFrame({name: getattr(rows, name) for name in ("card", "time", "terminal", "cents")})
+
+    without_ids = pl.DataFrame(
+        {name: getattr(rows, name) for name in ("card", "time", "terminal", "cents")}
+    )
     duplicates = len(rows) - without_ids.n_unique()
     if duplicates > MAX_DUPLICATES * len(rows):
-        result.append(f"{duplicates:,} rows equal another row except for their id: was a file read twice?")
+        result.append(
+            f"{duplicates:,} rows equal another row except for their id: was a file read twice?"
+        )
+
     days = np.unique(rows.time // DAY)
     gaps = np.flatnonzero(np.diff(days) > 1)
     if len(gaps) and len(days) > 0.5 * (days[-1] - days[0]):
         missing = int((np.diff(days) - 1).sum())
         first = np.datetime64(int(days[gaps[0]]) + 1, "D")
-        result.append(f"{missing} days are without a transaction, the first of them {first}: is a file missing?")
+        result.append(
+            f"{missing} days are without a transaction, the first of them {first}: is a file"
+            " missing?"
+        )
+
     return result
 
 
@@ -62,17 +82,20 @@ def frequent_frauds(labelled: Rows, columns: Columns) -> list[str]:
     """Return a sentence if frauds are more frequent than usual for card payments."""
     share = (labelled.fraud == 1).mean() if len(labelled) else 0
     column = columns.describe("fraud")
+
     if share >= 0.5:
         return [
-            f"{share:.1%} of the known labels are frauds: are they inverted? In {column}, 1 must mean fraud and 0 "
-            "genuine. Correct the source."
+            f"{share:.1%} of the known labels are frauds: are they inverted? In {column}, 1 must"
+            " mean fraud and 0 genuine. Correct the source."
         ]
+
     if share > MAX_FRAUD_SHARE:
         return [
-            f"{share:.1%} of the known labels are frauds, but usually fewer than 1% of card payments: are genuine rows "
-            f"left out? Then scores are too high for real traffic, and metrics too good. Give all rows; if {column} is "
-            "complete, ignore this warning."
+            f"{share:.1%} of the known labels are frauds, but usually fewer than 1% of card"
+            " payments: are genuine rows left out? Then scores are too high for real traffic, and"
+            f" metrics too good. Give all rows; if {column} is complete, ignore this warning."
         ]
+
     return []
 
 
@@ -81,16 +104,24 @@ def leaks(labelled: Rows, columns: Columns) -> list[str]:
     is_fraud = labelled.fraud == 1
     if not MIN_FRAUDS <= is_fraud.sum() < len(labelled) / 2:
         return []
+
     result = []
-    for name, values in (("card", labelled.card), ("terminal", labelled.terminal), ("amount", labelled.cents)):
+    for name, values in (
+        ("card", labelled.card),
+        ("terminal", labelled.terminal),
+        ("amount", labelled.cents),
+    ):
         share = _share_identified(values, is_fraud)
         if name == "amount":
             share = max(share, _share_at_one_end(values, is_fraud))
+
         if share >= MIN_IDENTIFIED:
             result.append(
-                f"{columns.describe(name)} alone identifies {share:.0%} of the frauds: does it contain the label, or "
-                "facts from after the transaction? Name the column with the original value."
+                f"{columns.describe(name)} alone identifies {share:.0%} of the frauds: does it"
+                " contain the label, or facts from after the transaction? Name the column with the"
+                " original value."
             )
+
     return result
 
 
@@ -104,8 +135,11 @@ def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
 
 
 def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the share of the frauds that have the highest (or lowest) values, if most rows with these values are
-    frauds."""
+    """Return the share of the frauds that have the highest (or lowest) values, if most rows with
+    these values are frauds."""
     low, high = np.quantile(values[is_fraud], [0.1, 0.9])
     ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
-    return max((float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_IDENTIFIED), default=0)
+    return max(
+        (float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_IDENTIFIED),
+        default=0,
+    )

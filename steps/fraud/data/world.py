@@ -1,4 +1,5 @@
-"""Parse `simulate://` URIs. Not in simulate.py, so that configs are validated without heavy imports."""
+"""Parse `simulate://` URIs. Not in simulate.py, so that configs are validated without heavy
+imports."""
 
 from datetime import date
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -21,18 +22,26 @@ class World(Section):
 
 
 def parse(uri: str) -> World:
-    """Parse simulate://SEED?cards=..&terminals=..&days=..&start=..&takeovers=... Raises ValueError."""
+    """Parse simulate://SEED?cards=..&terminals=..&days=..&start=..&takeovers=... Raises
+    ValueError."""
     parts = urlsplit(uri)
     values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
+
     try:
         return World.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
+
         keys = set(World.model_fields)
-        fault = f"{name!r} is unknown.{did_you_mean(name, keys)}" if name not in keys else f"{name}: {first['msg']}."
+        if name not in keys:
+            fault = f"{name!r} is unknown.{did_you_mean(name, keys)}"
+        else:
+            fault = f"{name}: {first['msg']}."
+
         raise ValueError(
-            f"{fault} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
+            f"{fault} It must look like simulate://7 or"
+            " simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
         ) from error
 
 

@@ -1,4 +1,5 @@
-"""A wrong command line gives one line with the mistake, the nearest option and the way to the help."""
+"""A wrong command line gives one line with the mistake, the nearest option and the way to the
+help."""
 
 import subprocess
 import sys
@@ -22,7 +23,11 @@ PROGRAMS = {"argolocal": argolocal_cli.commands, "rekindle": rekindle_cli.comman
             "run --paramter x=1",
             '--paramter is not an option of `argolocal run`. Did you mean "--parameter"?',
         ),
-        ("argolocal", "logs -Z", "-Z is not an option of `argolocal logs`. Its options: --follow, --help, --output."),
+        (
+            "argolocal",
+            "logs -Z",
+            "-Z is not an option of `argolocal logs`. Its options: --follow, --help, --output.",
+        ),
         ("argolocal", "--hlp", 'Did you mean "--help"?'),
         ("argolocal", "run", "Missing argument 'FILE'."),
         ("argolocal", "run f.yaml -p", "Option '-p' requires an argument."),
@@ -34,7 +39,9 @@ PROGRAMS = {"argolocal": argolocal_cli.commands, "rekindle": rekindle_cli.comman
         ("rekindle", "lint -o jsn", "'jsn' is not one of 'text', 'json'."),
     ],
 )
-def test_a_wrong_option_is_one_line_with_the_nearest_option(program: str, arguments: str, words: str) -> None:
+def test_a_wrong_option_is_one_line_with_the_nearest_option(
+    program: str, arguments: str, words: str
+) -> None:
     with pytest.raises(click.ClickException) as caught:
         PROGRAMS[program].main(arguments.split(), prog_name=program, standalone_mode=False)
     error = caught.value
@@ -45,7 +52,17 @@ def test_a_wrong_option_is_one_line_with_the_nearest_option(program: str, argume
 
 
 def test_the_line_is_all_that_the_program_prints() -> None:
-    command = [sys.executable, "-c", "import sys; from argolocal.cli import main; sys.exit(main())", "logs", "--folow"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from argolocal.cli import main; sys.exit(main())",
+        "logs",
+        "--folow",
+    ]
+
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: --folow is not an option of") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: --folow is not an option of")
+        and done.stderr.count("\n") == 1
+    )

@@ -6,7 +6,10 @@ import pytest
 
 from argolocal.common import causes
 
-CONDITION = "main: Error (exit code 64): failure condition '{status.conditions.2.type == [Failed]}' evaluated true"
+CONDITION = (
+    "main: Error (exit code 64): failure condition '{status.conditions.2.type == [Failed]}'"
+    " evaluated true"
+)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +24,11 @@ CONDITION = "main: Error (exit code 64): failure condition '{status.conditions.2
         ("", ""),
     ],
 )
-def test_the_cause_of_a_failed_job_replaces_the_condition_of_its_template(message: str, cause: str) -> None:
+def test_the_cause_of_a_failed_job_replaces_the_condition_of_its_template(
+    message: str, cause: str
+) -> None:
     assert causes.plain(message) == cause
-    nodes = [{"displayName": "train", "templateName": "train", "phase": "Failed", "message": message}]
+    nodes = [
+        {"displayName": "train", "templateName": "train", "phase": "Failed", "message": message}
+    ]
     assert causes.failed_steps(json.loads(json.dumps(nodes))) == [("train", cause or "Failed")]

@@ -5,9 +5,14 @@ import pytest
 from argolocal.common.environment import remove_secrets
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "github_token", "DB_PASSWORD", "OPENAI_API_KEY", "NOTIFY_URL"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "github_token", "DB_PASSWORD", "OPENAI_API_KEY", "NOTIFY_URL"]
+)
 def test_secrets_are_removed(name: str) -> None:
-    assert remove_secrets({name: "x", "PATH": "/bin", "KEYBOARD": "de"}) == {"PATH": "/bin", "KEYBOARD": "de"}
+    assert remove_secrets({name: "x", "PATH": "/bin", "KEYBOARD": "de"}) == {
+        "PATH": "/bin",
+        "KEYBOARD": "de",
+    }
 
 
 def test_keys_of_services_are_kept_only_where_they_are_needed() -> None:

@@ -31,22 +31,36 @@ def test_an_input_without_end_is_refused_and_a_pipe_is_read(tmp_path: Path) -> N
     assert read_input(tmp_path / "fifo", 100) == b""  # no process writes to it
 
 
-@pytest.mark.parametrize("kind", ["loop", "file", "config is a FIFO", "config is a device", "config is a folder"])
+@pytest.mark.parametrize(
+    "kind", ["loop", "file", "config is a FIFO", "config is a device", "config is a folder"]
+)
 @pytest.mark.parametrize("package", ["argolocal", "rekindle"])
-def test_a_command_names_an_unusual_path_in_one_line(tmp_path: Path, package: str, kind: str) -> None:
-    command, target = ["status"], str(tmp_path)
+def test_a_command_names_an_unusual_path_in_one_line(
+    tmp_path: Path, package: str, kind: str
+) -> None:
+    command = ["status"]
+    target = str(tmp_path)
+
     if kind == "loop":
         (tmp_path / f".{package}").symlink_to(f".{package}")
     elif kind == "file":
         (tmp_path / f".{package}").touch()
     else:
         os.mkfifo(tmp_path / "fifo")
-        target = {"FIFO": str(tmp_path / "fifo"), "device": "/dev/zero", "folder": str(tmp_path)}[kind.split()[-1]]
+        target = {"FIFO": str(tmp_path / "fifo"), "device": "/dev/zero", "folder": str(tmp_path)}[
+            kind.split()[-1]
+        ]
         command = ["lint", target]
+
     done = subprocess.run(
-        [sys.executable, "-m", package, *command], cwd=tmp_path, capture_output=True, text=True, timeout=30,
+        [sys.executable, "-m", package, *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
         env={name: value for name, value in os.environ.items() if not name.endswith("_HOME")},
-    )  # fmt: skip
+    )
+
     assert done.returncode in (1, 2), done
     assert target in done.stderr or "is empty" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr

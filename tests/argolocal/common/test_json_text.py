@@ -1,4 +1,5 @@
-"""JSON that this program writes has no NaN and no infinity, which no other parser reads; an error names the number."""
+"""JSON that this program writes has no NaN and no infinity, which no other parser reads; an error
+names the number."""
 
 import json
 import math
@@ -13,13 +14,17 @@ NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 @pytest.mark.parametrize("number", NOT_FINITE)
 def test_a_number_that_is_not_finite_is_located(number: float) -> None:
-    with pytest.raises(ValueError, match=rf"^parts\[1\]\.rmse is {number}: it must be a finite number$"):
+    with pytest.raises(
+        ValueError, match=rf"^parts\[1\]\.rmse is {number}: it must be a finite number$"
+    ):
         to_json({"rows": 3, "parts": [{"rmse": 1.0}, {"rmse": number}]})
     with pytest.raises(ValueError, match=rf"^the value is {number}: "):
         to_json(number)
 
 
-@pytest.mark.parametrize("options", [{}, {"indent": 1}, {"sort_keys": True}, {"separators": (",", ":")}])
+@pytest.mark.parametrize(
+    "options", [{}, {"indent": 1}, {"sort_keys": True}, {"separators": (",", ":")}]
+)
 def test_other_values_are_written_as_python_writes_them(options: dict[str, Any]) -> None:
     value = {"b": [1, 0.1, 1e308, "NaN", None, True], "a": {"é": -0.0}}
     assert to_json(value, **options) == json.dumps(value, **options)
@@ -37,7 +42,11 @@ def test_values_that_cannot_be_json_keep_the_reason() -> None:
 
 def test_an_unknown_number_is_null() -> None:
     value = {"loss": math.nan, "losses": [(1, math.inf), (2, 0.5)], "text": "nan"}
-    assert loads(to_json(replace_nan(value))) == {"loss": None, "losses": [[1, None], [2, 0.5]], "text": "nan"}
+    assert loads(to_json(replace_nan(value))) == {
+        "loss": None,
+        "losses": [[1, None], [2, 0.5]],
+        "text": "nan",
+    }
 
 
 @pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "[-Infinity]"])

@@ -1,4 +1,5 @@
-"""Names from outside: which values are names of runs, and how a message shows a value that is not one."""
+"""Names from outside: which values are names of runs, and how a message shows a value that is not
+one."""
 
 import json
 import pickle
@@ -9,10 +10,37 @@ from argolocal.common.names import InvalidName, ObjectName, RunName, show
 
 VALID = ["a", "demo-x7k2p", "payments", "a.b-c.d", "1", "x" * 253]
 INVALID = [
-    "", ".", "..", "../../project", "/home/me/precious", "/", "raw/customers", "a..b", "a.", ".a", "-a", "a-", "A",
-    "a b", "a\n", "a\x00", "a\u202e", "ä", "a_b", "%2e%2e", "a?b", "x" * 254,
-    "\ud800", None, 5, True, b"a", [], {}, ["a"],
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "../../project",
+    "/home/me/precious",
+    "/",
+    "raw/customers",
+    "a..b",
+    "a.",
+    ".a",
+    "-a",
+    "a-",
+    "A",
+    "a b",
+    "a\n",
+    "a\x00",
+    "a\u202e",
+    "ä",
+    "a_b",
+    "%2e%2e",
+    "a?b",
+    "x" * 254,
+    "\ud800",
+    None,
+    5,
+    True,
+    b"a",
+    [],
+    {},
+    ["a"],
+]
 
 
 @pytest.mark.parametrize("value", VALID)

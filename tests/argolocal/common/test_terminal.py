@@ -7,7 +7,8 @@ import sys
 from argolocal.common.terminal import EscapedStream, with_controls
 from argolocal.common.wording import visible
 
-# the characters with Unicode's property Bidi_Control, separators of lines, and characters without a width
+# the characters with Unicode's property Bidi_Control, separators of lines, and characters without a
+# width
 INVISIBLE = "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2060\u2066\u2069\ufeff\U000e0041"
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\r\u202e"
 PROGRAM = f"""
@@ -39,7 +40,9 @@ def test_every_way_to_print_escapes_control_characters():
 
 def test_characters_that_hide_or_reorder_text_are_shown_and_joiners_are_kept() -> None:
     shown = visible(f"a{INVISIBLE}b")
-    assert shown.isascii() and shown.startswith("a\\u061c\\u200b") and shown.endswith("\\U000e0041b")
+    assert (
+        shown.isascii() and shown.startswith("a\\u061c\\u200b") and shown.endswith("\\U000e0041b")
+    )
     joined = "\U0001f469\u200d\U0001f4bb \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
     assert visible(joined) == joined
 

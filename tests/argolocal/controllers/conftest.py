@@ -20,4 +20,6 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     cluster = LocalCluster(tmp_path)
     yield cluster
     cluster.down()
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, "down left something"
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, (
+        "down left something"
+    )

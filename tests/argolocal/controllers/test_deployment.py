@@ -1,4 +1,5 @@
-"""Deployments as real processes: rolling updates, probes, drain, supervisors that die, ports that are taken."""
+"""Deployments as real processes: rolling updates, probes, drain, supervisors that die, ports that
+are taken."""
 
 import json
 import os
@@ -26,7 +27,9 @@ from tests import polling
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
-FAILURE = ",".join(f"status.conditions.{index}.reason == ProgressDeadlineExceeded" for index in range(3))
+FAILURE = ",".join(
+    f"status.conditions.{index}.reason == ProgressDeadlineExceeded" for index in range(3)
+)
 SERVER = """
 import http.server, os, pathlib, signal, sys, threading, time
 version, slow = sys.argv[1], float(sys.argv[2])
@@ -59,36 +62,62 @@ def kinds(cluster: LocalCluster) -> dict[str, Controller]:
 def release(number: str, slow: float = 0) -> dict:
     """Return the Deployment of a release, as `deploy` creates it."""
     obj = deployment(number, slow=slow)
-    labels = {"app": "fraud", "app.kubernetes.io/name": "fraud", "app.kubernetes.io/instance": f"fraud-{number}"}
-    obj["metadata"] |= {"name": f"fraud-{number}", "labels": labels, "annotations": {"rekindle.dev/version": number}}
+    labels = {
+        "app": "fraud",
+        "app.kubernetes.io/name": "fraud",
+        "app.kubernetes.io/instance": f"fraud-{number}",
+    }
+    obj["metadata"]["name"] = f"fraud-{number}"
+    obj["metadata"]["labels"] = labels
+    obj["metadata"]["annotations"] = {"rekindle.dev/version": number}
     obj["spec"]["selector"]["matchLabels"] = obj["spec"]["template"]["metadata"]["labels"] = labels
     return obj
 
 
 def address(number: str, port: int, **spec: Any) -> dict:
     obj = service(port)
-    obj["spec"] |= {"selector": {"app.kubernetes.io/instance": f"fraud-{number}"}, **spec}
+    obj["spec"].update({"selector": {"app.kubernetes.io/instance": f"fraud-{number}"}, **spec})
     return obj
 
 
-def deployment(version: str, program: str = SERVER, slow: float = 0, replicas: int = 1, **spec: Any) -> dict:
+def deployment(
+    version: str, program: str = SERVER, slow: float = 0, replicas: int = 1, **spec: Any
+) -> dict:
     health = {"httpGet": {"path": "/health", "port": "http"}, "timeoutSeconds": 1}
     container = {
-        "name": "serve", "image": "any", "command": ["python", "-c", program, version, str(slow)],
+        "name": "serve",
+        "image": "any",
+        "command": ["python", "-c", program, version, str(slow)],
         "ports": [{"name": "http", "containerPort": 8080}],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "startupProbe": {**health, "periodSeconds": 1, "failureThreshold": 20},
         "readinessProbe": {**health, "periodSeconds": 0.1, "failureThreshold": 2},
         "livenessProbe": {**health, "periodSeconds": 0.2, "failureThreshold": 5},
-    }  # fmt: skip
+    }
+
     template = {"metadata": {"labels": {"app": "fraud"}}, "spec": {"containers": [container]}}
     template["spec"]["terminationGracePeriodSeconds"] = 5
-    spec = {"selector": {"matchLabels": {"app": "fraud"}}, "replicas": replicas, "template": template, **spec}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "fraud"}, "spec": spec}
+
+    spec = {
+        "selector": {"matchLabels": {"app": "fraud"}},
+        "replicas": replicas,
+        "template": template,
+        **spec,
+    }
+
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "fraud"},
+        "spec": spec,
+    }
 
 
 def service(port: int, name: str = "fraud") -> dict:
-    spec = {"selector": {"app": "fraud"}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
+    spec = {
+        "selector": {"app": "fraud"},
+        "ports": [{"name": "http", "port": port, "targetPort": "http"}],
+    }
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
@@ -97,7 +126,12 @@ def get(port: int, path: str = "/") -> str:
         return answer.read().decode()
 
 
-def wait(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: float = 60, name: str = "fraud") -> dict:
+def wait(
+    kinds: dict[str, Controller],
+    holds: Callable[[dict], Any],
+    seconds: float = 60,
+    name: str = "fraud",
+) -> dict:
     return polling.wait(kinds["Deployment"], holds, name, seconds)
 
 
@@ -123,7 +157,10 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
         "NewReplicaSetAvailable",
     ]
     until("version one to answer", lambda: answering(port, "one"))
-    seen, failed, stop, slow = [], [], threading.Event(), []
+    seen = []
+    failed = []
+    stop = threading.Event()
+    slow = []
 
     def ask() -> None:
         while not stop.is_set():
@@ -137,7 +174,9 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     asking.start()
     obj = kinds["Deployment"].apply(deployment("two", slow=0.5))
     assert obj["status"]["observedGeneration"] == 2
-    assert rolled_out(obj["status"]) is None, "right after apply it is not what served before that counts"
+    assert rolled_out(obj["status"]) is None, (
+        "right after apply it is not what served before that counts"
+    )
     waiting.start()
     wait(kinds, rolled_out)
     since = len(seen) + 1  # + 1: a request may be in progress
@@ -163,7 +202,8 @@ class Answers(list[str]):
 @contextmanager
 def load(port: int) -> Iterator[Answers]:
     """Run clients that send requests all the time."""
-    seen, stop = Answers(), threading.Event()
+    seen = Answers()
+    stop = threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
@@ -177,6 +217,7 @@ def load(port: int) -> Iterator[Answers]:
     clients = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
     for client in clients:
         client.start()
+
     yield seen
     stop.set()
     for client in clients:
@@ -189,19 +230,24 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
     kinds["Deployment"].apply(release("1"))
     kinds["Service"].apply(address("1", port))
     wait(kinds, lambda _: answering(port, "1"))
+
     with load(port) as seen:
         kinds["Deployment"].apply(release("2"))
         headless_service = address("2", 8080, clusterIP="None") | {"metadata": {"name": "fraud-2"}}
         kinds["Service"].apply(headless_service)
         host = cluster.service_variables()["FRAUD_2_SERVICE_HOST"]
         wait(kinds, rolled_out, name="fraud-2")
+
         with urllib.request.urlopen(f"http://{host}:8080/", timeout=10) as answer:
             assert answer.read().startswith(b"2"), "it is verified at an address of its own"
+
         assert set(seen) == {"1"}, "and no client has reached it"
         kinds["Service"].apply(address("2", port))
-        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})  # no answer of version 1 is pending
+        # no answer of version 1 is pending
+        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})
         kinds["Service"].apply(address("1", port))
         wait(kinds, lambda _: set(seen.latest.values()) == {"1"})
+
     assert set(seen) == {"1", "2"}
 
 
@@ -219,21 +265,29 @@ def route(*backends: dict[str, Any], **rule: Any) -> dict:
 def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
-    counting = SERVER.replace("def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)")
+    counting = SERVER.replace(
+        "def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)"
+    )
     for number in ("1", "2"):
         obj = release(number)
         obj["spec"]["template"]["spec"]["containers"][0]["command"][2] = counting
         kinds["Deployment"].apply(obj)
-        headless_service = address(number, 8080, clusterIP="None") | {"metadata": {"name": f"fraud-{number}"}}
+        headless_service = address(number, 8080, clusterIP="None") | {
+            "metadata": {"name": f"fraud-{number}"}
+        }
         kinds["Service"].apply(headless_service)
+
     kinds["Service"].apply(address("1", port))
     for number in ("1", "2"):
         wait(kinds, rolled_out, name=f"fraud-{number}")
+
     wait(kinds, lambda _: answering(port, "1"))
     pods = cluster.service_variables()["FRAUD_2_SERVICE_ENDPOINTS"].split(",")
     with urllib.request.urlopen(f"http://{pods[0]}:8080/", timeout=10) as answer:
         assert len(pods) == 1 and answer.read().startswith(b"2"), "its pods are found one by one"
-    there, other = {"name": "fraud", "port": port}, {"name": "fraud-2", "port": 8080}
+
+    there = {"name": "fraud", "port": port}
+    other = {"name": "fraud-2", "port": 8080}
     kinds["HTTPRoute"].apply(route(there | {"weight": 75}, other | {"weight": 25}))
     wait(kinds, lambda _: get(port).startswith("2"))
     assert [get(port)[0] for _ in range(40)].count("2") == 10
@@ -248,15 +302,21 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
     wait(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
-    assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
+    assert {get(port)[0] for _ in range(20)} == {"1"}, (
+        "a mirror that is gone costs nobody an answer"
+    )
 
 
-def test_the_error_for_a_port_of_another_model_names_that_model(kinds: dict[str, Controller], port: int) -> None:
+def test_the_error_for_a_port_of_another_model_names_that_model(
+    kinds: dict[str, Controller], port: int
+) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     other = service(port)
     other["metadata"] = {"name": "digits"}
-    with pytest.raises(ConfigError, match=f"Service digits: port {port} is used by Service fraud of this home"):
+    with pytest.raises(
+        ConfigError, match=f"Service digits: port {port} is used by Service fraud of this home"
+    ):
         kinds["Service"].apply(other)
 
 
@@ -264,9 +324,13 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, rolled_out)
-    kinds["Deployment"].apply(deployment("two", program="import sys; sys.exit('the model is gone')"))
+    kinds["Deployment"].apply(
+        deployment("two", program="import sys; sys.exit('the model is gone')")
+    )
     status = wait(kinds, lambda status: rolled_out(status) is False)
-    failed = next(condition for condition in status["conditions"] if condition["type"] == "Progressing")
+    failed = next(
+        condition for condition in status["conditions"] if condition["type"] == "Progressing"
+    )
     assert failed["message"].endswith("the model is gone")
     assert (status["readyReplicas"], status["unavailableReplicas"]) == (1, 1)
     assert answering(port, "one")
@@ -275,12 +339,16 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
     assert answering(port, "one")
 
 
-def test_a_deployment_without_progress_within_its_deadline_fails(kinds: dict[str, Controller]) -> None:
+def test_a_deployment_without_progress_within_its_deadline_fails(
+    kinds: dict[str, Controller],
+) -> None:
     kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
     wait(kinds, lambda status: rolled_out(status) is False)
 
 
-def test_pods_that_die_or_hang_are_restarted(kinds: dict[str, Controller], cluster: LocalCluster, port: int) -> None:
+def test_pods_that_die_or_hang_are_restarted(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
     kinds["Service"].apply(service(port))
     kinds["Deployment"].apply(deployment("one", replicas=2))
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
@@ -313,6 +381,7 @@ def die(event, args):
 sys.addaudithook(die)
 Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
 """
+
     arguments = [sys.executable, "-c", command, str(cluster.home), json.dumps(deployment("one"))]
     assert subprocess.run(arguments).returncode == -signal.SIGKILL
     kinds["Deployment"].apply(deployment("one"))
@@ -334,7 +403,14 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     os.kill(record["pid"], signal.SIGKILL)
     until("its pod to end", lambda: not Path(f"/proc/{pod}").exists())
     assert not Deployments(cluster).running()
-    shown = {"kind": "deployment", "name": "fraud", "address": f"http://127.0.0.1:{port}", "running": True}
+
+    shown = {
+        "kind": "deployment",
+        "name": "fraud",
+        "address": f"http://127.0.0.1:{port}",
+        "running": True,
+    }
+
     wait(kinds, lambda _: shown | {"ready": 1} in cluster.overview())
     wait(kinds, lambda _: answering(port, "one"))
     assert not cluster.revive()
@@ -347,7 +423,10 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
         return answering(port, "one")
 
     until("version one to answer again", revived)
-    assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
+    assert cluster.service_variables() == {
+        "FRAUD_SERVICE_HOST": "127.0.0.1",
+        "FRAUD_SERVICE_PORT": str(port),
+    }
 
 
 def test_deployments_that_down_stopped_run_only_when_applied_or_started_again(
@@ -375,7 +454,9 @@ def test_a_deleted_deployment_no_longer_exists(kinds: dict[str, Controller], por
     assert not answering(port, "one")
 
 
-def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(kinds: dict[str, Controller], port: int) -> None:
+def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
+    kinds: dict[str, Controller], port: int
+) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(ConfigError, match=r"port \d+ .* choose another port") as error,
@@ -393,7 +474,9 @@ def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalC
     with pytest.raises(ConfigError, match="strategy"):
         Deployments(cluster).apply(wrong)
     wrong = deployment("one")
-    wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = {"exec": {"command": ["true"]}}
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = {
+        "exec": {"command": ["true"]}
+    }
     with pytest.raises(ConfigError, match="livenessProbe"):
         Deployments(cluster).apply(wrong)
     wrong = deployment("one", selector={"matchLabels": {"app": "other"}})
@@ -408,22 +491,40 @@ def test_a_deployment_of_a_workflow_has_pods_only_while_the_workflow_runs(tmp_pa
     runner.lock()
     env = [{"name": "MASTER_ADDR", "value": "demo-1-train-lead-0-0.demo-1-train"}]
     program = "import os, time; print(os.environ['MASTER_ADDR'], flush=True); time.sleep(99)"
-    container = {"name": "worker", "image": "i", "command": [sys.executable, "-c", program], "env": env}
+
+    container = {
+        "name": "worker",
+        "image": "i",
+        "command": [sys.executable, "-c", program],
+        "env": env,
+    }
+
     obj = {
         "kind": "Deployment",
-        "metadata": {"name": "demo-1-train", "ownerReferences": [{"kind": "Workflow", "name": "demo-1"}]},
+        "metadata": {
+            "name": "demo-1-train",
+            "ownerReferences": [{"kind": "Workflow", "name": "demo-1"}],
+        },
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": {"a": "b"}},
             "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container]}},
         },
     }
+
     kinds: dict[str, Controller] = {"Deployment": (deployments := Deployments(cluster))}
+
     try:
         deployments.apply(obj)
         address = cluster.address("demo-1-train-lead-0-0")
         logs = tmp_path / "deployments/demo-1-train/logs"
-        wait(kinds, lambda _: [log.read_text().strip() for log in logs.glob("*")] == [address], name="demo-1-train")
+
+        wait(
+            kinds,
+            lambda _: [log.read_text().strip() for log in logs.glob("*")] == [address],
+            name="demo-1-train",
+        )
+
         runner.close()
         wait(kinds, lambda status: not status.get("replicas"), name="demo-1-train")
         runner.lock()

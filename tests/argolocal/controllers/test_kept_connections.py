@@ -1,4 +1,5 @@
-"""Clients with keep-alive connections, during switches between real model servers behind the local Service."""
+"""Clients with keep-alive connections, during switches between real model servers behind the local
+Service."""
 
 import asyncio
 import json
@@ -20,23 +21,30 @@ from rekindle.storage import Store
 from tests.rekindle.serving import running
 from tests.waiting import until
 
-DRAIN_S, GRACE_S = 0.5, 2.0
+DRAIN_S = 0.5
+GRACE_S = 2.0
 SERVE = ["python", "-m", "rekindle", "step", "steps.serve", "--host=$(POD_IP)", "--port=8080"]
 SERVE += [f"--drain-seconds={DRAIN_S}"]
 BODY = b'{"instances": [{"id": "a"}]}'
 SLOW_BODY = b'{"instances": [{"id": "a", "sleep": 0.5}]}'
 REQUEST, SLOW_REQUEST = (
-    f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    + body
     for body in (BODY, SLOW_BODY)
 )
 
 
 class Releases:
-    """Deployments of versions 1 and 2 of a model, each with a ready server, and the Service of version 1."""
+    """Deployments of versions 1 and 2 of a model, each with a ready server, and the Service of
+    version 1."""
 
-    def __init__(self, cluster: LocalCluster, port: int, env: dict[str, str], grace_s: float = GRACE_S) -> None:
-        self.cluster, self.port = cluster, port
-        self.kinds, self.objects = cluster.kinds.controllers(cluster, cluster.home / "run"), LocalObjects(cluster)
+    def __init__(
+        self, cluster: LocalCluster, port: int, env: dict[str, str], grace_s: float = GRACE_S
+    ) -> None:
+        self.cluster = cluster
+        self.port = port
+        self.kinds = cluster.kinds.controllers(cluster, cluster.home / "run")
+        self.objects = LocalObjects(cluster)
         for version in ("1", "2"):
             running.release(Store.from_env(), prefix(version), version=version)
             self.kinds["Deployment"].apply(deployment(version, env, grace_s))
@@ -67,7 +75,10 @@ class Releases:
         def status() -> dict[str, Any]:
             return (self.kinds["Deployment"].read(f"echo-{version}") or {}).get("status", {})
 
-        until("all pods to be ready", lambda: status().get("readyReplicas", 0) == status().get("replicas", 0) == count)
+        until(
+            "all pods to be ready",
+            lambda: status().get("readyReplicas", 0) == status().get("replicas", 0) == count,
+        )
         until("other pods to be gone", lambda: len(list(pods.iterdir())) <= count)
 
     def supervisor(self) -> psutil.Process:
@@ -87,8 +98,14 @@ def prefix(version: str) -> str:
 
 
 def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, Any]:
-    probe = {"httpGet": {"path": "/health/ready", "port": "http"}, "periodSeconds": 0.1, "failureThreshold": 300}
+    probe = {
+        "httpGet": {"path": "/health/ready", "port": "http"},
+        "periodSeconds": 0.1,
+        "failureThreshold": 300,
+    }
+
     variables = {**env, "PYTHONPATH": str(Path(running.__file__).parent)}
+
     container = {
         "name": "serve",
         "image": "any",
@@ -101,31 +118,39 @@ def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, A
         "startupProbe": probe,
         "readinessProbe": probe | {"failureThreshold": 2},
     }
+
     labels = {"version": version}
     pod = {"containers": [container], "terminationGracePeriodSeconds": int(grace_s + DRAIN_S) + 5}
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {"selector": {"matchLabels": labels}, "replicas": 1, "template": template}
     metadata = {"name": f"echo-{version}", "labels": labels}
+
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
 
 def service(version: str, port: int) -> dict[str, Any]:
-    spec = {"selector": {"version": version}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
+    spec = {
+        "selector": {"version": version},
+        "ports": [{"name": "http", "port": port, "targetPort": "http"}],
+    }
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "echo"}, "spec": spec}
 
 
 def ended(writer: asyncio.StreamWriter) -> bool:
-    """Return True if the server has closed the connection: clients check this before they reuse it."""
+    """Return True if the server has closed the connection: clients check this before they reuse
+    it."""
     poll = select.poll()
     poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return writer.is_closing() or bool(poll.poll(0))
 
 
 class Clients:
-    """Clients that keep a connection, pause for up to longer than a server needs to exit, and send again."""
+    """Clients that keep a connection, pause for up to longer than a server needs to exit, and send
+    again."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.over = port, Event()
+        self.port = port
+        self.over = Event()
         self.answers: Counter[str] = Counter()  # version or error → count
         self.thread = Thread(target=lambda: asyncio.run(self.run()))
 
@@ -147,11 +172,16 @@ class Clients:
                 while not ended(writer) and not self.over.is_set():
                     writer.write(REQUEST)
                     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-                    await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
+                    await reader.readexactly(
+                        int(head.partition("content-length: ")[2].partition("\r")[0])
+                    )
                     self.answers[head.partition("model-version: ")[2].partition("\r")[0]] += 1
+
                     if "connection: close" in head:
                         break
+
                     await asyncio.sleep(draw.uniform(0, 2 * (DRAIN_S + GRACE_S)))
+
                 writer.close()
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.answers[repr(error)] += 1
@@ -200,15 +230,19 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
         assert "model-version: 1" in ask(client)
         releases.switch("2")
         supervisor = releases.supervisor()
-        (server,) = [child for child in supervisor.children() if prefix("1") in str(child.cmdline())]
+        (server,) = [
+            child for child in supervisor.children() if prefix("1") in str(child.cmdline())
+        ]
         releases.scale("1", 0)
         until("the server to stop listening", lambda: not listens(server))
         supervisor.suspend()  # the Service has the next request when the server ends
+
         try:
             client.sendall(REQUEST)
             until("the server to end", lambda: server.status() == psutil.STATUS_ZOMBIE)
         finally:
             supervisor.resume()
+
         assert "model-version: 2" in receive(client)
 
 

@@ -1,4 +1,5 @@
-"""Resource templates on the local controllers: the behaviour of kubectl, and the end of the step."""
+"""Resource templates on the local controllers: the behaviour of kubectl, and the end of the
+step."""
 
 import base64
 import json
@@ -27,15 +28,25 @@ from tests.waiting import until
 
 def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
     names = [f"r{i}" for i in range(len(resources))]
-    templates: list[dict[str, Any]] = [{"name": n, "resource": r} for n, r in zip(names, resources, strict=True)]
-    templates[-1] |= {"outputs": outputs} if outputs else {}
+    templates: list[dict[str, Any]] = [
+        {"name": n, "resource": r} for n, r in zip(names, resources, strict=True)
+    ]
+    templates[-1].update({"outputs": outputs} if outputs else {})
     steps = [[{"name": name, "template": name}] for name in names]
     spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": steps}, *templates]}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "w-"}, "spec": spec}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": "w-"},
+        "spec": spec,
+    }
 
 
 def configmap(**data: str) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
+    return json.dumps(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data}
+    )
 
 
 @pytest.fixture
@@ -45,7 +56,9 @@ def cluster(tmp_path: Path) -> LocalCluster:
 
 def message(status: dict[str, Any]) -> str:
     return next(
-        node["message"] for node in status["nodes"].values() if node["type"] == "Pod" and node["phase"] == "Failed"
+        node["message"]
+        for node in status["nodes"].values()
+        if node["type"] == "Pod" and node["phase"] == "Failed"
     )
 
 
@@ -61,17 +74,27 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
 
 def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
     execute(workflow({"action": "apply", "manifest": configmap(a="1", b="1")}), {}, cluster)
-    stored, objects, sizes = cluster.home / "objects/ConfigMap/c.json", LocalObjects(cluster), list[int]()
+    stored = cluster.home / "objects/ConfigMap/c.json"
+    objects = LocalObjects(cluster)
+    sizes = list[int]()
+
     for number in range(20):
         objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
-        execute(workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster)
+        execute(
+            workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster
+        )
         sizes.append(len(stored.read_bytes()))
+
     assert max(sizes) - min(sizes) <= 2, sizes  # resourceVersion gets more digits
     last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
-    assert last == json.loads(configmap(a="1", b="1")), "a patch does not change the last-applied annotation"
+    assert last == json.loads(configmap(a="1", b="1")), (
+        "a patch does not change the last-applied annotation"
+    )
     whole = json.loads(stored.read_text())
+
     for _ in range(20):  # as `kubectl get -o yaml | kubectl apply -f -`
         Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
+
     assert len(stored.read_bytes()) < 3 * len(json.dumps(whole))
     execute(workflow({"action": "apply", "manifest": configmap(a="2")}), {}, cluster)
     assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
@@ -79,13 +102,17 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
 
 def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalCluster) -> None:
     get = {"action": "get", "flags": ["configmap", "c", "--ignore-not-found"]}
-    outputs = {"parameters": [{"name": "version", "valueFrom": {"jsonPath": "{.metadata.resourceVersion}"}}]}
+    outputs = {
+        "parameters": [
+            {"name": "version", "valueFrom": {"jsonPath": "{.metadata.resourceVersion}"}}
+        ]
+    }
 
     def version() -> str:
         status = execute(workflow(get, outputs=outputs), {}, cluster)
-        return next(node for node in status["nodes"].values() if node["type"] == "Pod")["outputs"]["parameters"][0][
-            "value"
-        ]
+        return next(node for node in status["nodes"].values() if node["type"] == "Pod")["outputs"][
+            "parameters"
+        ][0]["value"]
 
     def applied(version: str, **data: str) -> dict[str, Any]:
         obj = json.loads(configmap(**data))
@@ -97,9 +124,15 @@ def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalC
     read = version()
     LocalObjects(cluster).patch("ConfigMap", "c", {"data": {"a": "2"}})
     assert "the object has been modified" in message(applied(read, a="3"))
+
     with pytest.raises(Conflict, match="the object has been modified"):
-        LocalObjects(cluster).patch("ConfigMap", "c", {"metadata": {"resourceVersion": read}, "data": {"a": "3"}})
-    assert cluster.configmap("c") == {"a": "2"} and applied(version(), a="3")["phase"] == "Succeeded"
+        LocalObjects(cluster).patch(
+            "ConfigMap", "c", {"metadata": {"resourceVersion": read}, "data": {"a": "3"}}
+        )
+
+    assert (
+        cluster.configmap("c") == {"a": "2"} and applied(version(), a="3")["phase"] == "Succeeded"
+    )
     assert cluster.configmap("c") == {"a": "3"}
 
 
@@ -122,7 +155,9 @@ def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
         "flags": ["--server-side"],
         "manifest": render(run_secret("{{workflow.name}}-train")),
     }
+
     values = set[str]()
+
     for _ in range(2):
         run = LocalRun.new(workflow(template), {}, cluster)
         assert run.run()["phase"] == "Succeeded"
@@ -131,9 +166,16 @@ def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
         assert re.fullmatch("[A-Za-z0-9]{43}", value)
         encoded = base64.b64encode(value.encode())
         files = [path for path in cluster.home.rglob("*") if path.is_file()]
-        holders = [path for path in files if value.encode() in (data := path.read_bytes()) or encoded in data]
+
+        holders = [
+            path
+            for path in files
+            if value.encode() in (data := path.read_bytes()) or encoded in data
+        ]
+
         assert holders == [cluster.home / f"objects/Secret/{name}.json"]
         assert holders[0].stat().st_mode & 0o777 == 0o600
+
     assert len(values) == 2
 
 
@@ -141,24 +183,35 @@ def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster
     patch = {"action": "patch", "mergeStrategy": "merge", "manifest": configmap(b="2")}
     outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
     get = {"action": "get", "manifest": configmap()}
+
     status = execute(
-        workflow({"action": "create", "manifest": configmap(a="1")}, patch, get, outputs=outputs), {}, cluster
+        workflow({"action": "create", "manifest": configmap(a="1")}, patch, get, outputs=outputs),
+        {},
+        cluster,
     )
+
     assert status["phase"] == "Succeeded", status
     assert cluster.configmap("c") == {"a": "1", "b": "2"}
     node = next(node for node in status["nodes"].values() if node["displayName"] == "r2")
     assert node["outputs"]["parameters"][0]["value"] == "2"
+
     status = execute(
-        workflow({"action": "delete", "flags": ["configmap", "c"]}, {"action": "delete", "flags": ["configmap/c"]}),
+        workflow(
+            {"action": "delete", "flags": ["configmap", "c"]},
+            {"action": "delete", "flags": ["configmap/c"]},
+        ),
         {},
         cluster,
     )
+
     assert status["phase"] == "Succeeded", status  # a missing object counts as deleted
     assert Controller(cluster, "ConfigMap").get("c") is None
 
 
 def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]:
-    names = [{"name": f"p{i}", "valueFrom": {"jsonPath": path, **source}} for i, path in enumerate(paths)]
+    names = [
+        {"name": f"p{i}", "valueFrom": {"jsonPath": path, **source}} for i, path in enumerate(paths)
+    ]
     create = {"action": "apply", "manifest": configmap(**{"x": "1", "y.z": "2"})}
     status = execute(workflow(create, outputs={"parameters": names}), {}, cluster)
     return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
@@ -166,11 +219,26 @@ def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]
 
 def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCluster) -> None:
     node = printed(
-        cluster, "{.kind}/{.data.x}", r"{.data.y\.z}", "{range .data.*}{@},{end}", "{.data.none}", default="d"
+        cluster,
+        "{.kind}/{.data.x}",
+        r"{.data.y\.z}",
+        "{range .data.*}{@},{end}",
+        "{.data.none}",
+        default="d",
     )
-    assert [parameter["value"] for parameter in node["outputs"]["parameters"]] == ["ConfigMap/1", "2", "1,2,", ""]
+
+    assert [parameter["value"] for parameter in node["outputs"]["parameters"]] == [
+        "ConfigMap/1",
+        "2",
+        "1,2,",
+        "",
+    ]
+
     node = printed(cluster, "{.kind[0]}")
-    assert (node["phase"], node["message"].split(": ")[-1]) == ("Failed", "string is not array or slice")
+    assert (node["phase"], node["message"].split(": ")[-1]) == (
+        "Failed",
+        "string is not array or slice",
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,17 +250,26 @@ def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCl
         ({"default": "x"}, "valueFrom.jsonPath is missing"),
     ],
 )
-def test_an_invalid_json_path_is_rejected_before_the_run(source: dict[str, str], message: str) -> None:
-    check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.x[{{item}}]}"}}]}}, "t")
+def test_an_invalid_json_path_is_rejected_before_the_run(
+    source: dict[str, str], message: str
+) -> None:
+    check_outputs(
+        {"outputs": {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.x[{{item}}]}"}}]}},
+        "t",
+    )
     with pytest.raises(ConfigError) as raised:
         check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": source}]}}, "t")
-    assert message in str(raised.value) and str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
+    assert message in str(raised.value) and str(raised.value).startswith(
+        "t.outputs.parameters[0].valueFrom.jsonPath"
+    )
 
 
 def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
     printed(cluster, "{.kind}")
     outputs = {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.kind}"}}]}
-    status = execute(workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster)
+    status = execute(
+        workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster
+    )
     assert "are not supported for delete action" in message(status)
     assert Controller(cluster, "ConfigMap").get("c")
 
@@ -200,16 +277,31 @@ def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) 
 def test_an_error_of_kubectl_fails_the_step(cluster: LocalCluster) -> None:
     create = {"action": "create", "manifest": configmap()}
     assert "already exists" in message(execute(workflow(create, create), {}, cluster))
+
     assert "not found" in message(
-        execute(workflow({"action": "get", "manifest": configmap().replace('"c"', '"d"')}), {}, cluster)
+        execute(
+            workflow({"action": "get", "manifest": configmap().replace('"c"', '"d"')}), {}, cluster
+        )
     )
+
     assert 'no matches for kind "Gadget"' in message(
-        execute(workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}), {}, cluster)
+        execute(
+            workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}),
+            {},
+            cluster,
+        )
     )
 
 
-def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(cluster: LocalCluster) -> None:
-    wait = {"action": "apply", "manifest": configmap(a="1"), "successCondition": "data.ready == yes"}
+def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(
+    cluster: LocalCluster,
+) -> None:
+    wait = {
+        "action": "apply",
+        "manifest": configmap(a="1"),
+        "successCondition": "data.ready == yes",
+    }
+
     objects = Controller(cluster, "ConfigMap")
 
     def later(act: Any) -> None:
@@ -217,7 +309,9 @@ def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(clust
         act()
 
     ready = {"data": {"ready": "yes"}}
-    threading.Thread(target=later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]).start()
+    threading.Thread(
+        target=later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]
+    ).start()
     assert execute(workflow(wait), {}, cluster)["phase"] == "Succeeded"
     objects.delete("c")
     threading.Thread(target=later, args=[lambda: objects.delete("c")]).start()
@@ -225,14 +319,21 @@ def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(clust
 
 
 def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
-    execute(workflow({"action": "apply", "manifest": configmap(), "setOwnerReference": True}), {}, cluster)
+    execute(
+        workflow({"action": "apply", "manifest": configmap(), "setOwnerReference": True}),
+        {},
+        cluster,
+    )
     obj = Controller(cluster, "ConfigMap").get("c")
     assert obj
     assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
 
 
 def test_a_merge_patch_removes_null_fields_and_replaces_lists() -> None:
-    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {"a": {"c": 2, "e": [1]}, "d": 3}
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {
+        "a": {"c": 2, "e": [1]},
+        "d": 3,
+    }
 
 
 def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) -> None:
@@ -241,14 +342,23 @@ def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) 
         {"op": "add", "path": "/metadata/annotations/x~1y", "value": "3"},
         {"op": "remove", "path": "/data/a"},
     ]
+
     patch = {
         "action": "patch",
         "mergeStrategy": "json",
         "flags": ["configmap", "c"],
         "manifest": json.dumps(operations),
     }
+
     change = json.dumps({"data": {"b": None}})
-    named = {"action": "patch", "mergeStrategy": "merge", "flags": ["configmap/c"], "manifest": change}
+
+    named = {
+        "action": "patch",
+        "mergeStrategy": "merge",
+        "flags": ["configmap/c"],
+        "manifest": change,
+    }
+
     status = execute(workflow(create, patch, named), {}, cluster)
     assert status["phase"] == "Succeeded", status
     obj = Controller(cluster, "ConfigMap").get("c")
@@ -273,6 +383,7 @@ def test_a_json_patch_follows_rfc_6902() -> None:
     ):
         assert PATCHES["json"](base, [operation]) == expected, operation
         assert base == {"a": [1, 2], "b": {"c": 1}}
+
     for operation in (
         {"op": "test", "path": "/b/c", "value": 2},
         {"op": "remove", "path": "/a/5"},
@@ -304,15 +415,29 @@ def test_a_strategic_patch_changes_only_the_named_container() -> None:
         {"action": "create", "manifest": "kind: Job"},
     ],
 )
-def test_an_unknown_kind_is_rejected_before_the_run(cluster: LocalCluster, resource: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"):
+def test_an_unknown_kind_is_rejected_before_the_run(
+    cluster: LocalCluster, resource: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"
+    ):
         execute(workflow(resource), {}, cluster)
 
 
 def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster) -> None:
-    for name, labels in {"a": {"app.kubernetes.io/x": "1"}, "b": {"app.kubernetes.io/x": "2"}, "c": {}}.items():
-        Controller(cluster, "ConfigMap").apply({"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
-    delete = {"action": "delete", "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"]}
+    for name, labels in {
+        "a": {"app.kubernetes.io/x": "1"},
+        "b": {"app.kubernetes.io/x": "2"},
+        "c": {},
+    }.items():
+        Controller(cluster, "ConfigMap").apply(
+            {"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
+        )
+
+    delete = {
+        "action": "delete",
+        "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"],
+    }
     assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
     assert Controller(cluster, "ConfigMap").names() == ["b", "c"]
     delete = {"action": "delete", "flags": ["configmaps", "--selector=app.kubernetes.io/x"]}
@@ -324,7 +449,10 @@ def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster)
     ("resource", "message"),
     [
         ({"action": "delete", "flags": ["configmap", "--all"]}, "flag --all is not supported here"),
-        ({"action": "create", "manifest": configmap(), "flags": ["--dry-run=server"]}, "flag --dry-run"),
+        (
+            {"action": "create", "manifest": configmap(), "flags": ["--dry-run=server"]},
+            "flag --dry-run",
+        ),
         ({"action": "get", "flags": ["configmap", "-l", "a=b"]}, "has a selector: only delete"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Projects that share a home: each Deployment runs its own code, and errors are reported immediately."""
+"""Projects that share a home: each Deployment runs its own code, and errors are reported
+immediately."""
 
 import json
 import os
@@ -66,52 +67,101 @@ def another_python(folder: Path) -> str:
 
 
 def serving(name: str, port: int, *command: str) -> dict[str, Any]:
-    """Return a workflow that deploys `command` (default: the step steps.server of the current project)."""
+    """Return a workflow that deploys `command` (default: the step steps.server of the current
+    project)."""
     labels = {"app": name}
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "failureThreshold": 60}
+
     container = {
-        "name": "serve", "image": "any", "command": [*command] or ["python", "-m", "rekindle", "step", "steps.server"],
+        "name": "serve",
+        "image": "any",
+        "command": [*command] or ["python", "-m", "rekindle", "step", "steps.server"],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "startupProbe": probe,
-    }  # fmt: skip
+    }
+
     spec = {
         "replicas": 1,
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
     }
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
     ports = [{"port": port, "targetPort": 8080}]
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}}
-    service["spec"] = {"selector": labels, "ports": ports}
+
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": labels, "ports": ports},
+    }
+
     conditions = {"successCondition": SUCCESS, "failureCondition": FAILURE}
+
     templates = [
-        {"name": kind, "resource": {"action": "apply", "manifest": yaml.safe_dump(obj), **more},
-         "retryStrategy": {"limit": 2, "retryPolicy": "Always", "backoff": {"duration": "500ms"}}}
+        {
+            "name": kind,
+            "resource": {"action": "apply", "manifest": yaml.safe_dump(obj), **more},
+            "retryStrategy": {
+                "limit": 2,
+                "retryPolicy": "Always",
+                "backoff": {"duration": "500ms"},
+            },
+        }
         for kind, obj, more in (("service", service, {}), ("deployment", deployment, conditions))
-    ]  # fmt: skip
-    tasks = [{"name": "service", "template": "service"}, {"name": "deployment", "template": "deployment"}]
+    ]
+
+    tasks = [
+        {"name": "service", "template": "service"},
+        {"name": "deployment", "template": "deployment"},
+    ]
     main = {"name": "main", "dag": {"tasks": tasks}}
     metadata = {"name": f"serve-{name}"}
     body = {"entrypoint": "main", "templates": [main, *templates]}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": body}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": metadata,
+        "spec": body,
+    }
 
 
-def command(*arguments: str, folder: Path, environment: dict[str, str], python: str = sys.executable) -> Any:
+def command(
+    *arguments: str, folder: Path, environment: dict[str, str], python: str = sys.executable
+) -> Any:
     line = [python, "-P", "-m", "rekindle", *arguments]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
+    return subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, timeout=150
+    )
 
 
-def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(tmp_path: Path, environment: dict[str, str]):
-    folder, port = project(tmp_path / "wind"), free_port()
+def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
+    tmp_path: Path, environment: dict[str, str]
+):
+    folder = project(tmp_path / "wind")
+    port = free_port()
     (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
     (folder / "wrong").touch()
-    assert command("run", "--manifest", "w.yaml", folder=folder, environment=environment).returncode == 1
+    assert (
+        command("run", "--manifest", "w.yaml", folder=folder, environment=environment).returncode
+        == 1
+    )
     objects = LocalObjects(LocalCluster(tmp_path / "home"))
     objects.patch("Deployment", "wind", {"spec": {"replicas": 0}})
     (folder / "wrong").unlink()
     objects.patch("Deployment", "wind", {"spec": {"replicas": 1}})
     assert "ProgressDeadlineExceeded" not in json.dumps(objects.find("Deployment", "wind"))
-    until("it serves", lambda: rolled_out((objects.find("Deployment", "wind") or {}).get("status") or {}))
+    until(
+        "it serves",
+        lambda: rolled_out((objects.find("Deployment", "wind") or {}).get("status") or {}),
+    )
 
 
 def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_python(
@@ -119,19 +169,25 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
 ):
     pythons = {"wind": sys.executable, "power": another_python(tmp_path / "venv")}
     for name, python in pythons.items():
-        folder, port = project(tmp_path / name), free_port()
+        folder = project(tmp_path / name)
+        port = free_port()
         (folder / "w.yaml").write_text(json.dumps(serving(name, port)))
-        done = command("run", "--manifest", "w.yaml", folder=folder, environment=environment, python=python)
+        done = command(
+            "run", "--manifest", "w.yaml", folder=folder, environment=environment, python=python
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
             assert answer.read().decode() == f"{name} {python}"
 
 
-@pytest.mark.parametrize(("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)])
+@pytest.mark.parametrize(
+    ("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)]
+)
 def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     tmp_path: Path, environment: dict[str, str], error: str, code: int
 ):
-    folder, port = project(tmp_path / "wind", error), free_port()
+    folder = project(tmp_path / "wind", error)
+    port = free_port()
     (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
     (folder / "wrong").touch()
     done = command("run", "--manifest", "w.yaml", folder=folder, environment=environment)
@@ -143,5 +199,6 @@ def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     (folder / "wrong").unlink()
     done = command("resume", folder=folder, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
         assert answer.read().decode().startswith("wind ")

@@ -1,4 +1,5 @@
-"""The ends of nodes and workflows: shutdown, deadline, containers, daemons; and the inputs of a pod."""
+"""The ends of nodes and workflows: shutdown, deadline, containers, daemons; and the inputs of a
+pod."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ def ids(actions: list[Any], kind: type = Start) -> list[str]:
 
 def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
     s = scheduler(
-        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
+        leaf("daemon", daemon=True),
+        leaf(),
     )
     (server,) = ids(s.advance(1000.0))
     (client,) = ids(s.advance(1001.0, [PodStarted(server, "10.0.0.1")]))
@@ -30,11 +33,15 @@ def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
 
 def test_a_daemon_is_killed_when_its_template_completes() -> None:
     s = scheduler(
-        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
+        leaf("daemon", daemon=True),
+        leaf(),
     )
     (server,) = ids(s.advance(1000.0))
     (client,) = ids(s.advance(1001.0, [PodStarted(server)]))
-    assert ids(s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), Kill) == [server]
+    assert ids(s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), Kill) == [
+        server
+    ]
     assert (s.nodes[server]["phase"], s.status["phase"]) == ("Succeeded", "Succeeded")
 
 
@@ -54,7 +61,8 @@ def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     (pod,) = ids(s.advance(1000.0))
     assert ids(s.advance(1009.9, [PodStarted(pod)])) == [] and s.nodes[pod]["phase"] == "Running"
-    (bye,) = ids(actions := s.advance(1010.0))
+    actions = s.advance(1010.0)
+    (bye,) = ids(actions)
     assert ids(actions, Kill) == [pod]
     assert s.advance(1011.0, [PodStarted(bye)]) == [] and s.nodes[bye]["phase"] == "Running"
 
@@ -68,6 +76,7 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
         leaf("bye"),
         onExit="bye",
     )
+
     (pod,) = ids(first_run.advance(1000.0))
     first_run.advance(1001.0, [PodStarted(pod)])
     s = Scheduler(first_run.workflow, first_run.status, shutdown)
@@ -76,11 +85,16 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
     assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
     assert s.nodes[s.table.id("w[0].pause")]["message"] == f"Stopped with strategy '{shutdown}'"
     assert phase(s, "onExit") == ("Pending" if handled else "")
+
     if handled:
         (bye,) = ids(actions)
         assert s.advance(1003.0, [PodStarted(bye)]) == [] and s.nodes[bye]["phase"] == "Running"
         s.advance(1004.0, [PodEnded(bye, "Succeeded")])
-    assert (s.status["phase"], s.status["message"]) == ("Failed", f"Stopped with strategy '{shutdown}'")
+
+    assert (s.status["phase"], s.status["message"]) == (
+        "Failed",
+        f"Stopped with strategy '{shutdown}'",
+    )
 
 
 def test_the_phase_of_a_failed_exit_handler_becomes_the_phase_of_the_workflow() -> None:
@@ -92,7 +106,9 @@ def test_the_phase_of_a_failed_exit_handler_becomes_the_phase_of_the_workflow() 
     assert (s.status["phase"], s.status["message"]) == ("Failed", "it broke")
     s = scheduler(leaf("main"), leaf("bye", inputs={"parameters": [{"name": "x"}]}), onExit="bye")
     play(s)
-    assert s.status["phase"] == "Error" and s.status["message"].startswith("error in exit template execution : ")
+    assert s.status["phase"] == "Error" and s.status["message"].startswith(
+        "error in exit template execution : "
+    )
 
 
 def test_an_invalid_entrypoint_ends_the_workflow_with_an_error() -> None:
@@ -112,17 +128,20 @@ def test_a_task_with_an_invalid_template_ends_in_an_error() -> None:
 
 def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
     template = leaf("main")
-    template["container"] |= {
-        "args": ["{{pod.name}} {{node.name}}"],
-        "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "claim", "mountPath": "/c"}],
-    }
+    template["container"]["args"] = ["{{pod.name}} {{node.name}}"]
+    template["container"]["volumeMounts"] = [
+        {"name": "v", "mountPath": "/v"},
+        {"name": "claim", "mountPath": "/c"},
+    ]
     claim = {"metadata": {"name": "claim"}, "spec": {}}
     volume = {"name": "v", "emptyDir": {}}
     s = scheduler(template, volumes=[volume], volumeClaimTemplates=[claim], archiveLogs=True)
     (pod,) = s.advance(1000.0)
     assert isinstance(pod, Start) and pod.template["container"]["args"] == [f"{pod.pod} w"]
     claim_volume = {"name": "claim", "persistentVolumeClaim": {"claimName": "w-claim"}}
-    assert pod.template["volumes"] == [volume, claim_volume] and s.status["persistentVolumeClaims"] == [claim_volume]
+    assert pod.template["volumes"] == [volume, claim_volume] and s.status[
+        "persistentVolumeClaims"
+    ] == [claim_volume]
     assert pod.template["archiveLocation"] == {"archiveLogs": True}
     s.advance(1001.0, [PodStarted(pod.id), PodEnded(pod.id, "Succeeded")])
     assert "persistentVolumeClaims" not in s.status
@@ -132,7 +151,7 @@ def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
 
 def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() -> None:
     bye = leaf("bye")
-    bye["container"] |= {"args": ["{{workflow.status}} {{workflow.duration}} {{workflow.failures}}"]}
+    bye["container"]["args"] = ["{{workflow.status}} {{workflow.duration}} {{workflow.failures}}"]
     s = scheduler(leaf("main"), bye, onExit="bye")
     (pod,) = ids(s.advance(1000.0))
     (handler,) = s.advance(1002.5, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
@@ -149,26 +168,37 @@ def test_a_pod_that_does_not_start_in_time_fails_in_spite_of_retries() -> None:
     assert s.nodes[pod]["phase"] == "Running", "the runner ends it, not the state machine"
     first_run = scheduler(leaf("main", timeout="10s"))
     first_run.advance(1000.0)
+
     for now, expected in ((1009.9, "Pending"), (1010.0, "Failed")):
-        s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, first_run.nodes["w"]["startedAt"]))
+        s = Scheduler(
+            first_run.workflow,
+            reset_interrupted(first_run.status, first_run.nodes["w"]["startedAt"]),
+        )
         s.advance(now)
         assert s.nodes["w"]["phase"] == expected
 
 
 def test_a_memoized_output_needs_no_pod(tmp_path: Path) -> None:
     memo = {"key": "k", "cache": {"configMap": {"name": "kept"}}}
-    template = leaf("main", memoize=memo, outputs={"parameters": [{"name": "p", "valueFrom": {"path": "/p"}}]})
+    template = leaf(
+        "main", memoize=memo, outputs={"parameters": [{"name": "p", "valueFrom": {"path": "/p"}}]}
+    )
     with_input: dict[str, Any] = {"w": {"parameters": [{"name": "p", "value": "1"}]}}
     assert play(scheduler(template, home=tmp_path), outputs=with_input) == ["w"]
     s = scheduler(template, home=tmp_path)
     assert play(s) == []
-    assert s.nodes["w"]["memoizationStatus"]["hit"] and s.nodes["w"]["outputs"]["parameters"][0]["value"] == "1"
+    assert (
+        s.nodes["w"]["memoizationStatus"]["hit"]
+        and s.nodes["w"]["outputs"]["parameters"][0]["value"] == "1"
+    )
 
 
 def test_an_event_for_a_completed_node_changes_nothing() -> None:
     s = scheduler(leaf("main"))
     (pod,) = ids(s.advance(1000.0))
-    s.advance(1001.0, [PodStarted(pod, host="here"), PodEnded(pod, "Succeeded", "", {"exitCode": "0"})])
+    s.advance(
+        1001.0, [PodStarted(pod, host="here"), PodEnded(pod, "Succeeded", "", {"exitCode": "0"})]
+    )
     assert (s.nodes[pod]["hostNodeName"], s.status["phase"]) == ("here", "Succeeded")
     s.advance(1002.0, [PodEnded(pod, "Failed", "late", {"exitCode": "1"})])
     assert (s.nodes[pod]["phase"], s.nodes[pod]["outputs"]) == ("Succeeded", {"exitCode": "0"})
@@ -192,6 +222,9 @@ def test_a_workflow_whose_only_step_is_skipped_succeeds() -> None:
 
 def test_cache_keys_and_mutex_names_may_contain_the_pod_name(tmp_path: Path) -> None:
     memo = {"key": "{{pod.name}}", "cache": {"configMap": {"name": "kept"}}}
-    s = scheduler(leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}), home=tmp_path)
+    s = scheduler(
+        leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}),
+        home=tmp_path,
+    )
     (pod,) = s.advance(1000.0)
     assert isinstance(pod, Start) and s.nodes["w"]["memoizationStatus"]["key"] == pod.pod == "w"

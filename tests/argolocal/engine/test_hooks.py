@@ -19,16 +19,35 @@ def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_wai
     )
     assert play(s) == ["a", "hooks.running"]
     assert s.nodes[s.table.id("w.hooks.running")]["nodeFlag"] == {"hooked": True}
-    assert (s.status["phase"], s.table.id("w.hooks.running") in s.nodes["w"]["children"]) == ("Succeeded", True)
+    assert (s.status["phase"], s.table.id("w.hooks.running") in s.nodes["w"]["children"]) == (
+        "Succeeded",
+        True,
+    )
 
 
 def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
-    hooks = {"running": hook("tasks.a.status == 'Running'"), "failed": hook("tasks.a.status == 'Failed'")}
-    s = scheduler(dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}), leaf(), leaf("note"))
+    hooks = {
+        "running": hook("tasks.a.status == 'Running'"),
+        "failed": hook("tasks.a.status == 'Failed'"),
+    }
+    s = scheduler(
+        dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}),
+        leaf(),
+        leaf("note"),
+    )
+
     (first,) = [action for action in s.advance(1) if isinstance(action, Start)]
-    (beside,) = [action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, Start)]
+    (beside,) = [
+        action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, Start)
+    ]
     assert s.nodes[beside.id]["name"] == "w.a.hooks.running"
-    (failed,) = [action for action in s.advance(3, [PodEnded(first.id, "Failed")]) if isinstance(action, Start)]
+
+    (failed,) = [
+        action
+        for action in s.advance(3, [PodEnded(first.id, "Failed")])
+        if isinstance(action, Start)
+    ]
+
     assert s.nodes[failed.id]["name"] == "w.a.hooks.failed"
     assert phase(s, "b") == ""
     actions = s.advance(4, [PodEnded(beside.id, "Succeeded"), PodEnded(failed.id, "Failed")])
@@ -47,7 +66,9 @@ def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
     hooks = {"done": hook("steps.a.status == 'Succeeded'", arguments=arguments)}
     s = scheduler(steps([{"name": "a", "hooks": hooks}]), leaf(), note)
     play(s, outputs={"w[0].a": {"parameters": [{"name": "y", "value": "42"}]}})
-    assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [{"name": "x", "value": "42"}]
+    assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [
+        {"name": "x", "value": "42"}
+    ]
 
 
 def test_an_invalid_hook_expression_ends_the_workflow_with_an_error() -> None:

@@ -1,4 +1,5 @@
-"""Values that a step can read: times, phases, parameters in Go's format, and outputs of other steps."""
+"""Values that a step can read: times, phases, parameters in Go's format, and outputs of other
+steps."""
 
 import json
 from pathlib import Path
@@ -29,24 +30,41 @@ def step_outputs(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
 
 
 def flow(**spec: Any) -> dict[str, Any]:
-    inputs = {"parameters": [{"value": 1, "enum": [1, True], "description": "no more", "name": "p", "default": "d"}]}
-    tell = {"name": "tell", "inputs": inputs, "script": {"image": "busybox", "command": ["sh"], "source": TELL}}
+    inputs = {
+        "parameters": [
+            {"value": 1, "enum": [1, True], "description": "no more", "name": "p", "default": "d"}
+        ]
+    }
+    tell = {
+        "name": "tell",
+        "inputs": inputs,
+        "script": {"image": "busybox", "command": ["sh"], "source": TELL},
+    }
     parameters = [{"value": 1.50, "name": "b", "enum": [1.5, 2]}, {"name": "a", "value": "<é>"}]
     return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
 
 
 def test_workflow_tags_of_an_exit_handler_have_their_values_at_its_start(tmp_path: Path) -> None:
-    meta = {"name": "w", "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"}}
+    meta = {
+        "name": "w",
+        "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"},
+    }
     spec = flow(entrypoint="tell", onExit="tell")
     last, first = step_outputs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
-    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]  # the phase is empty when the first steps start
+    # the phase is empty when the first steps start
+    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]
     seconds, phase = last[0].split()
     assert float(seconds) >= 0.2 and phase == "Succeeded"
-    assert first[2:] == last[2:] == [
-        '[{"name":"b","value":"1.5","enum":["1.5","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
-        '[{"name":"p","default":"d","value":"1","enum":["1","true"],"description":"no more"}]',
-        "b",
-    ]  # fmt: skip
+
+    assert (
+        first[2:]
+        == last[2:]
+        == [
+            '[{"name":"b","value":"1.5","enum":["1.5","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
+            '[{"name":"p","default":"d","value":"1","enum":["1","true"],"description":"no more"}]',
+            "b",
+        ]
+    )
 
 
 def test_a_run_of_a_cron_workflow_has_its_scheduled_time() -> None:
@@ -63,47 +81,105 @@ def test_a_run_of_a_cron_workflow_has_its_scheduled_time() -> None:
 
 def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
     fail = {"name": "fail", "container": {"image": "busybox", "command": ["sh", "-c", "exit 3"]}}
-    tell = {"name": "tell", "container": {"image": "busybox", "command": ["echo", "{{workflow.failures}}"]}}
+    tell = {
+        "name": "tell",
+        "container": {"image": "busybox", "command": ["echo", "{{workflow.failures}}"]},
+    }
     pass_ = {"name": "pass", "container": {"image": "busybox", "command": ["true"]}}
+
     for entry, name in (("fail", "bad"), ("pass", "good")):
         spec = {"entrypoint": entry, "onExit": "tell", "templates": [fail, pass_, tell]}
-        execute({"kind": "Workflow", "metadata": {"name": name}, "spec": spec}, {}, LocalCluster(tmp_path))
+        execute(
+            {"kind": "Workflow", "metadata": {"name": name}, "spec": spec},
+            {},
+            LocalCluster(tmp_path),
+        )
+
     (bad,) = tmp_path.glob("runs/bad/logs/bad-tell-*.log")
     (good,) = tmp_path.glob("runs/good/logs/good-tell-*.log")
     text = json.loads(bad.read_text())
-    assert list(json.loads(text)[0]) == ["displayName", "message", "templateName", "phase", "podName", "finishedAt"]
+
+    assert list(json.loads(text)[0]) == [
+        "displayName",
+        "message",
+        "templateName",
+        "phase",
+        "podName",
+        "finishedAt",
+    ]
+
     assert "." not in json.loads(text)[0]["finishedAt"]
     assert json.loads(good.read_text()) == "null"
 
 
 def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
-    one, arguments = leaf("one", inputs={"parameters": [{"name": "x"}]}), parameters(x="{{item}}")
-    results = ['{"b": 1, "a": 1.0}', " 1.50 ", "1e3", '"\\u00fc<"', "null", '{"a":1,"a":2}', "[1 , 1.0]"]
+    one = leaf("one", inputs={"parameters": [{"name": "x"}]})
+    arguments = parameters(x="{{item}}")
+
+    results = [
+        '{"b": 1, "a": 1.0}',
+        " 1.50 ",
+        "1e3",
+        '"\\u00fc<"',
+        "null",
+        '{"a":1,"a":2}',
+        "[1 , 1.0]",
+    ]
+
     tasks = (
         {"name": "a", "withItems": [0, 1, 2, 3, 4, 5, 6], "arguments": arguments},
         {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
-        {"name": "c", "depends": "a", "withParam": "{{tasks.a.outputs.result}}", "arguments": arguments},
+        {
+            "name": "c",
+            "depends": "a",
+            "withParam": "{{tasks.a.outputs.result}}",
+            "arguments": arguments,
+        },
     )
+
     s = scheduler(dag(*tasks), one)
     ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
     expected = '[{"b":1,"a":1.0},1.50,1e3,"\\u00fc\\u003c",null,{"a":1,"a":2},[1,1.0]]'
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
     names = [name for name in ran if name.startswith("c(")]
-    assert names == ["c(0:a:1.0,b:1)", "c(1:1.50)", "c(2:1e3)", "c(3:\\u00fc<)", "c(4:[])", "c(5:a:2)", "c(6:[1 1.0])"]
+
+    assert names == [
+        "c(0:a:1.0,b:1)",
+        "c(1:1.50)",
+        "c(2:1e3)",
+        "c(3:\\u00fc<)",
+        "c(4:[])",
+        "c(5:a:2)",
+        "c(6:[1 1.0])",
+    ]
+
     items = [s.table.get(f"w.{name}")["inputs"]["parameters"][0]["value"] for name in names]  # type: ignore[index]
     assert items == ['{"a":1.0,"b":1}', "1.50", "1e3", "ü<", "null", '{"a":2}', "[1,1.0]"]
 
 
 def test_numbers_in_lists_of_a_loop_are_formatted_as_in_go() -> None:
-    show = {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
+    show = {
+        "name": "b",
+        "depends": "a",
+        "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}"),
+    }
     s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
-    play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
+    play(
+        s,
+        outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}},
+    )
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("outer", "exported"), [("dag", ["g", "own"]), ("steps", ["g"])])
-def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(outer: str, exported: list[str]) -> None:
-    output = {"name": "q", "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"}, "globalName": "own"}
+def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(
+    outer: str, exported: list[str]
+) -> None:
+    output = {
+        "name": "q",
+        "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"},
+        "globalName": "own",
+    }
     inner = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
     call = {"name": "c", "template": "inner"}
     s = scheduler(dag(call) if outer == "dag" else steps([call]), inner, leaf())
@@ -113,6 +189,8 @@ def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(outer: str, e
 
 
 def test_a_dag_output_without_a_source_fails_with_the_message_of_argo() -> None:
-    s = scheduler({**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf())
+    s = scheduler(
+        {**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf()
+    )
     play(s)
     assert s.table.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]

@@ -12,21 +12,37 @@ from tests.argolocal.running import execute
 
 
 def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:
-    container = {"image": "busybox", "command": ["sh", "-c"], "args": ["echo '{{workflow.labels.foo}}'"]}
+    container = {
+        "image": "busybox",
+        "command": ["sh", "-c"],
+        "args": ["echo '{{workflow.labels.foo}}'"],
+    }
+
     spec = {
         "entrypoint": "main",
         "arguments": {"parameters": [{"name": "foo", "value": value}]},
-        "workflowMetadata": {"labelsFrom": {name: {"expression": text} for name, text in labels.items()}},
+        "workflowMetadata": {
+            "labelsFrom": {name: {"expression": text} for name, text in labels.items()}
+        },
         "templates": [{"name": "main", "container": container}],
     }
-    manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"old": "kept"}}, "spec": spec}
+
+    manifest = {
+        "kind": "Workflow",
+        "metadata": {"name": "w", "labels": {"old": "kept"}},
+        "spec": spec,
+    }
+
     return execute(manifest, {"foo": value}, LocalCluster(home))
 
 
 def test_a_label_has_the_value_of_its_expression(tmp_path: Path) -> None:
     status = ran(tmp_path, {"foo": "workflow.parameters.foo + '-' + workflow.labels.old"})
     assert status["phase"] == "Succeeded"
-    assert RunFiles(tmp_path, "w").workflow()["metadata"]["labels"] == {"old": "kept", "foo": "bar-kept"}
+    assert RunFiles(tmp_path, "w").workflow()["metadata"]["labels"] == {
+        "old": "kept",
+        "foo": "bar-kept",
+    }
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "bar-kept\n"
 
 
@@ -38,7 +54,11 @@ def test_a_label_has_the_value_of_its_expression(tmp_path: Path) -> None:
         ("'-' + workflow.parameters.foo", "evaluates to '-bar': it must be a string of at most 63"),
     ],
 )
-def test_an_invalid_label_is_rejected_with_its_path(tmp_path: Path, expression: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=r"spec\.workflowMetadata\.labelsFrom\.foo\.expression " + message):
+def test_an_invalid_label_is_rejected_with_its_path(
+    tmp_path: Path, expression: str, message: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"spec\.workflowMetadata\.labelsFrom\.foo\.expression " + message
+    ):
         ran(tmp_path, {"foo": expression})
     assert not (tmp_path / "runs").exists()

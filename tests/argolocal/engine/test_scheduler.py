@@ -68,16 +68,22 @@ def test_a_limit_of_two_retries_allows_three_attempts_and_no_limit_allows_any_nu
 
 def test_a_failure_without_retry_still_waits_for_one_backoff() -> None:
     backoff = {"duration": "10m"}
-    s = scheduler(leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff}))
+    s = scheduler(
+        leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff})
+    )
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
     assert s.table.now >= 1601
-    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no backoff
+    # no limit: no backoff
+    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))
     play(s, {"w(0)": "Failed"})
     assert s.table.now < 1010
 
 
 def test_a_failed_attempt_is_retried_only_while_the_expression_is_true() -> None:
-    strategy = {"limit": 5, "expression": "asInt(lastRetry.exitCode) != 1 or lastRetry.status == 'Error'"}
+    strategy = {
+        "limit": 5,
+        "expression": "asInt(lastRetry.exitCode) != 1 or lastRetry.status == 'Error'",
+    }
     s = scheduler(leaf("main", retryStrategy=strategy))
     assert play(s, {"w(0)": "Error", "w(1)": "Failed"}) == ["w(0)", "w(1)"]
     assert s.status["message"] == "retryStrategy.expression evaluated to false"
@@ -87,14 +93,18 @@ def test_each_attempt_can_read_its_number_and_the_last_exit_code() -> None:
     template = leaf("main", retryStrategy={"limit": 2})
     template["container"]["args"] = ["{{retries}} {{lastRetry.exitCode}} {{pod.name}}"]
     s = scheduler(template)
-    seen, events = [], []
+    seen = []
+    events = []
+
     for now in range(1000, 1010):
         for action in s.advance(float(now), events):
             assert isinstance(action, Start)
             seen.append(action.template["container"]["args"][0].rpartition("-")[0])
             events = [PodEnded(action.id, "Failed", "", {"exitCode": "4"})]
+
         if s.done:
             break
+
     assert seen == ["0 0 w-main", "1 4 w-main", "2 4 w-main"]
 
 
@@ -112,13 +122,17 @@ def test_a_loop_collects_the_outputs_of_its_items() -> None:
         {
             "name": "b",
             "depends": "a",
-            "arguments": parameters(x="{{tasks.a.outputs.parameters.p}} {{tasks.a.outputs.result}}"),
+            "arguments": parameters(
+                x="{{tasks.a.outputs.parameters.p}} {{tasks.a.outputs.result}}"
+            ),
         },
     )
+
     s = scheduler(dag(*tasks), one)
     names = ["a(0:1)", "a(1:b)", "a(2:k:v)"]
     outputs = {
-        name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]} for i, name in enumerate(names)
+        name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]}
+        for i, name in enumerate(names)
     }
     assert play(s, outputs=outputs) == [*names, "b"]
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
@@ -131,30 +145,42 @@ def test_an_output_of_a_skipped_step_is_its_default_or_the_default_of_the_input(
             {"name": "q", "valueFrom": {"path": "/q", "default": "Q"}},
         ]
     }
-    skipped, used = (
-        leaf("made", outputs=outputs),
-        leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]}),
+
+    skipped = leaf("made", outputs=outputs)
+    used = leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]})
+    arguments = parameters(
+        x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}"
     )
-    arguments = parameters(x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}")
+
     s = scheduler(
-        dag({"name": "a", "template": "made", "when": "false"}, {"name": "b", "depends": "a", "arguments": arguments}),
+        dag(
+            {"name": "a", "template": "made", "when": "false"},
+            {"name": "b", "depends": "a", "arguments": arguments},
+        ),
         skipped,
         used,
     )
+
     play(s)
     assert [each["value"] for each in s.table.get("w.b")["inputs"]["parameters"]] == ["X", "Q"]  # type: ignore[index]
 
 
 def test_a_false_condition_does_not_resolve_arguments() -> None:
     argument = parameters(x="{{tasks.a.outputs.result}}")
-    s = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}), leaf())
+    s = scheduler(
+        dag({"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}),
+        leaf(),
+    )
     play(s)
     assert phase(s, "b") == "Skipped"
 
 
 def test_a_workflow_that_argo_would_never_end_ends_with_a_reason() -> None:
     s = scheduler(
-        dag({"name": "a"}, {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")}),
+        dag(
+            {"name": "a"},
+            {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
+        ),
         leaf(),
     )
     play(s)
@@ -168,7 +194,7 @@ def test_parallelism_is_never_exceeded() -> None:
     events: list[Any] = []
     most = 0
     for now in range(1000, 1100):
-        running |= {action.id for action in s.advance(float(now), events)}
+        running.update({action.id for action in s.advance(float(now), events)})
         most = max(most, len(running))
         if s.done:
             break
@@ -195,7 +221,9 @@ def test_an_exit_handler_runs_after_a_failure_and_its_own_failure_fails_the_work
 
 
 def test_a_task_hook_delays_dependents_and_cannot_fail_the_task() -> None:
-    hook = {"exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}}
+    hook = {
+        "exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
+    }
     s = scheduler(
         dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
         leaf(),
@@ -210,7 +238,10 @@ def test_outputs_with_a_global_name_are_outputs_of_the_workflow() -> None:
     s = scheduler(
         dag({"name": "a"}),
         leaf(),
-        leaf("bye", inputs={"parameters": [{"name": "x", "value": "{{workflow.outputs.parameters.g}}"}]}),
+        leaf(
+            "bye",
+            inputs={"parameters": [{"name": "x", "value": "{{workflow.outputs.parameters.g}}"}]},
+        ),
         onExit="bye",
     )
     play(s, outputs={"a": {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
@@ -247,7 +278,10 @@ def test_a_template_overrides_template_defaults() -> None:
     s = scheduler(template, templateDefaults=defaults)
     action = s.advance(1000.0)[0]
     assert isinstance(action, Start)
-    assert {each["name"]: each["value"] for each in action.template["container"]["env"]} == {"A": "1", "B": "0"}
+    assert {each["name"]: each["value"] for each in action.template["container"]["env"]} == {
+        "A": "1",
+        "B": "0",
+    }
     assert s.nodes["w"]["type"] == "Retry"
 
 
@@ -272,14 +306,25 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
 def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) -> None:
     def effort(count: int) -> float:
         names = [f"t{i}" for i in range(count)]
-        dependency = {name: {"depends": last} for last, name in pairwise(names)} if shape == "chain" else {}
-        tasks = [{"name": "t", "withItems": names}] if shape in ("loop", "steps") else [{"name": n} for n in names]
-        main = (
-            steps(tasks) if shape == "steps" else dag(*({**task, **dependency.get(task["name"], {})} for task in tasks))
-        )
+        if shape == "chain":
+            dependency = {name: {"depends": last} for last, name in pairwise(names)}
+        else:
+            dependency = {}
+
+        if shape in ("loop", "steps"):
+            tasks = [{"name": "t", "withItems": names}]
+        else:
+            tasks = [{"name": n} for n in names]
+
+        if shape == "steps":
+            main = steps(tasks)
+        else:
+            main = dag(*({**task, **dependency.get(task["name"], {})} for task in tasks))
+
         started: list[Any] = []
         total = calls(lambda: started.extend(play(scheduler(main, leaf(), parallelism=2))))
         assert len(started) == count
+
         return total / count
 
     assert effort(1000) < 1.5 * effort(100)
@@ -287,18 +332,35 @@ def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) ->
 
 def test_a_wide_loop_records_only_new_children() -> None:
     s = scheduler(dag({"name": "t", "withItems": list(range(500))}), leaf(), parallelism=2)
-    written, events = 0, []
+    written = 0
+    events = []
     for _ in range(501):
         starts = [action for action in s.advance(1, events) if isinstance(action, Start)]
         written += len(json.dumps(s.table.drain_changes()))
-        events = [event for start in starts for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded"))]
+        events = [
+            event
+            for start in starts
+            for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded"))
+        ]
     assert s.done and written < 3 * len(json.dumps(s.nodes))
 
 
 def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None:
-    inner = {"name": "inner", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]}}
-    outer = {"name": "outer", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]}}
-    s = scheduler({"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf())
+    inner = {
+        "name": "inner",
+        "parallelism": 1,
+        "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]},
+    }
+
+    outer = {
+        "name": "outer",
+        "parallelism": 1,
+        "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]},
+    }
+
+    s = scheduler(
+        {"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf()
+    )
     assert len(play(s)) == 4
     assert s.status["phase"] == "Succeeded"
 
@@ -344,29 +406,46 @@ def test_pods_of_a_dead_runner_restart_in_spite_of_a_parallelism_limit() -> None
 
 def test_a_daemon_of_a_dead_runner_restarts_before_its_clients() -> None:
     first_run = scheduler(
-        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
+        leaf("daemon", daemon=True),
+        leaf(),
     )
     (server,) = first_run.advance(1000.0, [])
     (client,) = first_run.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
     s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, format_time(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
-    assert [action.id for action in s.advance(1004.0, [PodStarted(server.id, "127.0.0.1")])] == [client.id]
+    assert [action.id for action in s.advance(1004.0, [PodStarted(server.id, "127.0.0.1")])] == [
+        client.id
+    ]
 
 
 def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> None:
-    group = [{"name": "a", "template": "given", "arguments": parameters(x="y")}, {"name": "b", "template": "inline"}]
-    gives = {"parameters": [{"name": "r", "valueFrom": {"parameter": "{{steps.a.outputs.result}}"}}]}
+    group = [
+        {"name": "a", "template": "given", "arguments": parameters(x="y")},
+        {"name": "b", "template": "inline"},
+    ]
+    gives = {
+        "parameters": [{"name": "r", "valueFrom": {"parameter": "{{steps.a.outputs.result}}"}}]
+    }
     with_input = leaf("given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"})
-    with_input["container"] = {**with_input["container"], "args": ["{{inputs.parameters.x}} {{retries}}"]}
+    with_input["container"] = {
+        **with_input["container"],
+        "args": ["{{inputs.parameters.x}} {{retries}}"],
+    }
     inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
     first_run = scheduler({**steps([group[0], inline]), "outputs": gives}, with_input)
     pods = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(pod.id) for pod in pods])
     status = reset_interrupted(first_run.status, format_time(1002.0))
+
     for name in ("w", "w[0]"):  # as after the time limit of another step
-        status["nodes"][first_run.table.id(name)] |= {"phase": "Failed", "finishedAt": format_time(1001.0)}
+        status["nodes"][first_run.table.id(name)]["phase"] = "Failed"
+        status["nodes"][first_run.table.id(name)]["finishedAt"] = format_time(1001.0)
+
     s = Scheduler(first_run.workflow, status)
-    (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
+    (first,) = (
+        action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)"
+    )
     assert isinstance(first, Start)
     assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
     assert (
@@ -382,20 +461,29 @@ def test_a_workflow_with_an_error_waits_for_running_pods_even_after_a_resume() -
     first_run = scheduler(steps(tasks), leaf(), bad)
     slow, quick, wrong = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
-    first_run.advance(1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")])
+    first_run.advance(
+        1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")]
+    )
     assert first_run.status["phase"] == "Running"
     s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, format_time(1003.0)))
-    assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
+    assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status[
+        "phase"
+    ] == "Running"
     s.advance(1004.0, [PodStarted(slow.id), PodEnded(slow.id, "Succeeded", "")])
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
 
 
 def test_a_pod_of_a_dead_runner_restarts_even_if_parallelism_blocks_an_earlier_step() -> None:
-    first_run = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
+    first_run = scheduler(
+        dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2
+    )
     a, c = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])
     status = reset_interrupted(first_run.status, format_time(1002.0))
-    status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": format_time(1001.0)}
-    s = Scheduler({**first_run.workflow, "spec": {**first_run.workflow["spec"], "parallelism": 1}}, status)
+    status["nodes"][a.id]["phase"] = "Succeeded"
+    status["nodes"][a.id]["finishedAt"] = format_time(1001.0)
+    s = Scheduler(
+        {**first_run.workflow, "spec": {**first_run.workflow["spec"], "parallelism": 1}}, status
+    )
     assert play(s) == ["c", "b"]
     assert s.status["phase"] == "Succeeded"

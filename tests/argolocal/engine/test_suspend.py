@@ -50,7 +50,9 @@ def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() 
     s.advance(9e9)
     (node,) = suspend.suspended(s.status)
     (after,) = s.advance(9e9, [Resumed(node["id"], {"go": "YES"})])
-    assert isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
+    assert (
+        isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
+    )
     assert node["outputs"] == {"parameters": [{"name": "go", "value": "YES"}]}
     assert (node["type"], node["phase"], node.get("message")) == ("Suspend", "Succeeded", None)
 
@@ -62,8 +64,13 @@ def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
         (node,) = suspend.suspended(s.status)
         asked = suspend.resume_values(s.status, {})
         (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
-        assert isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
-        assert "resume w -p go=NO" in suspend.resume_hint("w", {**node, "outputs": {"parameters": [OPEN]}})
+        assert (
+            isinstance(after, Start)
+            and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
+        )
+        assert "resume w -p go=NO" in suspend.resume_hint(
+            "w", {**node, "outputs": {"parameters": [OPEN]}}
+        )
 
 
 OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
@@ -73,7 +80,9 @@ def test_a_missing_or_unexpected_value_resumes_no_step() -> None:
     s = at_approval(approval())
     with pytest.raises(ConfigError, match=r"waits for the value of 'go': pass it with -p go=VALUE"):
         suspend.resume_values(s.status, {})
-    with pytest.raises(ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""):
+    with pytest.raises(
+        ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""
+    ):
         suspend.resume_values(s.status, {"goo": "x"})
 
 
@@ -114,8 +123,13 @@ def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
     def started(*arguments: str) -> subprocess.Popen[str]:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen([*REKINDLE, *arguments], cwd=tmp_path, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
+        command = [*REKINDLE, *arguments]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes)
 
     return started
 
@@ -133,7 +147,9 @@ def manifest(path: Path, **spec: Any) -> str:
     templates = [{"name": "main", "steps": [[ask], [say]]}, approval()]
     templates.append({"name": "say", "inputs": {"parameters": [{"name": "x"}]}, "container": echo})
     spec = {"entrypoint": "main", "templates": templates, **spec}
-    (path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
+    (path / "w.json").write_text(
+        json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+    )
     return "w.json"
 
 
@@ -155,7 +171,9 @@ def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
     output, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
     assert output == "w resumed\n"
     assert second.wait(60) == 0, second.stdout and second.stdout.read()
-    assert "said YES" in "".join(log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log"))
+    assert "said YES" in "".join(
+        log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log")
+    )
 
 
 def test_values_sent_after_the_death_of_a_runner_reach_the_next_runner(

@@ -1,4 +1,5 @@
-"""`when` conditions are evaluated as in Argo, with all its surprises: a mistake could release the wrong model."""
+"""`when` conditions are evaluated as in Argo, with all its surprises: a mistake could release the
+wrong model."""
 
 import pytest
 from hypothesis import given
@@ -45,26 +46,39 @@ def test_a_condition_has_the_result_of_argo(when: str, runs: bool) -> None:
         ("1 + 1", "Expected boolean evaluation for '1 + 1'. Got 2"),
         (
             "dev-1 == dev-1",
-            "Failed to evaluate 'when' expresion 'dev-1 == dev-1': Value 'dev' cannot be used with the modifier '-', "
-            "it is not a number",
+            (
+                "Failed to evaluate 'when' expresion 'dev-1 == dev-1': Value 'dev' cannot be used"
+                " with the modifier '-', it is not a number"
+            ),
         ),
         ("{{item}} != 2", "Invalid 'when' expression '{{item}} != 2': Invalid token: '{{'" + HINT),
         ("1 ==-1", "Invalid 'when' expression '1 ==-1': Invalid token: '==-'" + HINT),
         (
             "1e-3 < 1",
-            "Invalid 'when' expression '1e-3 < 1': Cannot transition token types from NUMERIC [1] to VARIABLE [e]",
+            (
+                "Invalid 'when' expression '1e-3 < 1': Cannot transition token types from NUMERIC"
+                " [1] to VARIABLE [e]"
+            ),
         ),
         (
             " == a",
-            "Invalid 'when' expression ' == a': Cannot transition token types from UNKNOWN [<nil>] to COMPARATOR [==]",
+            (
+                "Invalid 'when' expression ' == a': Cannot transition token types from UNKNOWN"
+                " [<nil>] to COMPARATOR [==]"
+            ),
         ),
         ("s3://x == y", "Invalid 'when' expression 's3://x == y': Invalid token: '://'" + HINT),
         (
             "NaN > 0.5",
-            "Failed to evaluate 'when' expresion 'NaN > 0.5': Value 'NaN' cannot be used with the comparator '>', "
-            "it is not a number",
+            (
+                "Failed to evaluate 'when' expresion 'NaN > 0.5': Value 'NaN' cannot be used with"
+                " the comparator '>', it is not a number"
+            ),
         ),
-        ("v1.2 == v1.2", "Failed to evaluate 'when' expresion 'v1.2 == v1.2': No parameter 'v1' found."),
+        (
+            "v1.2 == v1.2",
+            "Failed to evaluate 'when' expresion 'v1.2 == v1.2': No parameter 'v1' found.",
+        ),
         ("(1 == 1", "Invalid 'when' expression '(1 == 1': Unbalanced parenthesis"),
     ],
 )
@@ -74,7 +88,10 @@ def test_an_invalid_condition_fails_with_the_message_of_argo(when: str, message:
     assert str(error.value) == message
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e9, max_value=1e9), st.integers(-1000, 1000))
+@given(
+    st.floats(allow_nan=False, allow_infinity=False, min_value=-1e9, max_value=1e9),
+    st.integers(-1000, 1000),
+)
 def test_fixed_point_numbers_compare_as_numbers(a: float, b: int) -> None:
     text = f"{a:.6f}"
     assert should_execute(f"{text} < {b}") is (float(text) < b)
@@ -89,7 +106,11 @@ def test_an_invalid_condition_raises_only_a_when_error(when: str) -> None:
 
 
 @given(
-    st.text(alphabet=st.characters(blacklist_characters="'\"\\", blacklist_categories=("Cs",)), min_size=1, max_size=20)
+    st.text(
+        alphabet=st.characters(blacklist_characters="'\"\\", blacklist_categories=("Cs",)),
+        min_size=1,
+        max_size=20,
+    )
 )
 def test_a_quoted_text_equals_itself(text: str) -> None:
     assert should_execute(f"'{text}' == '{text}'")

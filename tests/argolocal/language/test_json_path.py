@@ -1,4 +1,5 @@
-"""Paths select the same values as Argo's library (evilmonkeyinc/jsonpath v0.8.1); unsupported paths are rejected."""
+"""Paths select the same values as Argo's library (evilmonkeyinc/jsonpath v0.8.1); unsupported paths
+are rejected."""
 
 from typing import Any
 
@@ -80,13 +81,33 @@ def test_a_path_selects_the_same_values_as_on_argo(path: str, value: Any) -> Non
 
 @pytest.mark.parametrize(
     "path",
-    ["z", "$z", "$.", "$..name", "$.z[0,1]", "$.z[(@.length-1)]", "$[?(@.n + 1 == 2)]", "$[?(!@.n)]",
-     "$[?(@.a =~ /x/)]", "$[?(@.pinned)]", "$[?(@.a in [1])]", "$[?()]", "$[?(@.a ==)]", "$[?(@.a == 1 &&)]"],
-)  # fmt: skip
+    [
+        "z",
+        "$z",
+        "$.",
+        "$..name",
+        "$.z[0,1]",
+        "$.z[(@.length-1)]",
+        "$[?(@.n + 1 == 2)]",
+        "$[?(!@.n)]",
+        "$[?(@.a =~ /x/)]",
+        "$[?(@.pinned)]",
+        "$[?(@.a in [1])]",
+        "$[?()]",
+        "$[?(@.a ==)]",
+        "$[?(@.a == 1 &&)]",
+    ],
+)
 def test_an_unsupported_path_is_rejected_before_the_run_starts(path: str, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="not supported"):
         select(DATA, path)
     echo = {"image": "busybox", "command": ["echo", f'{{{{=jsonpath(workflow.name, "{path}")}}}}']}
     spec = {"entrypoint": "main", "templates": [{"name": "main", "container": echo}]}
-    with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not supported"):
-        execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not supported"
+    ):
+        execute(
+            {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec},
+            {},
+            LocalCluster(tmp_path),
+        )

@@ -82,7 +82,9 @@ def test_a_path_prints_the_same_text_as_kubectl(path: str, text: str) -> None:
         ("{.data[?(@.x)]}", "map[a/b:3 x:1 y.z:2] is not array or slice and cannot be filtered"),
     ],
 )
-def test_a_path_that_does_not_match_the_object_fails_with_the_message_of_kubectl(path: str, message: str) -> None:
+def test_a_path_that_does_not_match_the_object_fails_with_the_message_of_kubectl(
+    path: str, message: str
+) -> None:
     with pytest.raises(KubectlPathError) as raised:
         render(OBJECT, path)
     assert str(raised.value) == message

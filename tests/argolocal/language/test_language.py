@@ -29,13 +29,17 @@ SCOPE = {
     ("text", "result"),
     [
         ("{{workflow.name}}-{{ workflow.name }}", "w-w"),
-        ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),  # unchanged, without an error
+        # unchanged, without an error
+        ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),
         ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),  # the next pass resolves it
         ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
         ("{{=workflow.parameters.num + '1'}}", "71"),
         ("{{=workflow.parameters.num == 7}}", "false"),  # parameters are texts
         (
-            "{{=asFloat(tasks.eval.outputs.parameters.auc) >= asFloat(workflow.parameters['min-auc'])}}",
+            (
+                "{{=asFloat(tasks.eval.outputs.parameters.auc) >="
+                " asFloat(workflow.parameters['min-auc'])}}"
+            ),
             "true",
         ),
         ("{{=[1, 2.0, 'a']}}", '[1,2,"a"]'),
@@ -75,7 +79,12 @@ def test_a_value_is_substituted_unchanged(value: str) -> None:
     assert substitute({"a": "<{{v}}>"}, {"v": value}) == {"a": f"<{value}>"}
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda s: st.lists(s, max_size=4)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda s: st.lists(s, max_size=4),
+    )
+)
 def test_a_value_without_tags_is_unchanged(value: object) -> None:
     text = json.dumps(value)
     if "{{" not in text:
@@ -267,8 +276,16 @@ JOB = {
         ("status.replicaStatuses.Worker.succeeded > 1", "", True),
         ("status.replicaStatuses.Worker.succeeded > 2", "", None),
         # success needs all requirements, failure only one; the failure condition is checked first
-        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),
-        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),
+        (
+            "status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)",
+            "",
+            True,
+        ),
+        (
+            "status.nope",
+            "status.conditions.1.type == Failed,status.conditions.2.type == Failed",
+            False,
+        ),
         ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),
         ("status.nope != x", "", True),  # a missing path differs from everything
         ("status.nope notin (a,b)", "", True),
@@ -278,12 +295,23 @@ JOB = {
         ("status.conditions.5.type", "", None),
     ],
 )
-def test_conditions_decide_how_a_resource_step_ends(success: str, failure: str, verdict: bool | None) -> None:
+def test_conditions_decide_how_a_resource_step_ends(
+    success: str, failure: str, verdict: bool | None
+) -> None:
     assert selector.evaluate_conditions(JOB, success, failure)[0] is verdict
 
 
 @pytest.mark.parametrize(
-    "bad", ["a || b", "status.conditions.#(type==x) = y", "status[0] = a", "a > 0.5", "a = 'x'", "a in x", "=b"]
+    "bad",
+    [
+        "a || b",
+        "status.conditions.#(type==x) = y",
+        "status[0] = a",
+        "a > 0.5",
+        "a = 'x'",
+        "a in x",
+        "=b",
+    ],
 )
 def test_a_condition_must_be_a_label_selector(bad: str) -> None:
     with pytest.raises(selector.SelectorError):
@@ -298,14 +326,16 @@ def test_a_float_in_a_manifest_keeps_its_value(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1e-5, "0.00001"), (1.0, "1"), (True, "true"), (2.50, "2.5"), (7, "7"), ("01", "01")]
+    ("value", "text"),
+    [(1e-5, "0.00001"), (1.0, "1"), (True, "true"), (2.50, "2.5"), (7, "7"), ("01", "01")],
 )
 def test_parameter_values_are_formatted_as_in_argo(value: object, text: str) -> None:
     assert gofmt.anystring(value) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)]
+    ("text", "seconds"),
+    [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)],
 )
 def test_a_duration_is_parsed_to_seconds(text: str, seconds: float) -> None:
     assert gofmt.parse_seconds(text) == pytest.approx(seconds)
@@ -361,4 +391,6 @@ def test_a_time_is_formatted_in_a_go_layout(layout: str, text: str) -> None:
 
 def test_sprig_date_formats_a_number_and_ignores_a_text() -> None:
     assert evaluate("sprig.date('2006', 86400 * 365)", ARGO_FUNCTIONS) == "1971"
-    assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO_FUNCTIONS) == str(datetime.now().year)
+    assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO_FUNCTIONS) == str(
+        datetime.now().year
+    )

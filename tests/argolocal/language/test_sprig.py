@@ -127,7 +127,8 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
         ("sprig.nospace('ü x')", '"Ã¼x"'),
         ("sprig.nospace('üx')", '"üx"'),
         ("sprig.ternary('a', 'b', nil)", '"b"'),
-        ("sprig.ternary('a', 'b', '1' == 1)", '"b"'),  # the types of these arguments are not checked
+        # the types of these arguments are not checked
+        ("sprig.ternary('a', 'b', '1' == 1)", '"b"'),
     ],
 )
 def test_a_function_returns_the_result_of_sprig(source: str, result: str) -> None:

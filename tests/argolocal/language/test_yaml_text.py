@@ -18,7 +18,10 @@ REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
 def chain(start: str, form: str) -> str:
     """Return anchors that each repeat the previous anchor nine times."""
-    lines = [f"a{number}: &a{number} {form.format(', '.join([f'*a{number - 1}'] * 9))}" for number in range(1, 12)]
+    lines = [
+        f"a{number}: &a{number} {form.format(', '.join([f'*a{number - 1}'] * 9))}"
+        for number in range(1, 12)
+    ]
     return "\n".join([f"a0: &a0 {start}", *lines])
 
 
@@ -26,7 +29,10 @@ BOMBS = {
     "merge keys": (chain("{x: 1}", "{{<<: [{}]}}"), "200,000 values with all its aliases"),
     "a key of aliases": ("a: &a [x]\n? *a\n: 1\n", "a key is a list or a mapping"),
     "aliases": (chain("[x]", "[{}]"), "200,000 values with all its aliases"),
-    "aliases of a long text": (chain("x" * 100_000, "[{}]"), "10,000,000 characters with all its aliases"),
+    "aliases of a long text": (
+        chain("x" * 100_000, "[{}]"),
+        "10,000,000 characters with all its aliases",
+    ),
     "an alias of itself": ("a: &a {<<: *a}\n", "*a contains itself"),
     "lists": ("[" * 100_000, "more than 100 levels deep"),
     "mappings": ("{a: " * 100_000, "more than 100 levels deep"),
@@ -45,9 +51,18 @@ BOMBS = {
     "values": ("[" + "[]," * 10**6 + "]", f"{MAX_VALUES:,} values"),
     "a long key": ("? " + "k" * 10**6 + "\n: 1\n", "a key has 1,000,000 characters"),
     "a long text": ("a: " + "k" * 10**7, "more than 10,000,000 characters"),
-    "directives": ("".join(islice((f"%TAG !a{n}! tag:x\n" for n in count()), 10**5)) + "--- {}\n", "begin with %"),
-    "a control character": ("a: b\nname: \a", r"the character '\x07' is not allowed: remove it (line 2, column 7)"),
-    "a key twice": ('{"a": 1, "a": 2}', 'the key "a" is duplicated: remove one (line 1, column 10)'),
+    "directives": (
+        "".join(islice((f"%TAG !a{n}! tag:x\n" for n in count()), 10**5)) + "--- {}\n",
+        "begin with %",
+    ),
+    "a control character": (
+        "a: b\nname: \a",
+        r"the character '\x07' is not allowed: remove it (line 2, column 7)",
+    ),
+    "a key twice": (
+        '{"a": 1, "a": 2}',
+        'the key "a" is duplicated: remove one (line 1, column 10)',
+    ),
 }
 
 
@@ -58,14 +73,24 @@ def test_a_yaml_bomb_is_rejected_in_one_line_with_the_limit_and_position(name: s
     with pytest.raises(ConfigError) as caught:
         parse(text, "a.yaml")
     message = str(caught.value)
-    assert message.startswith("a.yaml ") and words in message and "\n" not in message and len(message) < 300
+    assert (
+        message.startswith("a.yaml ")
+        and words in message
+        and "\n" not in message
+        and len(message) < 300
+    )
     assert "line " in message or name in ("a long text", "directives")
 
 
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *[("config", "merge keys"), ("lint", "lists"), ("render", "hex digits"), ("run", "documents")],
+        *[
+            ("config", "merge keys"),
+            ("lint", "lists"),
+            ("render", "hex digits"),
+            ("run", "documents"),
+        ],
         *[("lint --manifest", "base 60"), ("run --manifest", "directives")],
     ],
 )
@@ -73,10 +98,18 @@ def test_a_yaml_bomb_does_not_hang_or_crash_a_command(tmp_path: Path, command: s
     text, words = BOMBS[name]
     (tmp_path / "a.yaml").write_text(text)
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20))  # noqa: E731
+
     done = subprocess.run(
-        [REKINDLE, *command.split(), "a.yaml"], cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True
+        [REKINDLE, *command.split(), "a.yaml"],
+        cwd=tmp_path,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr[-2000:]
+
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, (
+        done.stderr[-2000:]
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +126,7 @@ def test_a_yaml_bomb_does_not_hang_or_crash_a_command(tmp_path: Path, command: s
         ("a: " + "[" * 90 + "]" * 90, None),
         ('{"a": "\\ud83d\\ude00\\/"}', "😀/"),
     ],
-)  # fmt: skip
+)
 def test_ordinary_texts_are_parsed(text: str, value: Any):
     document = parse_one(text, "a.yaml")
     assert value is None or document["a"] == value

@@ -7,17 +7,44 @@ from hypothesis import strategies as st
 from argolocal.manifest.cron import schedule_error
 
 ACCEPTED = [
-    "0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *", "5/10 * ? * ?", "@daily", "@every 1h30m",
-    "TZ=Europe/Paris 0 3 * * *", "CRON_TZ=UTC @hourly", "  0   3 * * 1 ", "+5 3 * * 1", "*/2,30-40/5 * * * *",
-]  # fmt: skip
+    "0 3 * * 1",
+    "*/15 0-6,22 1,15 * MON-FRI",
+    "59 23 31 12 6",
+    "0 0 * JAN *",
+    "5/10 * ? * ?",
+    "@daily",
+    "@every 1h30m",
+    "TZ=Europe/Paris 0 3 * * *",
+    "CRON_TZ=UTC @hourly",
+    "  0   3 * * 1 ",
+    "+5 3 * * 1",
+    "*/2,30-40/5 * * * *",
+]
 REJECTED = {
-    "every day": "five fields", "0 3 * *": "five fields", "0 3 * * 1 2026": "five fields", "": "five fields",
-    "0 24 * * *": "hour", "60 * * * *": "minute", "* * 0 * *": "day of the month", "* * * 13 *": "month",
-    "* * * * 7": "day of the week", "*/0 * * * *": "minute", "10-5 * * * *": "minute", "1-2-3 * * * *": "minute",
-    "*/5/5 * * * *": "minute", "-1 * * * *": "minute", "MON * * * *": "minute", "@sometimes": "@daily",
-    "@every day": "1h30m", "@every 60": "1h30m", "TZ=Mars/Base 0 3 * * *": "Mars/Base", "TZ=UTC": "five fields",
-    "5L * * * *": "minute", "0 3 * * 1#2": "day of the week", "* * * * " + "9" * 5000: "day of the week",
-}  # fmt: skip
+    "every day": "five fields",
+    "0 3 * *": "five fields",
+    "0 3 * * 1 2026": "five fields",
+    "": "five fields",
+    "0 24 * * *": "hour",
+    "60 * * * *": "minute",
+    "* * 0 * *": "day of the month",
+    "* * * 13 *": "month",
+    "* * * * 7": "day of the week",
+    "*/0 * * * *": "minute",
+    "10-5 * * * *": "minute",
+    "1-2-3 * * * *": "minute",
+    "*/5/5 * * * *": "minute",
+    "-1 * * * *": "minute",
+    "MON * * * *": "minute",
+    "@sometimes": "@daily",
+    "@every day": "1h30m",
+    "@every 60": "1h30m",
+    "TZ=Mars/Base 0 3 * * *": "Mars/Base",
+    "TZ=UTC": "five fields",
+    "5L * * * *": "minute",
+    "0 3 * * 1#2": "day of the week",
+    "* * * * " + "9" * 5000: "day of the week",
+}
 
 
 @pytest.mark.parametrize("schedule", ACCEPTED)

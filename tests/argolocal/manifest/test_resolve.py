@@ -1,4 +1,5 @@
-"""Templates in other objects: a manifest that runs on a cluster must run here, from the same file."""
+"""Templates in other objects: a manifest that runs on a cluster must run here, from the same
+file."""
 
 import re
 from pathlib import Path
@@ -70,7 +71,8 @@ def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> 
 
 def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -> None:
     main, cluster = load(
-        FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"), tmp_path
+        FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"),
+        tmp_path,
     )
     main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
     status = execute(main, {}, cluster)
@@ -81,7 +83,10 @@ def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -
 
 def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_path: Path) -> None:
     text = FILE.replace('{name: "y", ', '{name: "y", globalName: all, ')
-    text = text.replace('command: ["true"]', 'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]')
+    text = text.replace(
+        'command: ["true"]',
+        'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]',
+    )
     main, cluster = load(text, tmp_path)
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
     del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
@@ -92,11 +97,31 @@ def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_p
 @pytest.mark.parametrize(
     ("field", "wrong", "message"),
     [
-        ("say, arguments: {parameters: [{name: x", "say, arguments: {parameters: [{name: z", 'needs the input "x"'),
-        ("say, arguments: {parameters: [", "say, arguments: {parameters: [{name: x, value: z}, ", "and unique"),
-        ('"{{inputs.parameters.x}}!"', '"{{inputs.parameters.y}}!"', "inputs.parameters.y does not have a value"),
-        ('"{{inputs.parameters.x}}!"', '"{{workflow.parameters.y}}!"', "workflow.parameters.y does not have a value"),
-        ("template: say, arguments", "template: sya, arguments", 'the template "sya" of tools does not exist'),
+        (
+            "say, arguments: {parameters: [{name: x",
+            "say, arguments: {parameters: [{name: z",
+            'needs the input "x"',
+        ),
+        (
+            "say, arguments: {parameters: [",
+            "say, arguments: {parameters: [{name: x, value: z}, ",
+            "and unique",
+        ),
+        (
+            '"{{inputs.parameters.x}}!"',
+            '"{{inputs.parameters.y}}!"',
+            "inputs.parameters.y does not have a value",
+        ),
+        (
+            '"{{inputs.parameters.x}}!"',
+            '"{{workflow.parameters.y}}!"',
+            "workflow.parameters.y does not have a value",
+        ),
+        (
+            "template: say, arguments",
+            "template: sya, arguments",
+            'the template "sya" of tools does not exist',
+        ),
     ],
 )
 def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
@@ -105,7 +130,9 @@ def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
     text = FILE.replace(field, wrong, 1)
     assert text != FILE
     main, cluster = load(text, tmp_path)
-    with pytest.raises(ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(message)}"):
+    with pytest.raises(
+        ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(message)}"
+    ):
         execute(main, {}, cluster)
     main["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
@@ -117,8 +144,12 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
     main, others = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
     cluster.keep(others)
-    with pytest.raises(ConfigError, match=r"templates\[twice\].*inline.*inputs.parameters.x does not have a value"):
+
+    with pytest.raises(
+        ConfigError, match=r"templates\[twice\].*inline.*inputs.parameters.x does not have a value"
+    ):
         execute(main, {}, cluster)
+
     main["spec"]["templates"].append({**others[0]["spec"]["templates"][0], "name": "own"})
     task = main["spec"]["templates"][1]["dag"]["tasks"][0]
     del task["templateRef"]
@@ -129,20 +160,38 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
 def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> None:
     def call(other: str, x: str) -> dict[str, Any]:
         arguments = {"parameters": [{"name": "x", "value": x}]}
-        return {"name": "next", "templateRef": {"name": other, "template": "t"}, "arguments": arguments}
+        return {
+            "name": "next",
+            "templateRef": {"name": other, "template": "t"},
+            "arguments": arguments,
+        }
 
     def stored(name: str, other: str) -> dict[str, Any]:
-        step = call(other, "{{=asInt(inputs.parameters.x) - 1}}") | {"when": "{{inputs.parameters.x}} > 0"}
+        step = call(other, "{{=asInt(inputs.parameters.x) - 1}}") | {
+            "when": "{{inputs.parameters.x}} > 0"
+        }
         template = {"name": "t", "inputs": {"parameters": [{"name": "x"}]}, "steps": [[step]]}
-        return {"kind": "WorkflowTemplate", "metadata": {"name": name}, "spec": {"templates": [template]}}
+        return {
+            "kind": "WorkflowTemplate",
+            "metadata": {"name": name},
+            "spec": {"templates": [template]},
+        }
 
     cluster = LocalCluster(tmp_path)
     cluster.keep([stored("a", "b"), stored("b", "a")])
     spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": [[call("a", "2")]]}]}
     status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, cluster)
     assert status["phase"] == "Succeeded", status
-    nodes = {node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")}
-    assert [nodes[name]["phase"] for name in sorted(nodes)] == ["Succeeded", "Succeeded", "Succeeded", "Skipped"]
+    nodes = {
+        node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")
+    }
+
+    assert [nodes[name]["phase"] for name in sorted(nodes)] == [
+        "Succeeded",
+        "Succeeded",
+        "Succeeded",
+        "Skipped",
+    ]
 
 
 REFERRED = """
@@ -162,14 +211,19 @@ spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value:
 def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) -> None:
     main, cluster = load(REFERRED, tmp_path)
     spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
-    assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {"x": "2", "z": "4"}
+    assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {
+        "x": "2",
+        "z": "4",
+    }
     assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
 
 
 def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     text = REFERRED.replace("entrypoint: main", "entrypoint: main\n  onExit: bye")
-    text = text.replace("templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, ")
+    text = text.replace(
+        "templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, "
+    )
     main, others = split(documents(text))
     cluster.keep(others)
     for each in (main, others[0]):  # the WorkflowTemplate can be run, too
@@ -185,11 +239,16 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
             "{name: nowhere, template: x}",
             r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*the file of",
         ),
-        ("{name: tools, template: sya}", r'the template "sya" of tools does not exist. Did you mean "say"'),
+        (
+            "{name: tools, template: sya}",
+            r'the template "sya" of tools does not exist. Did you mean "say"',
+        ),
         ("{name: '{{workflow.name}}', template: say}", r"must not contain tags"),
     ],
 )
-def test_an_invalid_reference_is_rejected_with_its_path(tmp_path: Path, reference: str, message: str) -> None:
+def test_an_invalid_reference_is_rejected_with_its_path(
+    tmp_path: Path, reference: str, message: str
+) -> None:
     main, cluster = load(FILE.replace("{name: tools, template: twice}", reference), tmp_path)
     with pytest.raises(ConfigError, match=message):
         execute(main, {}, cluster)
@@ -208,18 +267,35 @@ def test_a_file_with_two_workflows_is_rejected_with_their_names() -> None:
 
 
 def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path: Path) -> None:
-    cluster, label = LocalCluster(tmp_path), {"workflows.argoproj.io/configmap-type": "Parameter"}
-    cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}])
+    cluster = LocalCluster(tmp_path)
+    label = {"workflows.argoproj.io/configmap-type": "Parameter"}
+    cluster.keep(
+        [{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}]
+    )
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
     spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
-    assert workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "hello"
-    assert workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "mine"
-    with pytest.raises(ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: a ConfigMap 'm'"):
+    assert (
+        workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"]
+        == "hello"
+    )
+
+    assert (
+        workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0][
+            "value"
+        ]
+        == "mine"
+    )
+
+    with pytest.raises(
+        ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: a ConfigMap 'm'"
+    ):
         workflow(manifest, {})
 
 
-def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_the_labels_of_the_template() -> None:
+def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_the_labels_of_the_template() -> (
+    None
+):
     metadata = {"name": "t", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}}
     spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
     meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
@@ -230,10 +306,16 @@ def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_th
 @pytest.mark.parametrize(
     ("cluster_scope", "label"), [(False, "workflow-template"), (True, "cluster-workflow-template")]
 )
-def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(cluster_scope: bool, label: str) -> None:
+def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(
+    cluster_scope: bool, label: str
+) -> None:
     reference = {"name": "t", "clusterScope": cluster_scope}
     manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"a": "b"}}}
-    found = workflow({**manifest, "spec": {"workflowTemplateRef": reference}}, {}, lambda kind, name: {"spec": {}})
+    found = workflow(
+        {**manifest, "spec": {"workflowTemplateRef": reference}},
+        {},
+        lambda kind, name: {"spec": {}},
+    )
     assert found["metadata"]["labels"] == {"a": "b", f"workflows.argoproj.io/{label}": "t"}
 
 
@@ -251,12 +333,27 @@ def test_a_value_outside_its_enum_is_rejected() -> None:
             {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
             r"env\[0\]\.valueFrom\.secr",
         ),
-        ({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "none"}}}]}, "'c' with 'none'"),
+        (
+            {
+                "env": [
+                    {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "none"}}}
+                ]
+            },
+            "'c' with 'none'",
+        ),
         (
             {"envFrom": [{"secretRef": {"name": "s"}}]},
             r"container\.envFrom\[0\]\.secretRef: the Secret 's' does not exist here",
         ),
-        ({"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s", "optional": True}}]}, ""),
+        (
+            {
+                "envFrom": [
+                    {"configMapRef": {"name": "c"}},
+                    {"secretRef": {"name": "s", "optional": True}},
+                ]
+            },
+            "",
+        ),
     ],
 )
 def test_missing_objects_of_pods_are_reported_before_the_run(
@@ -265,13 +362,21 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
     cluster = LocalCluster(tmp_path)
     cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
     main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
+
     manifest = workflow(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [main]}}
+        {
+            "kind": "Workflow",
+            "metadata": {"name": "w"},
+            "spec": {"entrypoint": "main", "templates": [main]},
+        }
     )
+
     if message:
         with pytest.raises(ConfigError, match=message):
             check(manifest, cluster)
+
         manifest["spec"]["templates"].append(
             {"name": "maker", "resource": {"action": "create", "manifest": "kind: Secret"}}
         )
+
     assert check(manifest, cluster) == []

@@ -52,18 +52,57 @@ NAMES = [
     ),
 ]
 TARGETS = [
-    *(".", "..", "a", "a/b", "l", "m", "l/..", "l/../..", "m/../../outside", "../outside", "../in/a", "../../x", ""),
-    *("/etc/passwd", "/", "a/../..", "l/l/l/../../..", "x" * 300, "a/" * 2000, "../" * 1300 + "etc/passwd"),
+    *(
+        ".",
+        "..",
+        "a",
+        "a/b",
+        "l",
+        "m",
+        "l/..",
+        "l/../..",
+        "m/../../outside",
+        "../outside",
+        "../in/a",
+        "../../x",
+        "",
+    ),
+    *(
+        "/etc/passwd",
+        "/",
+        "a/../..",
+        "l/l/l/../../..",
+        "x" * 300,
+        "a/" * 2000,
+        "../" * 1300 + "etc/passwd",
+    ),
 ]
 TYPES = [
-    *(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE),
-    *(tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_SPARSE, b"Z"),
-]  # fmt: skip
+    *(
+        tarfile.REGTYPE,
+        tarfile.DIRTYPE,
+        tarfile.SYMTYPE,
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.CHRTYPE,
+    ),
+    *(
+        tarfile.BLKTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CONTTYPE,
+        tarfile.AREGTYPE,
+        tarfile.GNUTYPE_SPARSE,
+        b"Z",
+    ),
+]
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **more: Any) -> tarfile.TarInfo:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **more: Any
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
+    info.type = kind
+    info.linkname = target
     for field, value in more.items():
         setattr(info, field, value)
     return info
@@ -99,7 +138,11 @@ def hostile(chance: random.Random) -> list[tarfile.TarInfo]:
 
 def around(path: Path) -> list[tuple[Any, ...]]:
     """Return the state of the surrounding files: names, modes, contents, times."""
-    files = [path, *(file for file in sorted(path.rglob("*")) if "in" not in file.relative_to(path).parts)]
+    files = [
+        path,
+        *(file for file in sorted(path.rglob("*")) if "in" not in file.relative_to(path).parts),
+    ]
+
     return [
         (
             file,
@@ -123,15 +166,18 @@ def assert_harmless(root: Path) -> None:
 
 
 def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_path: Path) -> None:
-    chance, loaded = random.Random(18), 0
+    chance = random.Random(18)
+    loaded = 0
     (tmp_path / "place").mkdir()
     (tmp_path / "place/outside").write_text("precious")
     (tmp_path / "x").write_text("precious")
     state_before = around(tmp_path)
+
     for number in range(1000):
         members = hostile(chance)
         archive = packed(tmp_path / "place/in.tmp", members)
         target = tmp_path / "place/in"
+
         try:
             unpack_tar(archive, target)
         except ArchiveError:
@@ -140,8 +186,13 @@ def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_
             loaded += 1
             assert_harmless(target)
             remove_directory(target) if target.is_dir() else target.unlink()
+
         archive.unlink(missing_ok=True)
-        assert around(tmp_path) == state_before, (number, [(info.name, info.type, info.linkname) for info in members])
+        assert around(tmp_path) == state_before, (
+            number,
+            [(info.name, info.type, info.linkname) for info in members],
+        )
+
     assert loaded > 50, "the harmless among them are unpacked"
 
 
@@ -155,12 +206,24 @@ def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_
         ],
         [member("a/real", size=1), member("a/out", tarfile.SYMTYPE, "../outside")],
         [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/x", size=3)],
-        [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/up", tarfile.SYMTYPE, "..")],
+        [
+            member("l", tarfile.SYMTYPE, "d"),
+            member("d", tarfile.DIRTYPE),
+            member("l/up", tarfile.SYMTYPE, ".."),
+        ],
         [member("only", tarfile.SYMTYPE, "outside")],
     ],
-    ids=["resolved from elsewhere", "beside the moved entry", "written through", "linked through", "a link alone"],
+    ids=[
+        "resolved from elsewhere",
+        "beside the moved entry",
+        "written through",
+        "linked through",
+        "a link alone",
+    ],
 )
-def test_a_link_to_a_file_outside_of_the_archive_is_rejected(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+def test_a_link_to_a_file_outside_of_the_archive_is_rejected(
+    tmp_path: Path, members: list[tarfile.TarInfo]
+) -> None:
     (tmp_path / "outside").write_text("precious")
     with pytest.raises(ArchiveError):
         unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
@@ -179,30 +242,52 @@ def test_links_to_targets_inside_the_archive_are_unpacked(tmp_path: Path) -> Non
 
 
 def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
-    many = packed(tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000)))
-    with pytest.raises(ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"):
+    many = packed(
+        tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000))
+    )
+    with pytest.raises(
+        ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"
+    ):
         unpack_tar(many, tmp_path / "in", max_entries=1000)
-    deep = packed(tmp_path / "deep", [member("/".join(f"{number}" * 150), size=1) for number in range(10)])
+
+    deep = packed(
+        tmp_path / "deep", [member("/".join(f"{number}" * 150), size=1) for number in range(10)]
+    )
     with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
         unpack_tar(deep, tmp_path / "in", max_entries=1000)
+
     large = packed(tmp_path / "large", [member("zeros", size=1 << 50)])
-    with pytest.raises(ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"):
+    with pytest.raises(
+        ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"
+    ):
         unpack_tar(large, tmp_path / "in")
+
     hole = member("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
     with pytest.raises(ArchiveError):
         unpack_tar(packed(tmp_path / "hole", [hole]), tmp_path / "in")
+
     with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(10 << 20))
+
     with pytest.raises(ArchiveError, match="in unpacks to more than"):
         unpack_zip(tmp_path / "zip", tmp_path / "in", share=1e-9)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["deep", "hole", "large", "many", "zip"]
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "deep",
+        "hole",
+        "large",
+        "many",
+        "zip",
+    ]
 
 
 def test_an_archive_that_raises_an_error_in_zipfile_is_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
         archive.writestr(zipfile.ZipInfo("x"), b"")
     data = (tmp_path / "in.tmp").read_bytes()
-    empty_name, cut, invalid_end = data.replace(b"x", b"\0"), data[:30], b"PK\5\6" + b"\xff" * 18
+    empty_name = data.replace(b"x", b"\0")
+    cut = data[:30]
+    invalid_end = b"PK\5\6" + b"\xff" * 18
     for content in (empty_name, cut, invalid_end):
         (tmp_path / "in.tmp").write_bytes(content)
         with pytest.raises(ArchiveError, match="in cannot be unpacked"):
@@ -221,9 +306,15 @@ def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None
 
 
 def sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
-    """Return an archive with a sparse file of `size` bytes, `stored` bytes and these (offset, size) parts."""
+    """Return an archive with a sparse file of `size` bytes, `stored` bytes and these (offset, size)
+    parts."""
     listed = ",".join(f"{offset},{length}" for offset, length in parts)
-    headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a", "GNU.sparse.map": listed}
+    headers = {
+        "GNU.sparse.major": "0",
+        "GNU.sparse.minor": "1",
+        "GNU.sparse.name": "a",
+        "GNU.sparse.map": listed,
+    }
     return member("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
 
 
@@ -236,28 +327,39 @@ def packed_sparse(path: Path, info: tarfile.TarInfo) -> Path:
 @pytest.mark.parametrize(
     "parts, message",
     [
-        ([(number % 2 * (1 << 20) + number // 2 * 512, 512) for number in range(1000)], "overlap or are not in order"),
+        (
+            [(number % 2 * (1 << 20) + number // 2 * 512, 512) for number in range(1000)],
+            "overlap or are not in order",
+        ),
         ([(0, 512), (0, 512)], "overlap or are not in order"),
         ([(0, 512), (1 << 21, 512)], "overlap or are not in order"),
         ([(0, 512), (512, 1 << 20)], "parts of 1049088 bytes, but only 1024 are stored"),
     ],
     ids=["jumps", "overlap", "outside", "more than there is"],
 )
-def test_a_sparse_file_with_an_unordered_map_is_rejected_as_in_go(tmp_path: Path, parts: Any, message: str) -> None:
-    archive = packed_sparse(tmp_path / "in.tmp", sparse(parts, 1 << 21, 512 * min(len(parts), 1000)))
+def test_a_sparse_file_with_an_unordered_map_is_rejected_as_in_go(
+    tmp_path: Path, parts: Any, message: str
+) -> None:
+    archive = packed_sparse(
+        tmp_path / "in.tmp", sparse(parts, 1 << 21, 512 * min(len(parts), 1000))
+    )
     with pytest.raises(ArchiveError, match=message):
         unpack_tar(archive, tmp_path / "in")
     assert not (tmp_path / "in").exists()
 
 
 def test_a_sparse_file_is_restored_and_its_holes_use_no_disk_space(tmp_path: Path) -> None:
-    archive = packed_sparse(tmp_path / "in.tmp", sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024))
+    archive = packed_sparse(
+        tmp_path / "in.tmp", sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024)
+    )
     unpack_tar(archive, tmp_path / "in")
     content = (tmp_path / "in").open("rb")
     assert content.read(1024) == bytes(512) + b"A" * 512
     content.seek(1 << 29)
     assert content.read(1024) == b"B" * 512 + bytes(512)
-    assert (tmp_path / "in").stat().st_size == 1 << 30 and (tmp_path / "in").stat().st_blocks * 512 < 1 << 20
+    assert (tmp_path / "in").stat().st_size == 1 << 30 and (
+        tmp_path / "in"
+    ).stat().st_blocks * 512 < 1 << 20
 
 
 def test_sparse_archives_of_gnu_tar_are_unpacked(tmp_path: Path) -> None:
@@ -278,11 +380,17 @@ def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
     assert not is_tarball(tmp_path / "in.tmp")
     with pytest.raises(ArchiveError, match="gzip members have fewer than 1024 bytes each"):
         unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
+
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
         tar.addfile(member("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
-    blocks = [whole.getvalue()[offset : offset + 1024] for offset in range(0, len(whole.getvalue()), 1024)]
-    (tmp_path / "in.tmp").write_bytes(b"".join(gzip.compress(block, 1) + b"\0" * 3 for block in blocks))
+
+    blocks = [
+        whole.getvalue()[offset : offset + 1024] for offset in range(0, len(whole.getvalue()), 1024)
+    ]
+    (tmp_path / "in.tmp").write_bytes(
+        b"".join(gzip.compress(block, 1) + b"\0" * 3 for block in blocks)
+    )
     assert is_tarball(tmp_path / "in.tmp")
     unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
     assert (tmp_path / "in").stat().st_size == 20 << 20
@@ -294,6 +402,7 @@ def test_too_many_entries_are_refused_before_they_are_written(tmp_path: Path, pa
         tar.addfile(member("padding", size=padding), io.BytesIO(bytes(padding)))
         for number in range(6000):
             tar.addfile(member(f"d{number}", tarfile.DIRTYPE))
+
     made = []
 
     def note(_frame: Any, event: str, function: Any) -> None:
@@ -306,6 +415,7 @@ def test_too_many_entries_are_refused_before_they_are_written(tmp_path: Path, pa
             unpack_tar(tmp_path / "in.tmp", tmp_path / "in", max_entries=5000)
     finally:
         sys.setprofile(None)
+
     assert len(made) <= 1001
 
 
@@ -319,7 +429,9 @@ def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -
         unpack_zip(tmp_path / "in.tmp", tmp_path / "in", max_entries=1000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * len(entry) * count, "an object for each entry takes eight times as much as its bytes"
+    assert peak < 4 * len(entry) * count, (
+        "an object for each entry takes eight times as much as its bytes"
+    )
 
 
 def test_overlapping_zip_entries_are_rejected(tmp_path: Path) -> None:

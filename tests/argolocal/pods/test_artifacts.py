@@ -24,7 +24,13 @@ needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs 
 
 def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
     saved = artifacts.save(
-        {"name": "a", "path": f"/tmp/{path.name}", **artifact}, path, path, path.parent, "pod", "w", lambda _: store
+        {"name": "a", "path": f"/tmp/{path.name}", **artifact},
+        path,
+        path,
+        path.parent,
+        "pod",
+        "w",
+        lambda _: store,
     )
     assert saved
     return saved
@@ -35,6 +41,7 @@ def test_files_and_directories_are_restored(s3: Store, tmp_path: Path) -> None:
     (tree / "deep").mkdir(parents=True)
     (tree / "deep/x").write_text("x")
     (tree / "y").write_text("y")
+
     for archive in (
         {},
         {"archive": {"none": {}}},
@@ -42,22 +49,32 @@ def test_files_and_directories_are_restored(s3: Store, tmp_path: Path) -> None:
         {"archive": {"zip": {}}},
     ):
         for source in (tree, tree / "y")[: 1 if "zip" in str(archive) else 2]:
-            saved = sent(s3, source, **archive, s3={"key": f"keys/{len(str(archive))}/{source.name}"})
+            saved = sent(
+                s3, source, **archive, s3={"key": f"keys/{len(str(archive))}/{source.name}"}
+            )
             target = tmp_path / f"in-{len(str(archive))}-{source.name}"
             artifacts.load(saved, target, lambda _: s3)
+
             if source.is_file():
                 assert target.read_text() == "y"
             else:
-                assert sorted(str(file.relative_to(target)) for file in target.rglob("*")) == ["deep", "deep/x", "y"]
+                assert sorted(str(file.relative_to(target)) for file in target.rglob("*")) == [
+                    "deep",
+                    "deep/x",
+                    "y",
+                ]
 
 
-def test_keys_of_artifacts_have_the_format_of_the_default_repository(s3: Store, tmp_path: Path) -> None:
+def test_keys_of_artifacts_have_the_format_of_the_default_repository(
+    s3: Store, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin").write_text("m")
     assert sent(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
     assert sent(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
     (tmp_path / "a").write_text("x")
     assert sent(s3, tmp_path / "a", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
-    with pytest.raises(artifacts.ArtifactError, match="stat /tmp/argo/outputs/artifacts/a"):  # as on Argo
+    # as on Argo
+    with pytest.raises(artifacts.ArtifactError, match="stat /tmp/argo/outputs/artifacts/a"):
         sent(s3, tmp_path / "model.bin", archive={"zip": {}})
 
 
@@ -81,11 +98,15 @@ def test_a_tree_is_restored_with_modes_and_hard_links(s3: Store, tmp_path: Path)
     (tree / "again").hardlink_to(tree / "run")
     (tree / "link").symlink_to("run")
     artifacts.load(sent(s3, tree), tmp_path / "in", lambda _: s3)
-    files = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in (tmp_path / "in").iterdir()}
+    files = {
+        file.name: (file.read_text(), file.stat().st_mode & 0o777)
+        for file in (tmp_path / "in").iterdir()
+    }
     assert files == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
     assert (tmp_path / "in/link").is_symlink() and (tmp_path / "in/again").stat().st_nlink == 1
     artifacts.load(sent(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
-    assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]  # as on Argo
+    # as on Argo
+    assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]
 
 
 @pytest.mark.parametrize("target", ["/etc/hosts", "../../out"])
@@ -100,21 +121,40 @@ def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Pa
     (tmp_path / "tree").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "tree")
     named = {"name": "a", "path": "/tmp/link"}
+
     with pytest.raises(ArtifactError, match="open /tmp/argo/outputs/artifacts/link: no such file"):
         bare = {**named, "archive": {"none": {}}}
-        artifacts.save(bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
-    saved = artifacts.save(named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
-    with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):  # only the link exists
+        artifacts.save(
+            bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
+        )
+
+    saved = artifacts.save(
+        named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
+    )
+    # only the link exists
+    with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):
         artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
 
 
 def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="failed to load"):
         artifacts.load({"name": "a", "s3": {"key": "nope"}}, tmp_path / "in", lambda _: s3)
-    artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3)
-    absent = {"name": "a", "path": "/tmp/a"}, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", lambda _: s3
+
+    artifacts.load(
+        {"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3
+    )
+    absent = (
+        {"name": "a", "path": "/tmp/a"},
+        tmp_path / "a",
+        tmp_path / "a",
+        tmp_path,
+        "pod",
+        "w",
+        lambda _: s3,
+    )
     with pytest.raises(ArtifactError, match="no such file"):
         artifacts.save(*absent)
+
     assert artifacts.save({**absent[0], "optional": True}, *absent[1:]) is None
 
 
@@ -130,19 +170,24 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
     (root / "go/mod").mkdir(parents=True)
     (root / "go/mod/x").write_text("")
     (root / "go/outside").symlink_to("/usr")
+
     for path in (root / "go/mod", root / "go"):
         path.chmod(0o555)
+
     if not os.getuid():  # permissions do not restrict root
         for path in (root, *root.rglob("*")):
             os.chown(path, 65534, 65534, follow_symlinks=False)
+
     child = os.fork()
     if not child:
         try:
             if not os.getuid():
                 os.setuid(65534)
+
             artifacts.remove_directory(root)
         finally:
             os._exit(0)
+
     os.waitpid(child, 0)
     assert list(root.rglob("*")) == []
     if root.exists():  # root is in a directory of another user
@@ -160,8 +205,13 @@ def test_a_tarball_cannot_write_outside_its_directory(s3: Store, tmp_path: Path)
 
 
 def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
-    artifacts.load({"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None)
-    assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == ("hello", 0o400)
+    artifacts.load(
+        {"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None
+    )
+    assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == (
+        "hello",
+        0o400,
+    )
 
 
 def test_an_http_artifact_is_loaded_and_a_missing_http_artifact_is_reported(tmp_path: Path) -> None:
@@ -174,11 +224,16 @@ def test_an_http_artifact_is_loaded_and_a_missing_http_artifact_is_reported(tmp_
 
     server = HTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    http = {"url": f"http://127.0.0.1:{server.server_port}/x", "headers": [{"name": "Token", "value": "t"}]}
+    http = {
+        "url": f"http://127.0.0.1:{server.server_port}/x",
+        "headers": [{"name": "Token", "value": "t"}],
+    }
     artifacts.load({"name": "a", "http": http}, tmp_path / "in", lambda _: None)
     assert (tmp_path / "in").read_text() == "hello"
+
     with pytest.raises(ArtifactError, match="404"):
         artifacts.load({"name": "a", "http": {"url": http["url"]}}, tmp_path / "no", lambda _: None)
+
     server.shutdown()
 
 
@@ -194,19 +249,36 @@ def test_an_address_of_a_local_file_is_rejected(tmp_path: Path) -> None:
 
     server = HTTPServer(("127.0.0.1", 0), Redirection)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    for url in (secret.as_uri(), f"file:{secret}", "data:,x", f"http://127.0.0.1:{server.server_port}/"):
+
+    for url in (
+        secret.as_uri(),
+        f"file:{secret}",
+        "data:,x",
+        f"http://127.0.0.1:{server.server_port}/",
+    ):
         with pytest.raises(ArtifactError, match="failed to load"):
             artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
+
         assert not (tmp_path / "in").exists()
+
     server.shutdown()
 
 
 def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     key = {"name": "mine", "key": "access"}
-    s3 = {"bucket": "other", "endpoint": "s3.example:9000", "insecure": True, "accessKeySecret": key, "key": "k"}
+
+    s3 = {
+        "bucket": "other",
+        "endpoint": "s3.example:9000",
+        "insecure": True,
+        "accessKeySecret": key,
+        "key": "k",
+    }
+
     with pytest.raises(ConfigError, match="Secret 'mine' with the key 'access' does not exist"):
         cluster.store(s3)
+
     cluster.keep([{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}])
     store = cluster.store(s3)
     assert (store.bucket, store.endpoint) == ("other", "http://s3.example:9000")
@@ -217,7 +289,14 @@ def outputs_after_gc(
 ) -> dict[str, Any]:
     container = {"image": "busybox", "command": ["sh", "-c"], "args": [script]}
     more = spec.pop("template", {})
-    template = {"name": "main", "container": container, "outputs": {"artifacts": [*artifacts_]}, **more}
+
+    template = {
+        "name": "main",
+        "container": container,
+        "outputs": {"artifacts": [*artifacts_]},
+        **more,
+    }
+
     return execute(
         {
             "kind": "Workflow",
@@ -234,19 +313,40 @@ def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
 
 
 @needs_namespaces
-def test_only_artifacts_with_garbage_collection_on_completion_are_deleted(s3: Store, tmp_path: Path) -> None:
+def test_only_artifacts_with_garbage_collection_on_completion_are_deleted(
+    s3: Store, tmp_path: Path
+) -> None:
     """OnWorkflowDeletion keeps artifacts, because this machine does not delete workflows."""
-    home, when = tmp_path / "gc-w", "OnWorkflowCompletion"
-    strategies = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
-    outputs = [{"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in strategies.items()]
+    home = tmp_path / "gc-w"
+    when = "OnWorkflowCompletion"
+
+    strategies = {
+        "gone": {},
+        "never": {"strategy": "Never"},
+        "later": {"strategy": "OnWorkflowDeletion"},
+    }
+
+    outputs = [
+        {"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in strategies.items()
+    ]
     status = outputs_after_gc(home, *outputs, artifactGC={"strategy": when})
+
     assert [(artifact["name"], artifact.get("deleted")) for artifact in kept(status, home)] == [
         ("gone", True),
         ("never", None),
         ("later", None),
     ]
-    assert [s3.head(artifact["s3"]["key"]) is None for artifact in kept(status, home)] == [True, False, False]
-    assert RunFiles(home, home.name).load()[0]["nodes"][home.name]["outputs"] == status["nodes"][home.name]["outputs"]
+
+    assert [s3.head(artifact["s3"]["key"]) is None for artifact in kept(status, home)] == [
+        True,
+        False,
+        False,
+    ]
+
+    assert (
+        RunFiles(home, home.name).load()[0]["nodes"][home.name]["outputs"]
+        == status["nodes"][home.name]["outputs"]
+    )
 
 
 @needs_namespaces
@@ -266,14 +366,18 @@ def test_a_failed_deletion_of_artifacts_becomes_a_condition_of_the_workflow(tmp_
     artifact = {"name": "a", "s3": {"key": "k"}, "artifactGC": {"strategy": "OnWorkflowCompletion"}}
     status: dict[str, Any] = {"nodes": {"w": {"type": "Pod", "outputs": {"artifacts": [artifact]}}}}
     secret = {"name": "none", "key": "k"}
-    artifact["s3"] |= {"bucket": "b", "endpoint": "127.0.0.1:1", "accessKeySecret": secret}
+    artifact["s3"]["bucket"] = "b"
+    artifact["s3"]["endpoint"] = "127.0.0.1:1"
+    artifact["s3"]["accessKeySecret"] = secret
     assert artifacts.collect_garbage(status, {}, LocalCluster(tmp_path).store) == []
     assert [condition["type"] for condition in status["conditions"]] == ["ArtifactGCError"]
     assert "deleted" not in artifact
 
 
 def test_an_unknown_gc_strategy_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"spec\.artifactGC\.strategy is 'Always'.*OnWorkflowCompletion"):
+    with pytest.raises(
+        ConfigError, match=r"spec\.artifactGC\.strategy is 'Always'.*OnWorkflowCompletion"
+    ):
         outputs_after_gc(tmp_path, artifactGC={"strategy": "Always"})
 
 
@@ -299,7 +403,9 @@ def test_logs_are_saved_as_artifacts_on_request(
 ) -> None:
     home = tmp_path / f"logs-{saved}{len(spec)}".lower()
     template = {"archiveLocation": location} if location else {}
-    status = outputs_after_gc(home, script="echo hi; echo oops >&2; exit 3", template=template, **spec)
+    status = outputs_after_gc(
+        home, script="echo hi; echo oops >&2; exit 3", template=template, **spec
+    )
     assert status["message"] == "main: Error (exit code 3)"
     key = f"{home.name}/{home.name}/main.log"
     logs = status["nodes"][home.name]["outputs"].get("artifacts", [])
@@ -311,15 +417,21 @@ def test_logs_are_saved_as_artifacts_on_request(
 def test_an_artifact_is_stored_at_the_archive_location(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     asked: list[dict[str, Any]] = []
+
     location = {"endpoint": "x:1", "bucket": "b", "key": "base"}
     for artifact, expected in (
         ({"archive": {"none": {}}}, {**location, "key": "base/a"}),
         ({"s3": {"key": "own"}}, {**location, "key": "own"}),
-        ({"s3": {"key": "own", "bucket": "c", "endpoint": "y"}}, {"key": "own", "bucket": "c", "endpoint": "y"}),
+        (
+            {"s3": {"key": "own", "bucket": "c", "endpoint": "y"}},
+            {"key": "own", "bucket": "c", "endpoint": "y"},
+        ),
     ):
         store = lambda where: asked.append(where) or s3  # noqa: E731
         output = {"name": "a", "path": "/tmp/a", **artifact}
-        saved = artifacts.save(output, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location)
+        saved = artifacts.save(
+            output, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location
+        )
         assert saved
         assert (saved["s3"], asked.pop()) == (expected, expected)
 
@@ -327,19 +439,34 @@ def test_an_artifact_is_stored_at_the_archive_location(s3: Store, tmp_path: Path
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"container": {}, "outputs": {"artifacts": [{"name": "a"}]}}, r"t\.outputs\.artifacts\[0\]\.path is missing"),
-        ({"data": {}, "inputs": {"artifacts": [{"name": "a"}]}}, r"t\.inputs\.artifacts\[0\]\.path is missing"),
-        ({"dag": {}, "inputs": {"artifacts": [{"name": "a", "path": "/x"}]}}, "only pods have files"),
+        (
+            {"container": {}, "outputs": {"artifacts": [{"name": "a"}]}},
+            r"t\.outputs\.artifacts\[0\]\.path is missing",
+        ),
+        (
+            {"data": {}, "inputs": {"artifacts": [{"name": "a"}]}},
+            r"t\.inputs\.artifacts\[0\]\.path is missing",
+        ),
+        (
+            {"dag": {}, "inputs": {"artifacts": [{"name": "a", "path": "/x"}]}},
+            "only pods have files",
+        ),
         (
             {
                 "container": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
-                "outputs": {"artifacts": [{"name": "a", "path": "/v/a", "archive": {"tar": {"compressionLevel": 77}}}]},
+                "outputs": {
+                    "artifacts": [
+                        {"name": "a", "path": "/v/a", "archive": {"tar": {"compressionLevel": 77}}}
+                    ]
+                },
             },
             r"compressionLevel is 77: it must be from -2 to 9",
         ),
     ],
 )
-def test_an_artifact_that_cannot_be_saved_is_rejected_before_the_run(template: dict[str, Any], message: str) -> None:
+def test_an_artifact_that_cannot_be_saved_is_rejected_before_the_run(
+    template: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         artifacts.check(template, "t")
 
@@ -347,6 +474,12 @@ def test_an_artifact_that_cannot_be_saved_is_rejected_before_the_run(template: d
 def test_a_compression_level_that_argo_ignores_is_ignored(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     archive = {"tar": {"compressionLevel": 77}}
-    artifacts.check({"container": {}, "outputs": {"artifacts": [{"name": "a", "path": "/x", "archive": archive}]}}, "t")
+    artifacts.check(
+        {
+            "container": {},
+            "outputs": {"artifacts": [{"name": "a", "path": "/x", "archive": archive}]},
+        },
+        "t",
+    )
     artifacts.load(sent(s3, tmp_path / "x", archive=archive), tmp_path / "y", lambda _: s3)
     assert (tmp_path / "y").read_text() == "x"

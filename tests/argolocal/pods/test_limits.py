@@ -31,15 +31,24 @@ GREEDY = "import sys; x = bytearray(int(sys.argv[1]) << 20)"
 
 
 def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
-    container = {"image": "python:3.11", "command": ["python3", "-c", GREEDY, str(megabytes)]}
-    container["resources"] = {"limits": {"memory": limit}}
+    container = {
+        "image": "python:3.11",
+        "command": ["python3", "-c", GREEDY, str(megabytes)],
+        "resources": {"limits": {"memory": limit}},
+    }
     template = {"name": "main", "container": container, **more}
-    return {"kind": "Workflow", "metadata": {"name": NAME}, "spec": {"entrypoint": "main", "templates": [template]}}
+    return {
+        "kind": "Workflow",
+        "metadata": {"name": NAME},
+        "spec": {"entrypoint": "main", "templates": [template]},
+    }
 
 
 def cgroups() -> list[Path]:
     parent = limits._cgroup_parent()
-    return [*parent[0].glob(f"{limits.CGROUP_PREFIX}*-{NAME}*")] if parent else []
+    if parent:
+        return [*parent[0].glob(f"{limits.CGROUP_PREFIX}*-{NAME}*")]
+    return []
 
 
 @needs_cgroups
@@ -58,9 +67,15 @@ def test_a_step_within_its_memory_limit_succeeds(tmp_path: Path) -> None:
 @needs_cgroups
 def test_a_retry_can_have_more_memory(tmp_path: Path) -> None:
     memory = '"{{=(sprig.int(retries) + 1) * 100}}Mi"'
-    patch = '{"containers": [{"name": "main", "resources": {"limits": {"memory": MEMORY}}}]}'.replace("MEMORY", memory)
+    patch = (
+        '{"containers": [{"name": "main", "resources": {"limits": {"memory": MEMORY}}}]}'.replace(
+            "MEMORY", memory
+        )
+    )
     retry = {"limit": "2", "expression": 'lastRetry.exitCode == "137"'}
-    status = execute(workflow(150, "1Gi", podSpecPatch=patch, retryStrategy=retry), {}, LocalCluster(tmp_path))
+    status = execute(
+        workflow(150, "1Gi", podSpecPatch=patch, retryStrategy=retry), {}, LocalCluster(tmp_path)
+    )
     phases = {node["name"]: node["phase"] for node in status["nodes"].values()}
     assert phases == {NAME: "Succeeded", f"{NAME}(0)": "Failed", f"{NAME}(1)": "Succeeded"}
 
@@ -75,7 +90,11 @@ def test_a_program_that_cannot_start_leaves_no_cgroup(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_memory_limits_apply_to_the_pods_of_a_job(tmp_path: Path) -> None:
-    container = {"name": "main", "image": "python:3.11", "command": [sys.executable, "-c", GREEDY, "200"]}
+    container = {
+        "name": "main",
+        "image": "python:3.11",
+        "command": [sys.executable, "-c", GREEDY, "200"],
+    }
     spec = {"containers": [{**container, "resources": {"limits": {"memory": "100Mi"}}}]}
     pod = pods.Pod(LocalCluster(tmp_path), "p", spec, tmp_path, {})
     assert until("the pod to end", pod.poll) == 137
@@ -105,10 +124,12 @@ def test_a_runner_does_not_remove_the_cgroups_of_another_live_runner() -> None:
 @needs_cgroups
 def test_cgroups_of_a_dead_runner_are_removed_by_the_next_runner() -> None:
     dies = (
-        "from argolocal.pods import limits\n"
-        "memory = limits.memory_cgroup({'resources': {'limits': {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
+        "from argolocal.pods import limits\nmemory = limits.memory_cgroup({'resources': {'limits':"
+        " {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
     )
-    cgroup = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
+    cgroup = Path(
+        subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip()
+    )
     assert cgroup.exists()
     limits._remove_abandoned_cgroups(cgroup.parent)
     assert not cgroup.exists()
@@ -116,8 +137,14 @@ def test_cgroups_of_a_dead_runner_are_removed_by_the_next_runner() -> None:
 
 def test_a_memory_limit_that_is_not_enforced_is_reported(tmp_path: Path) -> None:
     manifest = workflow(1, "1Gi")
-    manifest["spec"]["templates"][0]["container"]["resources"]["limits"] = {"cpu": "1", "nvidia.com/gpu": 1}
-    assert any("not enforced here: cpu, nvidia.com/gpu" in note for note in check(manifest, LocalCluster(tmp_path)))
+    manifest["spec"]["templates"][0]["container"]["resources"]["limits"] = {
+        "cpu": "1",
+        "nvidia.com/gpu": 1,
+    }
+    assert any(
+        "not enforced here: cpu, nvidia.com/gpu" in note
+        for note in check(manifest, LocalCluster(tmp_path))
+    )
 
 
 @pytest.mark.parametrize("memory", ["1 Gi", "much", "{{inputs.parameters.memory}}", True, "-1Mi"])
@@ -128,17 +155,26 @@ def test_an_invalid_memory_limit_is_reported(memory: Any, tmp_path: Path) -> Non
         check(manifest, LocalCluster(tmp_path))
 
 
-@pytest.mark.skipif(subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0, reason="needs mounts")
+@pytest.mark.skipif(
+    subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0, reason="needs mounts"
+)
 def test_a_run_says_that_memory_limits_are_not_enforced(tmp_path: Path) -> None:
     manifest = tmp_path / "w.yaml"
-    manifest.write_text(yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")}))
+    manifest.write_text(
+        yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")})
+    )
     run = [*HIDDEN, sys.executable, "-c", MAIN, "run", "--manifest"]
-    ended = subprocess.run([*run, str(manifest)], cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT)
+    ended = subprocess.run(
+        [*run, str(manifest)], cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT
+    )
     assert ended.returncode == 0, ended.stderr
     assert "limits of containers that are not enforced here: memory" in ended.stderr
 
 
-@given(st.integers(0, 10**6), st.sampled_from(["", "m", "k", "M", "G", "T", "Ki", "Mi", "Gi", "e3", "E2", "Ei", "E"]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["", "m", "k", "M", "G", "T", "Ki", "Mi", "Gi", "e3", "E2", "Ei", "E"]),
+)
 def test_quantities_are_parsed_as_in_kubernetes(number: int, unit: str) -> None:
     powers = {"": 0, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "e3": 3, "E2": 2, "E": 18}
     two = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}

@@ -23,18 +23,27 @@ from tests.argolocal.running import execute
 from tests.waiting import until
 
 
-def run_script(source: str, log: Path, copy: Path | None = None, folder: Path | None = None) -> LogPipe:
+def run_script(
+    source: str, log: Path, copy: Path | None = None, folder: Path | None = None
+) -> LogPipe:
     """Run a script and return its log pipe after the end."""
     with LogPipe(log, copy) as log_pipe:
-        process = subprocess.Popen(["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err, cwd=folder)
+        process = subprocess.Popen(
+            ["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err, cwd=folder
+        )
     process.wait()
     log_pipe.finish()
     return log_pipe
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr", "fd/1", "fd/2"])
-def test_a_container_that_opens_stdout_again_does_not_truncate_the_log(tmp_path: Path, name: str) -> None:
-    run_script(f"echo one; echo two | tee /dev/{name}; echo three > /dev/{name}; echo four", log := tmp_path / "log")
+def test_a_container_that_opens_stdout_again_does_not_truncate_the_log(
+    tmp_path: Path, name: str
+) -> None:
+    run_script(
+        f"echo one; echo two | tee /dev/{name}; echo three > /dev/{name}; echo four",
+        log := tmp_path / "log",
+    )
     assert sorted(log.read_text().split()) == ["four", "one", "three", "two", "two"]
 
 
@@ -42,25 +51,37 @@ def test_a_result_is_the_whole_stdout(tmp_path: Path) -> None:
     source = "echo one; echo two > /dev/stdout; echo no >&2; echo three | tee /dev/stderr"
     script = {"image": "busybox", "command": ["sh"], "source": source}
     say = {"name": "say", "template": "say"}
+
     use = {
         "name": "use",
         "template": "use",
         "arguments": {"parameters": [{"name": "x", "value": "{{steps.say.outputs.result}}"}]},
     }
+
     templates = [
         {"name": "main", "steps": [[say], [use]]},
         {"name": "say", "script": script},
         {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0"}},
     ]
-    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
-    nodes = {node["name"]: node for node in execute(manifest, {}, LocalCluster(tmp_path))["nodes"].values()}
+
+    manifest = {
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {"entrypoint": "main", "templates": templates},
+    }
+
+    nodes = {
+        node["name"]: node
+        for node in execute(manifest, {}, LocalCluster(tmp_path))["nodes"].values()
+    }
     assert nodes["w[0].say"]["outputs"]["result"] == "one\ntwo\nthree"
     (log,) = (tmp_path / "runs/w/logs").iterdir()
     assert sorted(log.read_text().split()) == ["no", "one", "three", "three", "two"]
 
 
 def test_output_just_before_the_exit_is_completely_logged(tmp_path: Path) -> None:
-    log, copy = tmp_path / "log", tmp_path / "copy"
+    log = tmp_path / "log"
+    copy = tmp_path / "copy"
     code = "import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]"
     source = shlex.join([sys.executable, "-c", code])
     for _ in range(5):
@@ -71,14 +92,17 @@ def test_output_just_before_the_exit_is_completely_logged(tmp_path: Path) -> Non
 
 def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) -> None:
     run_script(
-        "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ > loud; exec yes' & "
-        "until [ -s silent ] && [ -s loud ]; do sleep 0.01; done",
+        "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ >"
+        " loud; exec yes' & until [ -s silent ] && [ -s loud ]; do sleep 0.01; done",
         log := tmp_path / "log",
         folder=tmp_path,
     )
+
     size = log.stat().st_size
     assert log.read_bytes().startswith(b"begun\n")
-    silent, loud = (psutil.Process(int((tmp_path / name).read_text())) for name in ("silent", "loud"))
+    silent, loud = (
+        psutil.Process(int((tmp_path / name).read_text())) for name in ("silent", "loud")
+    )
     assert silent.is_running()
     silent.kill()
     until("the end of what goes on to say something", lambda: not loud.is_running())
@@ -92,12 +116,22 @@ def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) ->
 
 def test_more_pods_can_run_than_the_soft_limit_of_open_files_allows(tmp_path: Path) -> None:
     one = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
-    main = {"name": "main", "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]]}
+    main = {
+        "name": "main",
+        "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]],
+    }
     spec = {"entrypoint": "main", "templates": [main, one]}
-    (tmp_path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
-    run = f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
+    (tmp_path / "w.json").write_text(
+        json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+    )
+    run = (
+        f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run"
+        " --manifest w.json"
+    )
     environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
-    done = subprocess.run(["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -105,7 +139,10 @@ def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> Non
     """The collecting thread and the interrupted main thread end the same sidecar."""
     for number in range(20):
         with LogPipe(log := tmp_path / str(number)) as log_pipe:
-            process = subprocess.Popen(["head", "-c", "60000", "/dev/zero"], stdout=log_pipe.out, stderr=log_pipe.err)
+            process = subprocess.Popen(
+                ["head", "-c", "60000", "/dev/zero"], stdout=log_pipe.out, stderr=log_pipe.err
+            )
+
         process.wait()
         sizes: list[int] = []
 
@@ -116,8 +153,10 @@ def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> Non
         threads = [threading.Thread(target=ended) for _ in range(4)]
         for thread in threads:
             thread.start()
+
         for thread in threads:
             thread.join()
+
         assert sizes == [60000] * 4
 
 
@@ -125,37 +164,68 @@ def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> Non
 def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
-    beside = {"name": "beside", "image": "busybox", "command": ["sh", "-c"], "args": ["echo hi; exec sleep 9"]}
-    template = {"name": "main", "container": {"image": "busybox", "command": ["true"]}, "sidecars": [beside]}
+
+    beside = {
+        "name": "beside",
+        "image": "busybox",
+        "command": ["sh", "-c"],
+        "args": ["echo hi; exec sleep 9"],
+    }
+
+    template = {
+        "name": "main",
+        "container": {"image": "busybox", "command": ["true"]},
+        "sidecars": [beside],
+    }
+
     start = Start("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
     pod = PodRun(start, tmp_path / "w", tmp_path / "logs/w.log")
-    run, cluster = (
-        ContainerRun("w", {"name": "main", **template["container"]}, pod.root, pod.log),
-        LocalCluster(tmp_path),
-    )
+    run = ContainerRun("w", {"name": "main", **template["container"]}, pod.root, pod.log)
+    cluster = LocalCluster(tmp_path)
     pod.sidecars = Sidecars(template, run, cluster)
     pod.sidecars.start_sidecars()
     pod.process = start_container(run, cluster)
     pod.process.wait()
     log_pipe = pod.sidecars.running["beside"].log_pipe
     until("the sidecar's log to fail", lambda: log_pipe.error)
+
     with pytest.raises(OSError, match="No space left"):
         pod.collect("w", cluster.store)
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
 def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    container = {"image": "busybox", "command": ["sh", "-c"], "args": ["head -c 9000000 /dev/zero; test ! -e /tmp/x"]}
+    container = {
+        "image": "busybox",
+        "command": ["sh", "-c"],
+        "args": ["head -c 9000000 /dev/zero; test ! -e /tmp/x"],
+    }
+
     templates = [{"name": "main", "container": container}]
-    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
+
+    manifest = {
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {"entrypoint": "main", "templates": templates},
+    }
+
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     (tmp_path / "home").mkdir()
     rekindle = Path(sys.executable).with_name("rekindle")
     script = f"""mount -t tmpfs -o size=4m x home && {rekindle} run --manifest w.json; echo ended $?
                  mount -o remount,size=64m home && {rekindle} resume w; echo ended $?"""
     environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
+
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+        ["unshare", "-m", "sh", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
-    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == ["ended 1", "ended 0"], done
+
+    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
+        "ended 1",
+        "ended 0",
+    ], done
     assert "No space left on device" in done.stderr and "Traceback" not in done.stderr

@@ -37,7 +37,9 @@ def silent() -> Iterator[int]:
 
 
 def probe(port: int) -> Probe:
-    return Probe({"readinessProbe": {"httpGet": {"port": port}, "timeoutSeconds": 3600}}, "readinessProbe")
+    return Probe(
+        {"readinessProbe": {"httpGet": {"port": port}, "timeoutSeconds": 3600}}, "readinessProbe"
+    )
 
 
 def test_hanging_servers_do_not_delay_other_probes(answering: int, silent: int) -> None:

@@ -27,7 +27,9 @@ needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs 
 
 def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
     spec = {"entrypoint": "main", "templates": [{"name": "main", **template}], **spec}
-    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+    return execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
+    )
 
 
 def shell(source: str, **more: Any) -> dict[str, Any]:
@@ -40,9 +42,19 @@ def result_of(home: Path) -> str:
 
 def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> None:
     objects = Controller(LocalCluster(tmp_path), "ConfigMap")
-    objects.apply({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"A": "1"}, "binaryData": {"B": "AAE="}})
+    objects.apply(
+        {
+            "kind": "ConfigMap",
+            "metadata": {"name": "c"},
+            "data": {"A": "1"},
+            "binaryData": {"B": "AAE="},
+        }
+    )
+
     source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
-    assert ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
+    assert (
+        ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
+    )
     assert result_of(tmp_path) == "1-none\n"
 
 
@@ -50,18 +62,46 @@ def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> Non
     ("container", "phase", "message"),
     [
         ({"env": [{"name": "A=B", "value": "1"}]}, "Error", "main.env[0] is 'A=B'"),
-        ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] is ''"),
-        ({"env": [{"name": "A", "value": "x\0"}]}, "Failed", "StartError (exit code 128): A contains a NUL byte"),
-        ({"args": ["a\0b"]}, "Failed", "main: StartError (exit code 128): an argument contains a NUL byte"),
-        ({"workingDir": "/new/" + "x" * 300}, "Failed", "main: StartError (exit code 128): mkdir /new/xxx"),
-        ({"workingDir": "/tmp/\0"}, "Failed", "main: StartError (exit code 128): workingDir contains a NUL byte"),
+        (
+            {"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]},
+            "Error",
+            "main.env[1] is ''",
+        ),
+        (
+            {"env": [{"name": "A", "value": "x\0"}]},
+            "Failed",
+            "StartError (exit code 128): A contains a NUL byte",
+        ),
+        (
+            {"args": ["a\0b"]},
+            "Failed",
+            "main: StartError (exit code 128): an argument contains a NUL byte",
+        ),
+        (
+            {"workingDir": "/new/" + "x" * 300},
+            "Failed",
+            "main: StartError (exit code 128): mkdir /new/xxx",
+        ),
+        (
+            {"workingDir": "/tmp/\0"},
+            "Failed",
+            "main: StartError (exit code 128): workingDir contains a NUL byte",
+        ),
         (
             {"workingDir": "here"},
             "Failed",
             "StartError (exit code 128): the working directory 'here' is not an absolute",
         ),
-        ({"workingDir": "/proc/new"}, "Error", "the working directory /proc/new cannot be created here"),
-        ({"command": ["nowhere"]}, "Failed", "main: Error (exit code 64): failed to find name in PATH"),
+        (
+            {"workingDir": "/proc/new"},
+            "Error",
+            "the working directory /proc/new cannot be created here",
+        ),
+        (
+            {"command": ["nowhere"]},
+            "Failed",
+            "main: Error (exit code 64): failed to find name in PATH",
+        ),
     ],
 )
 def test_a_container_that_cannot_start_ends_only_its_node(
@@ -73,47 +113,77 @@ def test_a_container_that_cannot_start_ends_only_its_node(
 
 def test_the_termination_message_is_in_the_failure_message(tmp_path: Path) -> None:
     tell = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
-    assert ran({"container": shell(tell)}, tmp_path)["message"] == "main: Error (exit code 3): out of space"
+    assert (
+        ran({"container": shell(tell)}, tmp_path)["message"]
+        == "main: Error (exit code 3): out of space"
+    )
 
 
 @needs_namespaces
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        ({"env": [{"name": "A", "value": "\0"}]}, "StartError (exit code 128): A contains a NUL byte: '\\x00'"),
+        (
+            {"env": [{"name": "A", "value": "\0"}]},
+            "StartError (exit code 128): A contains a NUL byte: '\\x00'",
+        ),
         ({"command": ["nowhere"]}, "StartError (exit code 128)"),
     ],
 )
 def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
     tmp_path: Path, init: dict[str, Any], message: str
 ) -> None:
-    status = ran({"initContainers": [{"name": "first", **shell("true", **init)}], "container": shell("true")}, tmp_path)
-    assert status["phase"] == "Failed" and status["message"].startswith(f"first: {message}"), status["message"]
+    status = ran(
+        {
+            "initContainers": [{"name": "first", **shell("true", **init)}],
+            "container": shell("true"),
+        },
+        tmp_path,
+    )
+    assert status["phase"] == "Failed" and status["message"].startswith(f"first: {message}"), (
+        status["message"]
+    )
 
 
 @needs_namespaces
 def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     script = {"image": "busybox", "command": ["sh"], "source": "echo done"}
-    status = ran({"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path)
+    status = ran(
+        {"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path
+    )
     assert (status["phase"], result_of(tmp_path)) == ("Succeeded", "done\n")
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [{"limit": "{{inputs.parameters.x}}"}, {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}}],
+    [
+        {"limit": "{{inputs.parameters.x}}"},
+        {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}},
+    ],
 )
 def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
-    status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
-    assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
+    status = ran(
+        {"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path
+    )
+    assert (status["phase"], status["message"].split(": ")[1]) == (
+        "Error",
+        "value '.inf' cannot be resolved to an int",
+    )
 
 
 @needs_namespaces
-@pytest.mark.parametrize("directory", ["/nowhere/new", "/usr/src/app/deep", "/tmp/rekindle-new", "/opt/new"])
-def test_a_missing_working_directory_is_created_for_the_pod_only(tmp_path: Path, directory: str) -> None:
-    container = shell("pwd; echo x > file; cat file {{outputs.parameters.p.path}}", workingDir=directory)
+@pytest.mark.parametrize(
+    "directory", ["/nowhere/new", "/usr/src/app/deep", "/tmp/rekindle-new", "/opt/new"]
+)
+def test_a_missing_working_directory_is_created_for_the_pod_only(
+    tmp_path: Path, directory: str
+) -> None:
+    container = shell(
+        "pwd; echo x > file; cat file {{outputs.parameters.p.path}}", workingDir=directory
+    )
     container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     status = ran({"container": container, "outputs": outputs}, tmp_path)
@@ -127,20 +197,30 @@ def test_a_missing_working_directory_is_created_for_the_pod_only(tmp_path: Path,
 def test_a_pod_cannot_delete_files_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
 ) -> None:
-    beside, code = Path.cwd() / f".marker-{uuid.uuid4()}", tmp_path / "workloads"
+    beside = Path.cwd() / f".marker-{uuid.uuid4()}"
+    code = tmp_path / "workloads"
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
     # a folder below /tmp, which the pod sees although its /tmp is private
     monkeypatch.setenv("REKINDLE_PATH", str(code))
     file = shlex.quote(str(beside))
-    source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
-    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]}
+    source = (
+        f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path"
+        " '*/etc/passwd'"
+    )
+    outputs = {
+        "parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]
+    }
+
     try:
-        assert ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
+        assert (
+            ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
+        )
         assert beside.exists() and (code / "mine.py").exists()
     finally:
         beside.unlink()
+
     seen = result_of(tmp_path)
     assert f"{beside}\n" in seen and "mine.py\n" in seen
     assert "/etc/passwd" not in seen, "the pod's own root must not lead back to the machine"
@@ -165,16 +245,26 @@ OUT = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
 @needs_namespaces
 @pytest.mark.parametrize("path", ["", "/v", "/mnt/v"])
 def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, path: str) -> None:
-    mounts = {"volumeMounts": [{"name": "v", "mountPath": path}]} if path else {}
+    if path:
+        mounts = {"volumeMounts": [{"name": "v", "mountPath": path}]}
+    else:
+        mounts = {}
+
     mine = Path.cwd() / f".marker-{uuid.uuid4()}"
     mine.write_text("the machine's")
+
     try:
         file = shlex.quote(str(mine))
         source = f"echo the pod\\'s > {file}; ln -s {file} /tmp/p"
-        template = {"container": shell(source, **mounts), "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
+        template = {
+            "container": shell(source, **mounts),
+            "outputs": OUT,
+            "volumes": [{"name": "v", "emptyDir": {}}],
+        }
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
+
     # if one overlay covers the whole machine, the file that the pod has changed in it can be read
     is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to("/tmp")
     assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
@@ -189,15 +279,29 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
     Controller(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "c"}, "spec": {}}
     )
-    artifact = {"name": "a", "path": "/v/link/x", "raw": {"data": "1"}} if where == "input" else None
-    below = [{"name": "e", "mountPath": "/v/link/x"}] if where == "mount" else []
+
+    if where == "input":
+        artifact = {"name": "a", "path": "/v/link/x", "raw": {"data": "1"}}
+    else:
+        artifact = None
+
+    if where == "mount":
+        below = [{"name": "e", "mountPath": "/v/link/x"}]
+    else:
+        below = []
+
     template = {
         "inputs": {"artifacts": [artifact] if artifact else []},
         "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *below]),
-        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
+        "volumes": [
+            {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "e", "emptyDir": {}},
+        ],
     }
+
     phase = ran(template, tmp_path)["phase"]
-    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # /tmp is private to the pod
+    # /tmp is private to the pod
+    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))
     machines.rmdir()  # fails unless the directory is empty
 
 
@@ -205,7 +309,11 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
 @pytest.mark.parametrize(
     ("source", "path", "found"),
     [
-        ("mkdir -p /usr/local/rekindle-x; echo 1 > /usr/local/rekindle-x/f", "/usr/local/rekindle-x/f", "1"),
+        (
+            "mkdir -p /usr/local/rekindle-x; echo 1 > /usr/local/rekindle-x/f",
+            "/usr/local/rekindle-x/f",
+            "1",
+        ),
         ("ls -d /var/cache /var/tmp > /var/tmp/x", "/var/tmp/x", "/var/cache\n/var/tmp"),
         ("stat -c %a /tmp > /tmp/x", "/tmp/x", "1777"),
         ("mkdir -p /tmp/x/y; echo 1 > /tmp/x/y/f; chmod 555 /tmp/x/y", "/tmp/x/y/f", "1"),
@@ -221,10 +329,15 @@ def test_declared_output_files_have_the_same_path_as_in_a_container(
 
 @needs_namespaces
 @pytest.mark.parametrize("directory", ["/work", "/tmp", "/usr/share", ""])
-def test_the_path_of_an_output_may_be_relative_to_the_working_directory(tmp_path: Path, directory: str) -> None:
+def test_the_path_of_an_output_may_be_relative_to_the_working_directory(
+    tmp_path: Path, directory: str
+) -> None:
     container_fields = {"workingDir": directory} if directory else {}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "a/x"}}]}
-    status = ran({"container": shell("mkdir a; echo 1 > a/x", **container_fields), "outputs": outputs}, tmp_path)
+    status = ran(
+        {"container": shell("mkdir a; echo 1 > a/x", **container_fields), "outputs": outputs},
+        tmp_path,
+    )
     assert (value(status), Path(directory or "/", "a").exists()) == ("1", False)
 
 
@@ -233,7 +346,11 @@ def test_an_output_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> 
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
     container = shell("echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/p"}}]}
-    template = {"container": container, "outputs": outputs, "volumes": [{"name": "v", "emptyDir": {}}]}
+    template = {
+        "container": container,
+        "outputs": outputs,
+        "volumes": [{"name": "v", "emptyDir": {}}],
+    }
     assert value(ran(template, tmp_path)) == "1"
 
 
@@ -242,7 +359,12 @@ def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> N
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
     container = shell("cp /v/in /tmp/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
     inputs = {"artifacts": [{"name": "in", "path": "/v/in", "raw": {"data": "1"}}]}
-    template = {"container": container, "inputs": inputs, "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
+    template = {
+        "container": container,
+        "inputs": inputs,
+        "outputs": OUT,
+        "volumes": [{"name": "v", "emptyDir": {}}],
+    }
     assert value(ran(template, tmp_path)) == "1"
 
 
@@ -251,13 +373,29 @@ def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> N
 def test_mounts_below_an_import_folder_are_visible_in_pods(tmp_path: Path) -> None:
     kept = Path(tempfile.mkdtemp(dir="/tmp"))
     (kept / "m").mkdir()
-    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [
-        {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}]}}  # fmt: skip
+
+    manifest = {
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {
+            "entrypoint": "main",
+            "templates": [{"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}],
+        },
+    }
+
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     run = f"{shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
     script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
-    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home"), "REKINDLE_PATH": str(kept)}
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
+
+    environment = {
+        **os.environ,
+        "REKINDLE_HOME": str(tmp_path / "home"),
+        "REKINDLE_PATH": str(kept),
+    }
+
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True
+    )
     shutil.rmtree(kept)
     assert done.returncode == 0, done.stderr
 
@@ -286,16 +424,23 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/tmp")
-    status = ran({"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path)
+    status = ran(
+        {"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path
+    )
     assert "pytest" not in value(status) and value(status).endswith("end")
 
 
 @needs_namespaces
-@pytest.mark.parametrize("source", ["mkfifo /tmp/p", "ln -s /dev/zero /tmp/p", "ln -s p /tmp/p", "mkdir /tmp/p"])
+@pytest.mark.parametrize(
+    "source", ["mkfifo /tmp/p", "ln -s /dev/zero /tmp/p", "ln -s p /tmp/p", "mkdir /tmp/p"]
+)
 def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
-    assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == ("Error", True), status
+    assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == (
+        "Error",
+        True,
+    ), status
 
 
 def test_only_one_newline_is_removed_from_the_end_of_an_output(tmp_path: Path) -> None:
@@ -316,17 +461,24 @@ def test_a_working_directory_in_a_volume_is_created(tmp_path: Path) -> None:
     mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}], "workingDir": "/v/new"}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/new/p"}}]}
     volumes = [{"name": "v", "emptyDir": {}}]
-    status = ran({"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes}, tmp_path)
+    status = ran(
+        {"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes},
+        tmp_path,
+    )
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
 
 
 def test_pod_spec_patches_of_a_workflow_and_a_template_set_variables(tmp_path: Path) -> None:
     patch = (
-        "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value: '{{pod.name}}'}]}]"
+        "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value:"
+        " '{{pod.name}}'}]}]"
     )
     template = {"podSpecPatch": patch % ("A", "$(C)2"), "container": shell("echo $A $B $C $D")}
     template["container"]["env"] = [{"name": "C", "value": "c"}, {"name": "A", "value": "0"}]
-    workflow = {"podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"), "arguments": {"parameters": [PARAMETER]}}
+    workflow = {
+        "podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"),
+        "arguments": {"parameters": [PARAMETER]},
+    }
     assert ran(template, tmp_path, **workflow)["phase"] == "Succeeded"
     assert result_of(tmp_path) == "c2 w c d\n"
 
@@ -337,8 +489,14 @@ PARAMETER = {"name": "x", "value": "d"}
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        ("activeDeadlineSeconds: 1", "Pod was active on the node longer than the specified deadline"),
-        ("{activeDeadlineSeconds: 1, terminationGracePeriodSeconds: 0}", "Pod was active on the node longer"),
+        (
+            "activeDeadlineSeconds: 1",
+            "Pod was active on the node longer than the specified deadline",
+        ),
+        (
+            "{activeDeadlineSeconds: 1, terminationGracePeriodSeconds: 0}",
+            "Pod was active on the node longer",
+        ),
         (
             "containers: [{name: other, env: []}]",
             "Error applying PodSpecPatch: Pod is invalid: spec.containers: other",
@@ -347,7 +505,10 @@ PARAMETER = {"name": "x", "value": "d"}
     ],
 )
 def test_a_pod_spec_patch_sets_the_grace_period(tmp_path: Path, patch: str, message: str) -> None:
-    source = "trap '' TERM; sleep 1000 & wait; wait" if "Grace" in patch else "sleep 1000"
+    if "Grace" in patch:
+        source = "trap '' TERM; sleep 1000 & wait; wait"
+    else:
+        source = "sleep 1000"
     template = {"podSpecPatch": patch, "container": shell(source)}
     grace = "terminationGracePeriodSeconds: 1000"  # the patch of the template has priority
     status = ran(template, tmp_path, podSpecPatch=grace, arguments={"parameters": [PARAMETER]})
@@ -356,11 +517,19 @@ def test_a_pod_spec_patch_sets_the_grace_period(tmp_path: Path, patch: str, mess
 
 def test_a_patch_of_all_pods_ignores_pods_without_containers() -> None:
     patch = (
-        '{"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}, {"name": "wait", "resources": {}}]}'
+        '{"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}, {"name": "wait",'
+        ' "resources": {}}]}'
     )
-    assert apply_patches({"resource": {"action": "get"}}, [patch, None]) == {"resource": {"action": "get"}}
-    group = {"containerSet": {"containers": [{"name": "main"}, {"name": "b"}]}, "sidecars": [{"name": "s"}]}
-    changed = apply_patches(group, [patch, "initContainers: []", "containers: [{name: s, env: [{name: B, value: b}]}]"])
+    assert apply_patches({"resource": {"action": "get"}}, [patch, None]) == {
+        "resource": {"action": "get"}
+    }
+    group = {
+        "containerSet": {"containers": [{"name": "main"}, {"name": "b"}]},
+        "sidecars": [{"name": "s"}],
+    }
+    changed = apply_patches(
+        group, [patch, "initContainers: []", "containers: [{name: s, env: [{name: B, value: b}]}]"]
+    )
     assert changed["containerSet"]["containers"] == [
         {"name": "main", "env": [{"name": "A", "value": "1"}]},
         {"name": "b"},
@@ -369,24 +538,41 @@ def test_a_patch_of_all_pods_ignores_pods_without_containers() -> None:
 
 
 @pytest.mark.parametrize("field", ["activeDeadlineSeconds", "timeout"])
-def test_a_deadline_that_is_invalid_after_substitution_ends_the_node(tmp_path: Path, field: str) -> None:
+def test_a_deadline_that_is_invalid_after_substitution_ends_the_node(
+    tmp_path: Path, field: str
+) -> None:
     inputs = {"parameters": [{"name": "x", "value": "abc"}]}
-    status = ran({"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path)
+    status = ran(
+        {"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path
+    )
     assert status["phase"] == "Error" and "abc" in status["message"], status["message"]
 
 
-def test_a_pod_imports_only_from_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_imports_only_from_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "project"
     for name in ("steps/greet.py", "pipelines/nightly.py"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("def main(): ...\n")
+
     monkeypatch.setenv(project.PATH, str(folder))
-    source = "import sys; from rekindle import project; step = project.load('steps.greet', 'step', ['main']);"
+    source = (
+        "import sys; from rekindle import project; step = project.load('steps.greet', 'step',"
+        " ['main']);"
+    )
     source += (
-        "nightly = project.load('pipelines.nightly', 'pipeline', ['main']); print(step.__file__, nightly.__file__);"
+        "nightly = project.load('pipelines.nightly', 'pipeline', ['main']); print(step.__file__,"
+        " nightly.__file__);"
     )
     source += "print([folder for folder in sys.path if folder.startswith(sys.argv[1])])"
-    container = {"image": "python", "command": ["python", "-c", source, str(project.REFERENCE)], "workingDir": "/"}
+
+    container = {
+        "image": "python",
+        "command": ["python", "-c", source, str(project.REFERENCE)],
+        "workingDir": "/",
+    }
+
     assert ran({"container": container}, tmp_path)["phase"] == "Succeeded"
     files, path = result_of(tmp_path).splitlines()
     assert files == f"{folder}/steps/greet.py {folder}/pipelines/nightly.py"

@@ -23,7 +23,12 @@ SECRET = {
 
 
 def shell(source: str, *mounts: dict[str, Any], **more: Any) -> dict[str, Any]:
-    container = {"image": "busybox", "command": ["sh", "-ec"], "args": [source], "volumeMounts": [*mounts]}
+    container = {
+        "image": "busybox",
+        "command": ["sh", "-ec"],
+        "args": [source],
+        "volumeMounts": [*mounts],
+    }
     return {"name": "main", "container": container, "outputs": OUT, **more}
 
 
@@ -31,14 +36,18 @@ def mount(path: str, name: str = "v", **more: Any) -> dict[str, Any]:
     return {"name": name, "mountPath": path, **more}
 
 
-def ran(home: Path, *templates: dict[str, Any], others: tuple[dict[str, Any], ...] = (), **spec: Any) -> dict[str, Any]:
+def ran(
+    home: Path, *templates: dict[str, Any], others: tuple[dict[str, Any], ...] = (), **spec: Any
+) -> dict[str, Any]:
     cluster = LocalCluster(home)
     cluster.keep(others)
     manifest = {"entrypoint": "main", "templates": [*templates], **spec}
     return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": manifest}, {}, cluster)
 
 
-def pod_output(home: Path, template: dict[str, Any], volume: dict[str, Any], *others: dict[str, Any]) -> str:
+def pod_output(
+    home: Path, template: dict[str, Any], volume: dict[str, Any], *others: dict[str, Any]
+) -> str:
     """Run a pod with `volume` as v, and return the content of its /tmp/out."""
     status = ran(home, template, others=others, volumes=[{"name": "v", **volume}])
     assert status["phase"] == "Succeeded", status
@@ -48,7 +57,11 @@ def pod_output(home: Path, template: dict[str, Any], volume: dict[str, Any], *ot
 @pytest.mark.parametrize(
     ("volume", "script", "expected"),
     [
-        ({"configMap": {"name": "c"}}, "cat /v/a /v/b > /tmp/out; stat -c %a /v/a >> /tmp/out", "onetwo644"),
+        (
+            {"configMap": {"name": "c"}},
+            "cat /v/a /v/b > /tmp/out; stat -c %a /v/a >> /tmp/out",
+            "onetwo644",
+        ),
         (
             {"configMap": {"name": "c", "items": [{"key": "b", "path": "deep/x", "mode": 0o400}]}},
             "ls /v > /tmp/out; cat /v/deep/x >> /tmp/out; stat -c %a /v/deep/x >> /tmp/out",
@@ -67,7 +80,13 @@ def pod_output(home: Path, template: dict[str, Any], volume: dict[str, Any], *ot
                     "sources": [
                         {"configMap": {"name": "c", "items": [{"key": "a", "path": "conf/a"}]}},
                         {"secret": {"name": "s", "items": [{"key": "password", "path": "pass"}]}},
-                        {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                        {
+                            "downwardAPI": {
+                                "items": [
+                                    {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}
+                                ]
+                            }
+                        },
                     ],
                 }
             },
@@ -92,14 +111,26 @@ def test_one_key_of_a_configmap_can_be_mounted_below_a_system_directory(tmp_path
 
 def test_a_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     script = "(touch /v/x && echo written || echo refused) 2>/dev/null > /tmp/out"
-    assert pod_output(tmp_path / "a", shell(script, mount("/v", readOnly=True)), {"emptyDir": {}}) == "refused"
+    assert (
+        pod_output(tmp_path / "a", shell(script, mount("/v", readOnly=True)), {"emptyDir": {}})
+        == "refused"
+    )
     assert pod_output(tmp_path / "b", shell(script, mount("/v")), {"emptyDir": {}}) == "written"
 
 
 def test_two_mounts_of_a_volume_show_the_same_files(tmp_path: Path) -> None:
-    mounts = [mount("/v"), mount("/w", subPath="sub"), mount("/v/in/deep", name="other"), mount("/x", name="other")]
+    mounts = [
+        mount("/v"),
+        mount("/w", subPath="sub"),
+        mount("/v/in/deep", name="other"),
+        mount("/x", name="other"),
+    ]
+
     mounts.append(mount("/y", subPathExpr="$(PART)"))
-    script = "echo 1 > /w/x; echo 2 > /v/in/deep/y; echo 3 > /y/z; cat /v/sub/x /x/y /v/part/z > /tmp/out"
+    script = (
+        "echo 1 > /w/x; echo 2 > /v/in/deep/y; echo 3 > /y/z; cat /v/sub/x /x/y /v/part/z >"
+        " /tmp/out"
+    )
     template = shell(script, *mounts, volumes=[{"name": "other", "emptyDir": {}}])
     template["container"]["env"] = [{"name": "PART", "value": "part"}]
     assert pod_output(tmp_path, template, {"emptyDir": {}}) == "1\n2\n3"
@@ -129,7 +160,9 @@ def test_a_volume_claim_is_shared_by_pods_and_deleted_as_on_argo(
     write = {**shell("echo hello > /v/x", mount("/v")), "name": "write", "outputs": {}}
     read = {**shell(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")), "name": "read"}
     more: dict[str, Any] = {"volumeClaimGC": gc} if gc else {}
-    status = ran(tmp_path, steps("write", "read"), write, read, volumeClaimTemplates=[CLAIM], **more)
+    status = ran(
+        tmp_path, steps("write", "read"), write, read, volumeClaimTemplates=[CLAIM], **more
+    )
     (node,) = [node for node in status["nodes"].values() if node["displayName"] == "read"]
     assert node["outputs"]["parameters"][0]["value"] == "hello"
     claim = {"name": "v", "persistentVolumeClaim": {"claimName": "w-v"}}
@@ -149,12 +182,22 @@ def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("volume", "message"),
     [
-        ({"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}}, "not contain the key 'no'"),
-        ({"secret": {"secretName": "s", "items": [{"key": "key", "path": "../../x"}]}}, "leads out"),
+        (
+            {"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}},
+            "not contain the key 'no'",
+        ),
+        (
+            {"secret": {"secretName": "s", "items": [{"key": "key", "path": "../../x"}]}},
+            "leads out",
+        ),
     ],
 )
-def test_an_invalid_volume_is_reported_with_its_name(tmp_path: Path, volume: dict[str, Any], message: str) -> None:
-    status = ran(tmp_path, shell("true", mount("/v")), others=(SECRET,), volumes=[{"name": "v", **volume}])
+def test_an_invalid_volume_is_reported_with_its_name(
+    tmp_path: Path, volume: dict[str, Any], message: str
+) -> None:
+    status = ran(
+        tmp_path, shell("true", mount("/v")), others=(SECRET,), volumes=[{"name": "v", **volume}]
+    )
     assert status["phase"] == "Error"
     assert message in status["message"]
 
@@ -168,37 +211,63 @@ def test_an_invalid_volume_is_reported_with_its_name(tmp_path: Path, volume: dic
         ),
         ({"volumes": [{"name": "v"}]}, r"spec\.volumes\[0\] has the kinds \[\]"),
         ({"volumes": [{"name": "w", "emptyDir": {}}]}, r"templates\[0\] mounts 'v'.*must be w"),
-        ({"volumeClaimTemplates": [{"spec": {}}]}, r"volumeClaimTemplates\[0\]\.metadata is missing"),
+        (
+            {"volumeClaimTemplates": [{"spec": {}}]},
+            r"volumeClaimTemplates\[0\]\.metadata is missing",
+        ),
         (
             {"volumes": [{"name": "v", "configMap": {"name": "none"}}]},
             r"volumes\[0\]\.configMap: the ConfigMap .* does not exist",
         ),
         (
-            {"volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "no"}}]}}]},
+            {
+                "volumes": [
+                    {
+                        "name": "v",
+                        "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "no"}}]},
+                    }
+                ]
+            },
             "fieldPath is 'no': it must be one of metadata.name",
         ),
         ({"volumes": [{"name": "../v", "emptyDir": {}}]}, "RFC 1123 label"),
-        ({"volumes": [{"name": "v", "secret": {"secretName": 5}}]}, r"secretName is 5: it must be a text"),
-        ({"volumes": [{"name": "v", "configMap": {"name": "c", "defaultMode": "rw"}}]}, "defaultMode.*whole number"),
-        ({"volumeClaimTemplates": [CLAIM], "volumeClaimGC": {"strategy": "Never"}}, "OnWorkflowSuccess"),
+        (
+            {"volumes": [{"name": "v", "secret": {"secretName": 5}}]},
+            r"secretName is 5: it must be a text",
+        ),
+        (
+            {"volumes": [{"name": "v", "configMap": {"name": "c", "defaultMode": "rw"}}]},
+            "defaultMode.*whole number",
+        ),
+        (
+            {"volumeClaimTemplates": [CLAIM], "volumeClaimGC": {"strategy": "Never"}},
+            "OnWorkflowSuccess",
+        ),
     ],
 )
-def test_invalid_volumes_are_rejected_before_the_run(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
+def test_invalid_volumes_are_rejected_before_the_run(
+    tmp_path: Path, spec: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         ran(tmp_path, shell("true", mount("/v")), **spec)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
-    """The state of a run, its logs and its pods' directories do not contain the secret, even after a failure."""
+    """The state of a run, its logs and its pods' directories do not contain the secret, even after
+    a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
-    template = shell('test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={})
+    template = shell(
+        'test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={}
+    )
     template["container"]["env"] = env
     volume = {"name": "v", "secret": {"secretName": "s"}}
     status = ran(tmp_path, template, others=(SECRET,), volumes=[volume])
     assert status["phase"] == "Failed"
     assert "hunter2" not in str(status)
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "ran\n"
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    files = [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
+    ]
     assert files == [tmp_path / "objects/Secret/s.json"]
     assert files[0].stat().st_mode & 0o077 == 0

@@ -13,7 +13,12 @@ from argolocal.pods import artifacts, web
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import http
 
-LOGIN = {"Authorization": "Bearer s3cr3t", "Cookie": "a=s3cr3t", "Proxy-Authorization": "s3cr3t", "X-Mine": "kept"}
+LOGIN = {
+    "Authorization": "Bearer s3cr3t",
+    "Cookie": "a=s3cr3t",
+    "Proxy-Authorization": "s3cr3t",
+    "X-Mine": "kept",
+}
 
 
 class Proxy:
@@ -27,7 +32,10 @@ class Proxy:
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-                url = self.path if "://" in self.path else f"http://{self.headers['Host']}{self.path}"
+                if "://" in self.path:
+                    url = self.path
+                else:
+                    url = f"http://{self.headers['Host']}{self.path}"
                 proxy.requests.append((self.command, url, {**self.headers}, body))
                 status, location = proxy.answers.get(url, (200, ""))
                 self.send_response(status)
@@ -71,26 +79,38 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         ("http://example.com@evil.example/b", False),
     ],
 )
-def test_login_headers_are_not_sent_to_another_host_after_a_redirection(proxy: Proxy, location: str, stays: bool):
+def test_login_headers_are_not_sent_to_another_host_after_a_redirection(
+    proxy: Proxy, location: str, stays: bool
+):
     proxy.answers["http://example.com/a"] = (302, location)
     with web.request("http://example.com/a", headers=LOGIN.items()) as answer:
         assert answer.read() == b"hello"
     _, first = (headers for _, _, headers, _ in proxy.requests)
     assert first["X-Mine"] == "kept" and first["Host"] == urlsplit(proxy.requests[1][1]).netloc
     assert ("s3cr3t" in "".join(first.values())) == stays
-    assert stays == all(first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2])
+    assert stays == all(
+        first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2]
+    )
 
 
 def test_a_header_removed_by_a_redirection_is_not_sent_again(proxy: Proxy):
-    proxy.answers |= {"http://a.example/": (307, "http://b.example/"), "http://b.example/": (307, "http://a.example/b")}
+    proxy.answers["http://a.example/"] = (307, "http://b.example/")
+    proxy.answers["http://b.example/"] = (307, "http://a.example/b")
     web.request("http://a.example/", headers=LOGIN.items()).close()
-    assert [("Authorization" in headers) for _, _, headers, _ in proxy.requests] == [True, False, False]
+    assert [("Authorization" in headers) for _, _, headers, _ in proxy.requests] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_password_of_an_address_is_sent_to_its_host_only(proxy: Proxy):
     proxy.answers["http://a.example/"] = (302, "http://b.example/")
     web.request("http://me:s3cr3t@a.example/").close()
-    assert [headers.get("Authorization") for _, _, headers, _ in proxy.requests] == ["Basic bWU6czNjcjN0", None]
+    assert [headers.get("Authorization") for _, _, headers, _ in proxy.requests] == [
+        "Basic bWU6czNjcjN0",
+        None,
+    ]
     assert proxy.requests[1][2]["Referer"] == "http://a.example/"
     proxy.answers["http://b.example/"] = (302, "file:///etc/passwd")
     for url in ("http://me:s3cr3t@a.example/", "ftp://me:s3cr3t@a.example/"):
@@ -107,7 +127,9 @@ def test_the_password_of_an_address_is_sent_to_its_host_only(proxy: Proxy):
         *(("HEAD", status, "HEAD", "") for status in (302, 307)),
     ],
 )
-def test_a_redirection_changes_the_method_as_in_go(proxy: Proxy, method: str, status: int, after: str, body: str):
+def test_a_redirection_changes_the_method_as_in_go(
+    proxy: Proxy, method: str, status: int, after: str, body: str
+):
     proxy.answers["http://a.example/"] = (status, "/b")
     sent = None if method == "HEAD" else b"hi"
     web.request("http://a.example/", method, [("Content-Type", "text/plain")], sent).close()
@@ -140,15 +162,21 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
     (tmp_path / "secret").write_text("precious")
     url = f"{scheme}://{tmp_path}/secret"
     proxy.answers["http://a.example/"] = (302, url)
+
     for address in (url, "http://a.example/") if scheme else (url,):
         phase, message, outputs = http.send({"url": address}, lambda name: {})
         assert (phase, outputs) == ("Failed", None)
         assert message.lower() == f'get "{url}": unsupported protocol scheme "{scheme}"'.lower()
+
         with pytest.raises(
-            ArtifactError, match=f'artifact a failed to load: .*unsupported protocol scheme "{scheme.lower()}"'
+            ArtifactError,
+            match=f'artifact a failed to load: .*unsupported protocol scheme "{scheme.lower()}"',
         ):
             artifacts.load({"name": "a", "http": {"url": address}}, tmp_path / "in", lambda _: None)
-    assert {path for _, path, _, _ in proxy.requests} <= {"http://a.example/"} and not (tmp_path / "in").exists()
+
+    assert {path for _, path, _, _ in proxy.requests} <= {"http://a.example/"} and not (
+        tmp_path / "in"
+    ).exists()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +189,14 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
     ],
 )
 @pytest.mark.parametrize(
-    "url", ["http://me:s3cr3t@a.example/x", "http://a.example:x/", "http://[/", "http:///x", "http://a.example/\x01"]
+    "url",
+    [
+        "http://me:s3cr3t@a.example/x",
+        "http://a.example:x/",
+        "http://[/",
+        "http:///x",
+        "http://a.example/\x01",
+    ],
 )
 def test_an_invalid_answer_or_address_fails_only_its_node(
     tmp_path: Path, answer: bytes, url: str, monkeypatch: pytest.MonkeyPatch
@@ -179,13 +214,16 @@ def test_an_invalid_answer_or_address_fails_only_its_node(
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
         phase, message, _ = http.send({"url": url}, lambda name: {})
         assert phase == "Failed" and message.startswith('Get "http:') and "s3cr3t" not in message
+
         with pytest.raises(ArtifactError, match="artifact a failed to load: http:"):
             artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
+
         server.shutdown()
 
 
 def test_a_probe_follows_redirections_only_within_its_host(proxy: Proxy):
-    proxy.answers |= {"http://a.example/": (302, "/b"), "http://a.example/b": (302, "http://b.example/")}
+    proxy.answers["http://a.example/"] = (302, "/b")
+    proxy.answers["http://a.example/b"] = (302, "http://b.example/")
     assert web.request("http://a.example/", headers=LOGIN.items(), leave_host=False).status == 302
     assert [path for _, path, _, _ in proxy.requests] == ["http://a.example/", "http://a.example/b"]
 
@@ -193,4 +231,6 @@ def test_a_probe_follows_redirections_only_within_its_host(proxy: Proxy):
 def test_an_oversized_answer_fails_only_its_node(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http, "MAX_BODY_BYTES", 4)
     phase, message, _ = http.send({"url": "http://me:s3cr3t@a.example/"}, lambda name: {})
-    assert phase == "Failed" and message.startswith('Get "http://a.example/": the response has more than')
+    assert phase == "Failed" and message.startswith(
+        'Get "http://a.example/": the response has more than'
+    )

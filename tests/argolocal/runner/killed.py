@@ -1,4 +1,5 @@
-"""One run whose runner can be killed: the workflows of kills.yaml, the outcome of a run, and its leftovers.
+"""One run whose runner can be killed: the workflows of kills.yaml, the outcome of a run, and its
+leftovers.
 
 run = Run("jobs", home, environment, url); run.start_and_kill("effect", 17); problems(run, expected)
 """
@@ -99,13 +100,21 @@ def documents() -> list[Any]:
 
 
 def _complete(value: Any) -> None:
-    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for child in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _complete(child)
+
     if not isinstance(value, dict):
         return
+
     if "args" in value and "image" not in value:
         body = BODY.format(f".{value['name']}" if "name" in value else "", value["args"][0])
-        value |= {"image": "busybox", "command": ["sh", "-c"], "args": [body], "env": ENVIRONMENT}
+        value["image"] = "busybox"
+        value["command"] = ["sh", "-c"]
+        value["args"] = [body]
+        value["env"] = ENVIRONMENT
+
     if isinstance(value.get("manifest"), dict):
         value["manifest"] = json.dumps(value["manifest"])
 
@@ -131,13 +140,21 @@ class Run:
         self.notes = Path(self.shared.name)  # a folder that pods with a private /tmp see
         bucket = f"kills-{self.home.name}"
         self.cluster = LocalCluster(self.home)
+
         self.files = RunFiles(self.home, self.name)
-        store_environment = {} if self.name == EMBEDDED else {**self.environment, "S3_BUCKET": bucket}
+        if self.name == EMBEDDED:
+            store_environment = {}
+        else:
+            store_environment = {**self.environment, "S3_BUCKET": bucket}
+
         if store_environment:
             store = self.store = Store(
-                bucket, store_environment["S3_ENDPOINT_URL"], *(store_environment[key] for key in KEYS)
+                bucket,
+                store_environment["S3_ENDPOINT_URL"],
+                *(store_environment[key] for key in KEYS),
             )
             store.client.create_bucket(Bucket=bucket)
+
         self.environment = {**os.environ, **store_environment, "HOME_OF_ALL": str(self.notes)}
         self.cluster.keep(obj for obj in documents() if obj["kind"] != "Workflow")
         text = json.dumps(workflows()[self.name])
@@ -147,31 +164,50 @@ class Run:
         (self.home / "w.json").write_text(text)
 
     def start_and_kill(self, kind: str = "", moment: float = 0) -> bool:
-        """Start a runner, and kill it at this second, call or effect. Return True if the runner ended before."""
+        """Start a runner, and kill it at this second, call or effect. Return True if the runner
+        ended before."""
         last = {kind: int(moment)} if kind in ("call", "effect") else {}
         values = json.dumps(self.answers())
-        command = [sys.executable, "-c", RUNNER, str(self.home), self.name, json.dumps(last), values]
+
+        command = [
+            sys.executable,
+            "-c",
+            RUNNER,
+            str(self.home),
+            self.name,
+            json.dumps(last),
+            values,
+        ]
+
         with open(self.home / "said", "ab") as log:
-            runner = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log, env=self.environment)
+            runner = subprocess.Popen(
+                command, start_new_session=True, stdout=log, stderr=log, env=self.environment
+            )
 
         def has_ended() -> bool:
-            with contextlib.suppress(ConfigError, Busy):  # the suspended step was resumed in the meantime
+            # the suspended step was resumed in the meantime
+            with contextlib.suppress(ConfigError, Busy):
                 self.release()
             return runner.poll() is not None
 
         with contextlib.suppress(AssertionError):
             until("the end of the runner", has_ended, moment if kind in ("time", "group") else 60)
+
         if runner.poll() is None:
             (os.killpg if kind == "group" else os.kill)(runner.pid, signal.SIGKILL)
+
         return runner.wait() == 0
 
     def release(self) -> None:
         """Resume suspended steps, like `rekindle resume -p` in another terminal."""
-        if (values := self.answers()) or self.waiting() or self.files.workflow()["spec"].get("suspend"):
+        values = self.answers()
+        if values or self.waiting() or self.files.workflow()["spec"].get("suspend"):
             resume_suspended(self.name, values, self.home)
 
     def waiting(self) -> list[Any]:
-        return [node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"]
+        return [
+            node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"
+        ]
 
     def answers(self) -> dict[str, str]:
         names = {
@@ -188,12 +224,19 @@ class Run:
         """Return the pods with a recorded end, and how often each had started by then."""
         nodes = [node for node in self.status()["nodes"].values() if node["phase"] in FULFILLED]
         ended = {node["id"].rpartition("-")[2] for node in nodes if node["type"] in ("Pod", "HTTP")}
-        jobs = [json.loads(path.read_text()) for path in self.home.glob("objects/PyTorchJob/*.json")]
+        jobs = [
+            json.loads(path.read_text()) for path in self.home.glob("objects/PyTorchJob/*.json")
+        ]
+
         replicas = {
-            name for job in jobs for name in job["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")
+            name
+            for job in jobs
+            for name in job["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")
         }
+
         starts = self.starts()
         parts = {mark: mark.split(".") for mark in starts}
+
         return {
             mark: starts[mark]
             for mark, (pod, replica, *_) in parts.items()
@@ -206,31 +249,46 @@ class Run:
 
     def marks(self) -> list[str]:
         path = self.notes / "marks"
-        return path.read_text().splitlines() if path.exists() else []
+        if path.exists():
+            return path.read_text().splitlines()
+        return []
 
     def outcome(self) -> Any:
         """Return all results of the run that a killed runner must not change."""
         status = self.status()
         nodes = {}
+
         for node in status["nodes"].values():
             kept = {key: value for key, value in node.items() if key not in CLOCK}
             if "message" in kept:  # it may name a log file
                 kept["message"] = kept["message"].replace(str(self.home), "HOME")
+
             nodes[node["name"]] = kept | {"children": sorted(node.get("children", []))}
+
         outputs = {
-            kind: sorted(entries, key=lambda e: e["name"]) for kind, entries in (status.get("outputs") or {}).items()
+            kind: sorted(entries, key=lambda e: e["name"])
+            for kind, entries in (status.get("outputs") or {}).items()
         }
+
         return {
-            "phase": status["phase"], "message": status.get("message"), "outputs": outputs, "nodes": nodes,
+            "phase": status["phase"],
+            "message": status.get("message"),
+            "outputs": outputs,
+            "nodes": nodes,
             "ran": sorted({mark.split()[1] for mark in self.marks() if mark.startswith("end")}),
-            "objects": sorted(self._objects(), key=str), "deployments": self._deployments(), "stored": self._stored(),
-            "directories": sorted(path.name for path in [*self.files.pods.glob("*"), *self.home.glob("claims/*")]),
-        }  # fmt: skip
+            "objects": sorted(self._objects(), key=str),
+            "deployments": self._deployments(),
+            "stored": self._stored(),
+            "directories": sorted(
+                path.name for path in [*self.files.pods.glob("*"), *self.home.glob("claims/*")]
+            ),
+        }
 
     def _objects(self) -> Iterator[Any]:
         for path in self.home.glob("objects/*/[!.]*"):
             obj = json.loads(path.read_text())
-            meta, data = obj["metadata"], obj.get("data")
+            meta = obj["metadata"]
+            data = obj.get("data")
             if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE):
                 data = sorted(data)  # the entries of a cache contain times
             ended = [
@@ -250,30 +308,40 @@ class Run:
         """Return the contents of the object store."""
         if self.name == EMBEDDED:
             keys = self.cluster.services.credentials()
-            self.store = Store("rekindle", self.cluster.services.url("s3"), *(keys[key] for key in KEYS))
+            self.store = Store(
+                "rekindle", self.cluster.services.url("s3"), *(keys[key] for key in KEYS)
+            )
         objects = {entry.key: self.store.get(entry.key) for entry in self.store.list("")}
         return {key: _content(data) for key, data in objects.items()}
 
     def leftovers(self) -> list[str]:
-        """Return processes, locks and files that remain after the end of the run and its services."""
+        """Return processes, locks and files that remain after the end of the run and its
+        services."""
         self.cluster.down()
         with contextlib.suppress(AssertionError):  # remaining processes are reported below
             until("its processes to end", lambda: not self._processes(), EXIT_TIMEOUT_S)
+
         leftovers = self._processes()
-        if pid := self.files.runner():
+        pid = self.files.runner()
+        if pid:
             leftovers.append(f"the run is locked by {pid}")
+
         for path in self.home.glob("locks/*/*"):
             with path.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     leftovers.append(f"locked: {path}")
+
         jobs = [path.stem for path in self.home.glob("objects/PyTorchJob/*.json")]
         memory = [shared_memory(self.files.root, name) for name in [*jobs, "wrong"]]
-        return leftovers + [f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()]
+        return leftovers + [
+            f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()
+        ]
 
     def _processes(self) -> list[str]:
-        mark, orphans = f"HOME_OF_ALL={self.notes}\0".encode(), []
+        mark = f"HOME_OF_ALL={self.notes}\0".encode()
+        orphans = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (process / "environ").read_bytes() + b"\0":
@@ -289,7 +357,10 @@ def _content(data: bytes) -> Any:
         return hashlib.sha256(data).hexdigest()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         files = [(member.name, archive.extractfile(member)) for member in archive]
-        return [(name, file and hashlib.sha256(file.read()).hexdigest()) for name, file in sorted(files, key=str)]
+        return [
+            (name, file and hashlib.sha256(file.read()).hexdigest())
+            for name, file in sorted(files, key=str)
+        ]
 
 
 def _free_port() -> int:
@@ -307,7 +378,11 @@ def problems(run: Run, expected: Any) -> list[str]:
 
 def restarted(ended_pods: dict[str, int], starts: Counter[str]) -> list[str]:
     """Return the pods that started again after their recorded end."""
-    return [f"{pod} was over and began again" for pod, count in ended_pods.items() if starts[pod] > count]
+    return [
+        f"{pod} was over and began again"
+        for pod, count in ended_pods.items()
+        if starts[pod] > count
+    ]
 
 
 def overlaps(marks: list[str]) -> list[str]:
@@ -330,4 +405,6 @@ def _differences(undisturbed: Any, other: Any, where: str = "") -> list[str]:
             for key in sorted({*undisturbed, *other})
             for text in _differences(undisturbed.get(key), other.get(key), f"{where}.{key}")
         ]
-    return [] if undisturbed == other else [f"{where.strip('.')} is {other!r}, undisturbed {undisturbed!r}"]
+    if undisturbed == other:
+        return []
+    return [f"{where.strip('.')} is {other!r}, undisturbed {undisturbed!r}"]

@@ -1,12 +1,13 @@
-"""Prove that a run survives its runner: kill the runner at seeded moments, resume, compare the outcome.
+"""Prove that a run survives its runner: kill the runner at seeded moments, resume, compare the
+outcome.
 
 python -m tests.argolocal.runner.kills 17            repeat one seed
 python -m tests.argolocal.runner.kills --count 100   seeds 0..99, in parallel
 python -m tests.argolocal.runner.kills --each jobs   once at every effect of a run of this workflow
 
-The workflows are in kills.yaml. A seed determines the workflow, how often its runner is killed (also while it resumes),
-and when: after a time, at a function call of the runner, at an external effect (a write, a rename, a new process), or
-together with its process group.
+The workflows are in kills.yaml. A seed determines the workflow, how often its runner is killed
+(also while it resumes), and when: after a time, at a function call of the runner, at an external
+effect (a write, a rename, a new process), or together with its process group.
 """
 
 import argparse
@@ -70,16 +71,23 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Stage:
-    """Executes plans. Caches the outcome of undisturbed runs, and their duration, calls and effects."""
+    """Executes plans. Caches the outcome of undisturbed runs, and their duration, calls and
+    effects."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
+        self.folder = folder
+        self.environment = environment
         self.expected: dict[str, tuple[Any, dict[str, float]]] = {}
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def run(self, name: str, home: str) -> Run:
-        return Run(name, self.folder / home, self.environment, f"http://127.0.0.1:{self.server.server_port}")
+        return Run(
+            name,
+            self.folder / home,
+            self.environment,
+            f"http://127.0.0.1:{self.server.server_port}",
+        )
 
     def undisturbed(self, name: str) -> tuple[Any, dict[str, float]]:
         """Return the outcome of an undisturbed run, and its seconds, calls and effects."""
@@ -88,12 +96,20 @@ class Stage:
             began = time.monotonic()
             assert run.start_and_kill(), (run.home / "said").read_text()
             seconds = time.monotonic() - began
-            outcome, meant = run.outcome(), workflows()[name]["metadata"].get("annotations", {})
+            outcome = run.outcome()
+            meant = workflows()[name]["metadata"].get("annotations", {})
             assert outcome["phase"] == meant.get("phase", "Succeeded"), outcome
             assert meant.get("node", name) in outcome["nodes"], outcome
             assert not run.leftovers()
-            took = {"time": seconds, "group": seconds, **json.loads((run.home / "seen").read_text())}
+
+            took = {
+                "time": seconds,
+                "group": seconds,
+                **json.loads((run.home / "seen").read_text()),
+            }
+
             self.expected[name] = outcome, took
+
         return self.expected[name]
 
     def play(self, plan: Plan) -> list[str]:
@@ -101,33 +117,47 @@ class Stage:
         expected, measured = self.undisturbed(plan.name)
         run = self.run(plan.name, f"{plan.seed}")
         found: list[str] = []
+
         for kind, fraction in (*plan.kills, ("", 0.0)):
             if run.status()["phase"] in FAILED:  # to resume a failed run would be a retry
                 break
+
             ended_pods = run.ended_pods()
             done = run.start_and_kill(kind, fraction * measured.get(kind, 0))
             found += restarted(ended_pods, run.starts())
+
             if not kind and not done:
                 found.append(f"it did not end: {(run.home / 'said').read_text()[-2000:]}")
+
         return found + problems(run, expected)
 
 
 def main(argv: list[str]) -> int:
     """Run the command. Return 1 if a seed failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.argolocal.runner.kills", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.argolocal.runner.kills", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--count", type=int, default=100, help="number of seeds, if none are given")
     parser.add_argument("--first", type=int, default=0, help="first seed, if none are given")
+
     parser.add_argument(
-        "--each", metavar="WORKFLOW", help="instead of seeds: kill once at every effect of this workflow"
+        "--each",
+        metavar="WORKFLOW",
+        help="instead of seeds: kill once at every effect of this workflow",
     )
+
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs")
     arguments = parser.parse_args(argv)
     seeds = arguments.seeds or range(arguments.first, arguments.first + arguments.count)
     failed = 0
     plans = [Plan.of(seed) for seed in seeds]
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+
+    with (
+        tempfile.TemporaryDirectory(prefix="kills-") as folder,
+        ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
         services = Services(Path(folder) / "services", {})
         try:
             keys = services.credentials()
@@ -135,13 +165,18 @@ def main(argv: list[str]) -> int:
             if arguments.each:
                 effects = int(stage.undisturbed(arguments.each)[1]["effect"])
                 moments = range(arguments.first, min(effects, arguments.first + arguments.count))
-                plans = [Plan(number, arguments.each, (("effect", (number + 0.5) / effects),)) for number in moments]
+                plans = [
+                    Plan(number, arguments.each, (("effect", (number + 0.5) / effects),))
+                    for number in moments
+                ]
+
             list(pool.map(stage.undisturbed, {plan.name for plan in plans}))
             for plan, problems in zip(plans, pool.map(stage.play, plans), strict=True):
                 failed += bool(problems)
                 print("\n  FAILED ".join([f"{plan}", *problems]), flush=True)
         finally:
             services.down()
+
     kinds = Counter(kind for plan in plans for kind, _ in plan.kills)
     print(f"{len(plans)} runs, {sum(kinds.values())} kills {dict(kinds)}, {failed} failed")
     return int(failed > 0)

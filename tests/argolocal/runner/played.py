@@ -1,4 +1,5 @@
-"""Play workflows on the state machine alone: each pod takes a second and ends as a test says, without a process."""
+"""Play workflows on the state machine alone: each pod takes a second and ends as a test says,
+without a process."""
 
 from pathlib import Path
 from typing import Any
@@ -17,47 +18,75 @@ def leaf(name: str = "one", **template: Any) -> dict[str, Any]:
 
 
 def dag(*tasks: dict[str, Any], **dag: Any) -> dict[str, Any]:
-    return {"name": "main", "dag": {"tasks": [{"template": "one", **task} for task in tasks], **dag}}
+    return {
+        "name": "main",
+        "dag": {"tasks": [{"template": "one", **task} for task in tasks], **dag},
+    }
 
 
 def steps(*groups: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": "main", "steps": [[{"template": "one", **step} for step in group] for group in groups]}
+    return {
+        "name": "main",
+        "steps": [[{"template": "one", **step} for step in group] for group in groups],
+    }
 
 
-def scheduler(*templates: dict[str, Any], home: Path | None = None, name: str = "w", **spec: Any) -> Scheduler:
+def scheduler(
+    *templates: dict[str, Any], home: Path | None = None, name: str = "w", **spec: Any
+) -> Scheduler:
     """Return the scheduler of a new workflow; `home` contains its locks and caches."""
-    manifest = {"kind": "Workflow", "metadata": {"name": name}, "spec": {"entrypoint": "main", **spec}}
+    manifest = {
+        "kind": "Workflow",
+        "metadata": {"name": name},
+        "spec": {"entrypoint": "main", **spec},
+    }
     manifest["spec"]["templates"] = [*templates]
     return Scheduler(workflow(manifest), locks=SharedLocks(LocalCluster(home)) if home else None)
 
 
 def play(
-    s: Scheduler, failing: dict[str, str] | None = None, outputs: dict[str, dict[str, Any]] | None = None
+    s: Scheduler,
+    failing: dict[str, str] | None = None,
+    outputs: dict[str, dict[str, Any]] | None = None,
 ) -> list[str]:
-    """End all pods in the order of their starts, one per second. `failing`: node → phase. Return the nodes that ran."""
-    failing, outputs = failing or {}, outputs or {}
-    now, events, waiting, ran = 1000.0, [], [], []
+    """End all pods in the order of their starts, one per second. `failing`: node → phase. Return
+    the nodes that ran."""
+    failing = failing or {}
+    outputs = outputs or {}
+    now = 1000.0
+    events = []
+    waiting = []
+    ran = []
+
     for _ in range(10_000):
         waiting += [action for action in s.advance(now, events) if isinstance(action, Start)]
         events = []
         if s.done:
             return ran
+
         if not waiting:
             assert s.wake is not None, "nothing runs or waits"
             now = max(s.wake, now)
             continue
+
         now += 1
         name = s.nodes[(pod := waiting.pop(0)).id]["name"]
         ran.append(name.removeprefix("w."))
         phase = failing.get(ran[-1], "Succeeded")
         code = "0" if phase == "Succeeded" else "1"
-        events = [PodStarted(pod.id), PodEnded(pod.id, phase, "", {"exitCode": code, **outputs.get(ran[-1], {})})]
+        events = [
+            PodStarted(pod.id),
+            PodEnded(pod.id, phase, "", {"exitCode": code, **outputs.get(ran[-1], {})}),
+        ]
+
     raise AssertionError("it never ends")
 
 
 def phase(s: Scheduler, name: str) -> str:
     node = s.table.get(f"w.{name}")
-    return node["phase"] if node else ""
+    if node:
+        return node["phase"]
+    return ""
 
 
 def parameters(**values: str) -> dict[str, Any]:

@@ -26,13 +26,25 @@ def configmap(name: str, **data: str) -> dict:
 def test_configmaps_and_secrets_are_read_by_name(cluster: LocalCluster) -> None:
     Controller(cluster, "ConfigMap").apply(configmap("mine", a="1"))
     coded = base64.b64encode("päss".encode()).decode()
-    secret = {"kind": "Secret", "metadata": {"name": "s"}, "data": {"x": coded}, "stringData": {"y": "plain"}}
+
+    secret = {
+        "kind": "Secret",
+        "metadata": {"name": "s"},
+        "data": {"x": coded},
+        "stringData": {"y": "plain"},
+    }
+
     Controller(cluster, "Secret").apply(secret)
     assert cluster.configmap("mine") == {"a": "1"}
     assert cluster.secret("s") == {"x": "päss", "y": "plain"}
+
     with pytest.raises(KeyError):
         cluster.configmap("none")
-    assert (cluster.image("any").python, cluster.image("other").python) == (sys.executable, "/other/python")
+
+    assert (cluster.image("any").python, cluster.image("other").python) == (
+        sys.executable,
+        "/other/python",
+    )
 
 
 def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> None:
@@ -40,7 +52,10 @@ def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> No
     addresses = {pod: cluster.address(pod) for pod in pods}
     assert len(set(addresses.values())) == len(pods)
     assert {pod: LocalCluster(cluster.home).address(pod) for pod in pods} == addresses
-    assert all(address.startswith("127.") and not address.startswith("127.0.") for address in addresses.values())
+    assert all(
+        address.startswith("127.") and not address.startswith("127.0.")
+        for address in addresses.values()
+    )
 
 
 def test_concurrent_processes_never_assign_an_address_twice(cluster: LocalCluster) -> None:
@@ -49,7 +64,9 @@ def test_concurrent_processes_never_assign_an_address_twice(cluster: LocalCluste
         "print(*[LocalCluster(Path(sys.argv[1])).address(f'{sys.argv[2]}-{i}') for i in range(50)])"
     )
     command = [sys.executable, "-c", program, str(cluster.home)]
-    racers = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(2)]
+    racers = [
+        subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(2)
+    ]
     addresses = [address for racer in racers for address in racer.communicate()[0].split()]
     assert len(addresses) == len(set(addresses)) == 100
 
@@ -58,12 +75,20 @@ def test_apply_merges_objects_like_kubectl(cluster: LocalCluster) -> None:
     kind = Controller(cluster, "HorizontalPodAutoscaler")
 
     def hpa(**spec: object) -> dict:
-        return {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "a", "labels": {"x": "1"}}, "spec": spec}
+        return {
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "a", "labels": {"x": "1"}},
+            "spec": spec,
+        }
 
     first = kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True))
     assert (first["metadata"]["generation"], first["metadata"]["namespace"]) == (1, "default")
-    assert kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True)) == first, "applied again, nothing changes"
-    kind.change("a", lambda now: now and now | {"status": {"s": 1}, "spec": now["spec"] | {"others": 7}})
+    assert kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True)) == first, (
+        "applied again, nothing changes"
+    )
+    kind.change(
+        "a", lambda now: now and now | {"status": {"s": 1}, "spec": now["spec"] | {"others": 7}}
+    )
     second = kind.apply(hpa(minReplicas=2, maxReplicas=3))
     assert second["spec"] == {"minReplicas": 2, "maxReplicas": 3, "others": 7}
     assert second["status"] == {"s": 1}
@@ -74,15 +99,25 @@ def test_apply_merges_objects_like_kubectl(cluster: LocalCluster) -> None:
     assert kind.delete("a")
     assert kind.get("a") is None
     assert not kind.delete("a")
+
     with pytest.raises(ConfigError, match=r"metadata\.name"):
         kind.apply({"spec": {}})
 
 
 def test_images_are_read_from_the_home(tmp_path: Path) -> None:
     table = tmp_path / "images.yaml"
-    table.write_text("tool:v1: {command: [sh, -c], args: ['echo own'], env: {A: b}, directory: /usr}")
+    table.write_text(
+        "tool:v1: {command: [sh, -c], args: ['echo own'], env: {A: b}, directory: /usr}"
+    )
     image = LocalCluster(tmp_path).image("tool:v1")
-    assert (image.command, image.args, image.env, image.directory) == (["sh", "-c"], ["echo own"], {"A": "b"}, "/usr")
+
+    assert (image.command, image.args, image.env, image.directory) == (
+        ["sh", "-c"],
+        ["echo own"],
+        {"A": "b"},
+        "/usr",
+    )
+
     for text, error in (
         ("tool: {comand: [sh]}", r"tool\.comand"),
         ("tool: {command: sh}", "a list"),
@@ -95,9 +130,17 @@ def test_images_are_read_from_the_home(tmp_path: Path) -> None:
 
 
 def test_a_container_without_a_command_runs_the_command_of_its_image(tmp_path: Path) -> None:
-    (tmp_path / "images.yaml").write_text("tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}")
+    (tmp_path / "images.yaml").write_text(
+        "tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}"
+    )
     cases = ("tool", None, "b own\n"), ("tool", ["given"], "b given\n")
-    cases += ("busybox:1", ["echo", "x"], "x\n"), ("busybox:1", None, ""), ("docker.io/python:3", None, "")
+
+    cases += (
+        ("busybox:1", ["echo", "x"], "x\n"),
+        ("busybox:1", None, ""),
+        ("docker.io/python:3", None, ""),
+    )
+
     for index, (image, args, log) in enumerate(cases):
         container = {"image": image, **({"args": args} if args else {})}
         spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}

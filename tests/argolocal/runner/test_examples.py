@@ -13,16 +13,25 @@ from tests.argolocal.running import execute
 
 def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
     spec = {"entrypoint": "main", "templates": [*templates]}
-    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+    return execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
+    )
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 def test_an_output_path_and_the_tag_of_this_path_mean_the_same_file(tmp_path: Path) -> None:
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out.txt"}}]}
     source = "echo 'it goes to {{outputs.parameters.out.path}}'; echo found > /tmp/out.txt"
+
     status = ran(
-        tmp_path, {"name": "main", "script": {"image": "alpine", "command": ["sh"], "source": source}, "outputs": out}
+        tmp_path,
+        {
+            "name": "main",
+            "script": {"image": "alpine", "command": ["sh"], "source": source},
+            "outputs": out,
+        },
     )
+
     assert status["phase"] == "Succeeded", status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "found"
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "it goes to /tmp/out.txt\n"
@@ -45,10 +54,18 @@ def test_the_tag_of_a_loop_item_that_is_a_map_is_the_whole_map(tmp_path: Path) -
 def test_a_step_can_read_the_host_node_name_of_an_earlier_step(tmp_path: Path) -> None:
     """Argo waits for ever for a tag without a value; the node name exists on every machine."""
     one = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
-    two: dict[str, Any] = {"name": "two", "inputs": {"parameters": [{"name": "x"}]}}
-    two["container"] = {"image": "busybox", "command": ["echo", "{{inputs.parameters.x}}"]}
+
+    two: dict[str, Any] = {
+        "name": "two",
+        "inputs": {"parameters": [{"name": "x"}]},
+        "container": {"image": "busybox", "command": ["echo", "{{inputs.parameters.x}}"]},
+    }
+
     arguments = {"parameters": [{"name": "x", "value": "{{steps.a.hostNodeName}}"}]}
-    steps = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "two", "arguments": arguments}]]
+    steps = [
+        [{"name": "a", "template": "one"}],
+        [{"name": "b", "template": "two", "arguments": arguments}],
+    ]
     assert ran(tmp_path, {"name": "main", "steps": steps}, one, two)["phase"] == "Succeeded"
     (log,) = (tmp_path / "runs/w/logs").glob("w-two-*.log")
     assert log.read_text().strip() == os.uname().nodename

@@ -26,7 +26,9 @@ def test_a_run_with_a_killed_runner_has_the_same_outcome(stage: Stage, seed: int
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(12), ids=lambda number: Plan.of(number).name)
-def test_each_workflow_has_the_same_outcome_after_each_of_ten_kills(stage: Stage, number: int) -> None:
+def test_each_workflow_has_the_same_outcome_after_each_of_ten_kills(
+    stage: Stage, number: int
+) -> None:
     seeds = range(1200 + number, 1320 + number, 12)
     assert {seed: found for seed in seeds if (found := stage.play(Plan.of(seed)))} == {}
 
@@ -79,17 +81,24 @@ def test_the_check_of_a_killed_run_finds_lost_and_leftover_files(stage: Stage) -
     expected, _ = stage.undisturbed("files")
     run = stage.run("files", "tampered")
     assert run.start_and_kill() and problems(run, expected) == []
+
     for what, tamper in TAMPERED.items():
         undo = tamper(run)
         assert [problem for problem in problems(run, expected) if problem.startswith(what)], what
         undo()
+
     ended_pods = run.ended_pods()
     with (run.notes / "marks").open("a") as marks:
         marks.write(f"begin {next(iter(ended_pods))} 1\n")
-    assert restarted(ended_pods, run.starts()) == [f"{next(iter(ended_pods))} was over and began again"]
+
+    assert restarted(ended_pods, run.starts()) == [
+        f"{next(iter(ended_pods))} was over and began again"
+    ]
 
 
 def test_the_check_of_a_killed_run_finds_a_pod_that_overlaps_its_successor() -> None:
     assert overlaps(["begin a 1", "begin a 2", "end a 2"]) == []
-    assert overlaps(["begin a 1", "begin a 2", "end a 1"]) == ["a: process 1 ended after 2 had begun"]
+    assert overlaps(["begin a 1", "begin a 2", "end a 1"]) == [
+        "a: process 1 ended after 2 had begun"
+    ]
     assert {Plan.of(seed).name for seed in range(12)} == set(workflows())

@@ -1,4 +1,5 @@
-"""Broken manifests: a mistake must result in one clear sentence before the run, never in a traceback or a hang."""
+"""Broken manifests: a mistake must result in one clear sentence before the run, never in a
+traceback or a hang."""
 
 import copy
 import functools
@@ -63,7 +64,23 @@ DEEP: list[Any] = []
 for _ in range(250):  # PyYAML needs three frames per level
     DEEP = [DEEP]
 VALUES: list[Any] = [
-    *(None, 7, -1, 0.5, True, 10**30, -(2**63), 1e308, math.nan, math.inf, [], {}, [None], [[]], DEEP),
+    *(
+        None,
+        7,
+        -1,
+        0.5,
+        True,
+        10**30,
+        -(2**63),
+        1e308,
+        math.nan,
+        math.inf,
+        [],
+        {},
+        [None],
+        [[]],
+        DEEP,
+    ),
     *(
         "",
         "x",
@@ -114,16 +131,30 @@ KEYS = [
     "templateRef",
     "suspend",
 ]
-KEYS += ["", "\u00e9", "a b", "x" * 300, "resource", "hooks", "retryStrategy", "value", "valueFrom", "synchronization"]
+KEYS += [
+    "",
+    "\u00e9",
+    "a b",
+    "x" * 300,
+    "resource",
+    "hooks",
+    "retryStrategy",
+    "value",
+    "valueFrom",
+    "synchronization",
+]
 
 
 def bomb(levels: int) -> bytes:
     """Return YAML with nested lists, each with 9 references to the list before."""
-    anchors = (b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels))
+    anchors = (
+        b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels)
+    )
     return b"[" + b",".join(anchors) + b"]"
 
 
-TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # (edit of the text, words of the error or "")
+# (edit of the text, words of the error or "")
+TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda data: data[: len(data) // 2], "did not find expected ',' or '}'"),
     (lambda data: data.replace(b"name", b"\xff\xfe", 1), "cannot be read"),
     (lambda data: data.replace(b"  ", b"\t", 1), "cannot start any token"),
@@ -132,7 +163,10 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # (edit of the text, word
     (lambda data: data + b"\n---\n" + data, "2 objects"),
     (lambda data: data + b"\nkind: Workflow\nspec: {}\n", 'the key "kind" is duplicated'),
     (lambda data: data.replace(b"[1, {k: v}, [2]]", bomb(9), 1), "more than 200,000 values"),
-    (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + bomb(6), 1), "more than 200,000 values"),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + bomb(6), 1),
+        "more than 200,000 values",
+    ),
     (
         lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"[" * 3000 + b"]" * 3000, 1),
         "more than 100 levels deep",
@@ -151,9 +185,15 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # (edit of the text, word
         lambda data: data.replace(b"spec:", b"spec:\n  x: !!python/object/apply:os.getcwd []", 1),
         "could not determine a constructor for the tag",
     ),
-    (lambda data: data.replace(b"spec:", b"spec:\n  onExit: " + b"[" * 5000, 1), "more than 100 levels deep"),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  onExit: " + b"[" * 5000, 1),
+        "more than 100 levels deep",
+    ),
     (lambda data: data + b"# " + b"x" * (3 << 20), ""),
-    (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"x" * (3 << 20), 1), "spec.podGC is str ('xxx"),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"x" * (3 << 20), 1),
+        "spec.podGC is str ('xxx",
+    ),
     (lambda data: b"", "does not contain an object"),
     (lambda data: b"- 1", "each document must be a mapping"),
     (lambda data: b"kind: Workflow", "spec.entrypoint: the entrypoint is missing"),
@@ -161,7 +201,8 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # (edit of the text, word
 ]
 ERROR = re.compile(
     r"(the manifest cannot run:\n)?"
-    r"(\S+/w\.yaml(:| cannot be read)|the parameter |(kind|apiVersion|metadata|spec)[^\s:]*:? |.* of the \w+ )"
+    r"(\S+/w\.yaml(:| cannot be read)|the parameter |(kind|apiVersion|metadata|spec)[^\s:]*:? |.*"
+    r" of the \w+ )"
 )
 # texts of Python errors
 INTERNAL = re.compile(r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType")
@@ -170,22 +211,34 @@ CPU_TIMEOUT_S = 20  # time limit to read a manifest and play its workflow
 
 def fields(value: Any) -> list[tuple[Any, Any]]:
     """Return every (container, key) below `value`."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    if isinstance(value, dict):
+        keys = list(value)
+    else:
+        if isinstance(value, list):
+            keys = range(len(value))
+        else:
+            keys = []
     return [field for key in keys for field in ((value, key), *fields(value[key]))]
 
 
 @functools.cache
 def bases() -> list[dict[str, Any]]:
-    return [documents(EVERYTHING)[0], *(documents(recording.manifest)[0] for recording in recorded.read())]
+    return [
+        documents(EVERYTHING)[0],
+        *(documents(recording.manifest)[0] for recording in recorded.read()),
+    ]
 
 
 @st.composite
 def damaged_manifests(draw: st.DrawFn) -> bytes:
     """Draw a manifest with some damaged fields, and sometimes damaged text."""
     manifest = copy.deepcopy(draw(st.sampled_from(bases())))
+
     for _ in range(draw(st.integers(0, 3))):
         container, key = draw(st.sampled_from(fields(manifest)))
-        mutation = draw(st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"]))
+        mutation = draw(
+            st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"])
+        )
         if mutation == "remove":
             del container[key]
         elif mutation == "rename" and isinstance(container, dict):
@@ -204,23 +257,34 @@ def damaged_manifests(draw: st.DrawFn) -> bytes:
             )
         else:
             container[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
+
         if not fields(manifest):
             break
+
     as_json = draw(st.booleans())
     data = (
-        json.dumps(manifest) if as_json else yaml.dump(manifest, Dumper=yaml.CSafeDumper, allow_unicode=True)
+        json.dumps(manifest)
+        if as_json
+        else yaml.dump(manifest, Dumper=yaml.CSafeDumper, allow_unicode=True)
     ).encode()
-    return draw(st.sampled_from(TEXTS))[0](data) if draw(st.integers(0, 4)) == 0 else data
+    if draw(st.integers(0, 4)) == 0:
+        return draw(st.sampled_from(TEXTS))[0](data)
+
+    return data
 
 
 def play(scheduler: Scheduler) -> None:
-    now, events = 1000.0, []
+    now = 1000.0
+    events = []
+
     for _ in range(300):
         starts = [action for action in scheduler.advance(now, events) if isinstance(action, Start)]
         if scheduler.done:
             return
+
         now = max(now + 1, scheduler.wake or 0.0)
         phases = ["Succeeded", "Failed", "Error"]
+
         events = [
             e
             for i, s in enumerate(starts)
@@ -230,10 +294,13 @@ def play(scheduler: Scheduler) -> None:
 
 
 def load_error(data: bytes, home: Path) -> str:
-    """Return the error of `rekindle run --manifest` before the start; play the workflow if it is valid."""
-    file, cluster = home / "w.yaml", LocalCluster(home / "home")
+    """Return the error of `rekindle run --manifest` before the start; play the workflow if it is
+    valid."""
+    file = home / "w.yaml"
+    cluster = LocalCluster(home / "home")
     file.write_bytes(data)
     shared = SharedLocks(cluster)
+
     try:
         manifest, others = read_files(file)
         cluster.keep(others)
@@ -245,6 +312,7 @@ def load_error(data: bytes, home: Path) -> str:
         return str(error)
     finally:
         shared.close()
+
     return ""
 
 
@@ -262,7 +330,10 @@ def check(data: bytes) -> str:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, old_handler)
-    assert not message or (ERROR.match(message) and not INTERNAL.search(message) and len(message) < 4000), message
+
+    assert not message or (
+        ERROR.match(message) and not INTERNAL.search(message) and len(message) < 4000
+    ), message
     return message
 
 

@@ -1,4 +1,5 @@
-"""An invalid name or an unexpected exception ends one node: its message is plain, and the exit handler runs."""
+"""An invalid name or an unexpected exception ends one node: its message is plain, and the exit
+handler runs."""
 
 import json
 from pathlib import Path
@@ -19,11 +20,26 @@ TAG = "{{workflow.parameters.branch}}"
 needs_mounts = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
-def workflow(template: dict[str, Any], branch: str = "feature/login", **spec: Any) -> dict[str, Any]:
+def workflow(
+    template: dict[str, Any], branch: str = "feature/login", **spec: Any
+) -> dict[str, Any]:
     templates = [{"name": "main", **template}, {"name": "bye", "container": ECHO}]
     arguments = {"parameters": [{"name": "branch", "value": branch}]}
-    spec = {"entrypoint": "main", "onExit": "bye", "arguments": arguments, "templates": templates, **spec}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+
+    spec = {
+        "entrypoint": "main",
+        "onExit": "bye",
+        "arguments": arguments,
+        "templates": templates,
+        **spec,
+    }
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": spec,
+    }
 
 
 def memoized(name: str) -> dict[str, Any]:
@@ -37,7 +53,9 @@ def resource(manifest: dict[str, Any]) -> dict[str, Any]:
 def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None:
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert status["phase"] in ("Error", "Failed"), status
-    assert {nodes["w"]["phase"]} <= {"Error", "Failed"} and reason in nodes["w"]["message"], nodes["w"]
+    assert {nodes["w"]["phase"]} <= {"Error", "Failed"} and reason in nodes["w"]["message"], nodes[
+        "w"
+    ]
     assert nodes["w.onExit"]["phase"] == "Succeeded"
     assert "Running" not in {node["phase"] for node in nodes.values()}
 
@@ -53,15 +71,36 @@ def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None
         ({"container": ECHO, "metadata": {"annotations": {f"a b{TAG}": "x"}}}, "qualified name"),
         ({"container": ECHO, "nodeSelector": {"zone": TAG}}, "spec.nodeSelector.zone"),
         (resource({"kind": "ConfigMap", "metadata": {"name": f"x-{TAG}"}}), "RFC 1123 subdomain"),
-        (resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": {"a": TAG}}}), "metadata.labels.a"),
-        (resource({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {TAG: "1"}}), "valid config key"),
-        ({"container": ECHO, "hostAliases": [{"ip": "1.2.3.4", "hostnames": [TAG]}]}, "hostAliases.hostnames"),
+        (
+            resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": {"a": TAG}}}),
+            "metadata.labels.a",
+        ),
+        (
+            resource({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {TAG: "1"}}),
+            "valid config key",
+        ),
+        (
+            {"container": ECHO, "hostAliases": [{"ip": "1.2.3.4", "hostnames": [TAG]}]},
+            "hostAliases.hostnames",
+        ),
         ({"container": ECHO, "priorityClassName": TAG}, "spec.priorityClassName"),
-        ({"container": ECHO, "podSpecPatch": json.dumps({"serviceAccountName": TAG})}, "spec.serviceAccountName"),
-        (resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": TAG}}), "must map names to values"),
-        (resource({"kind": "Secret", "metadata": {"name": "x"}, "data": {"a": f"%{TAG}"}}), "not base64"),
+        (
+            {"container": ECHO, "podSpecPatch": json.dumps({"serviceAccountName": TAG})},
+            "spec.serviceAccountName",
+        ),
+        (
+            resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": TAG}}),
+            "must map names to values",
+        ),
+        (
+            resource({"kind": "Secret", "metadata": {"name": "x"}, "data": {"a": f"%{TAG}"}}),
+            "not base64",
+        ),
         (resource({"kind": ["ConfigMap"], "metadata": {"name": TAG}}), "kind must be text"),
-        ({"resource": {"action": "get", "flags": ["configmap", f"x-{TAG}"]}}, "must name a kind and an object"),
+        (
+            {"resource": {"action": "get", "flags": ["configmap", f"x-{TAG}"]}},
+            "must name a kind and an object",
+        ),
     ],
 )
 def test_a_name_that_tags_make_invalid_ends_the_node_and_runs_the_exit_handler(
@@ -94,7 +133,11 @@ def test_a_name_that_the_workflow_sets_for_all_pods_ends_each_of_its_pods(
 
 
 def test_the_fields_of_a_template_win_over_those_of_the_workflow(tmp_path: Path) -> None:
-    template = {"container": ECHO, "metadata": {"labels": {"branch": "main"}}, "serviceAccountName": "own"}
+    template = {
+        "container": ECHO,
+        "metadata": {"labels": {"branch": "main"}},
+        "serviceAccountName": "own",
+    }
     spec = {"podMetadata": {"labels": {"branch": TAG}}, "serviceAccountName": TAG, "onExit": None}
     assert execute(workflow(template, **spec), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
 
@@ -104,7 +147,11 @@ def test_the_fields_of_a_template_win_over_those_of_the_workflow(tmp_path: Path)
 def test_a_claim_with_an_invalid_name_ends_the_node(tmp_path: Path, claim: str) -> None:
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": TAG}}]
     container = {**ECHO, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    status = execute(workflow({"container": container}, claim, volumes=volumes), {}, LocalCluster(tmp_path / "home"))
+    status = execute(
+        workflow({"container": container}, claim, volumes=volumes),
+        {},
+        LocalCluster(tmp_path / "home"),
+    )
     check_that_only_the_node_failed(status, "RFC 1123 subdomain")
     assert not (tmp_path / "outside").exists()
 
@@ -125,7 +172,9 @@ def test_names_of_objects_are_never_paths_of_this_machine(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["folder", "text", "shape"])
-def test_an_unexpected_exception_ends_the_node_and_runs_the_exit_handler(tmp_path: Path, damage: str) -> None:
+def test_an_unexpected_exception_ends_the_node_and_runs_the_exit_handler(
+    tmp_path: Path, damage: str
+) -> None:
     cluster = LocalCluster(tmp_path)
     file = tmp_path / "objects/ConfigMap/cache.json"
     file.parent.mkdir(parents=True)
@@ -156,7 +205,9 @@ class Broken(Controller):
         raise PermissionError(13, "Permission denied", "/broken")
 
 
-def test_an_exception_of_a_controller_ends_the_nodes_that_wait_for_its_objects(tmp_path: Path) -> None:
+def test_an_exception_of_a_controller_ends_the_nodes_that_wait_for_its_objects(
+    tmp_path: Path,
+) -> None:
     kinds = Kinds()
     kinds.register(Broken)
     template = resource({"kind": "Broken", "metadata": {"name": "x"}})
@@ -168,12 +219,20 @@ def test_an_exception_of_a_controller_ends_the_nodes_that_wait_for_its_objects(t
 @pytest.mark.parametrize(
     ("rule", "valid_names", "invalid_names"),
     [
-        (object_names.SUBDOMAIN, ["a", "a.b-c", "0"], ["", "A", "a/b", "..", "a..b", "a.", "-a", "a\n", "x" * 254, 5]),
+        (
+            object_names.SUBDOMAIN,
+            ["a", "a.b-c", "0"],
+            ["", "A", "a/b", "..", "a..b", "a.", "-a", "a\n", "x" * 254, 5],
+        ),
         (object_names.LABEL, ["a", "a-b"], ["a.b", "a" * 64, "a_b"]),
         (object_names.SERVICE, ["a1"], ["1a"]),
         (object_names.DATA_KEY, ["a.json", "_A-b", ".hidden"], [".", "..", "..a", "a/b", "a b"]),
         (object_names.LABEL_VALUE, ["", "A_b.c"], ["a/b", "-a", "a" * 64, None]),
-        (object_names.QUALIFIED_NAME, ["a", "a.b/c_D"], ["/a", "a/", "A_/b", "a/b/c", "a" * 64, f"{'x' * 254}/a"]),
+        (
+            object_names.QUALIFIED_NAME,
+            ["a", "a.b/c_D"],
+            ["/a", "a/", "A_/b", "a/b/c", "a" * 64, f"{'x' * 254}/a"],
+        ),
         (object_names.BUCKET, ["b", "my.bucket_1"], ["", ".", "..", "a/b", "-a"]),
     ],
 )

@@ -36,15 +36,31 @@ CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec"
 def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
     spec = {"entrypoint": "main", "templates": templates, "volumes": volumes, **spec}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
-    """Return a template. A command that contains /shared gets the claim mounted at that path (see `shared`)."""
-    mounts = [{"name": "shared", "mountPath": "/shared"}] if "/shared" in command else []
+    """Return a template. A command that contains /shared gets the claim mounted at that path (see
+    `shared`)."""
+    if "/shared" in command:
+        mounts = [{"name": "shared", "mountPath": "/shared"}]
+    else:
+        mounts = []
+
     if mounts and not filesystem.available():
         pytest.skip("needs mount namespaces")
-    container = {"image": "alpine", "command": ["sh", "-c"], "args": [command], "volumeMounts": mounts}
+
+    container = {
+        "image": "alpine",
+        "command": ["sh", "-c"],
+        "args": [command],
+        "volumeMounts": mounts,
+    }
     return {"name": name, "container": container, **template}
 
 
@@ -60,7 +76,8 @@ def cluster_with_claim(home: Path) -> LocalCluster:
 
 def shared(cluster: LocalCluster, name: str) -> Path:
     """Return the path on this machine of /shared/NAME in pods."""
-    (folder := cluster.home / "claims/shared").mkdir(parents=True, exist_ok=True)
+    folder = cluster.home / "claims/shared"
+    folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 
 
@@ -76,25 +93,51 @@ def phases(status: dict[str, Any]) -> dict[str, str]:
 def outcome(status: dict[str, Any]) -> Any:
     """Return the parts of a status that do not depend on the clock."""
     clock = ("startedAt", "finishedAt")
-    nodes = [{key: value for key, value in node.items() if key not in clock} for node in status["nodes"].values()]
+    nodes = [
+        {key: value for key, value in node.items() if key not in clock}
+        for node in status["nodes"].values()
+    ]
     return status["phase"], status.get("outputs"), sorted(nodes, key=lambda node: node["name"])
 
 
 def chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
     """Return four steps that pass a number, and write a line at each end."""
     x = "{{inputs.parameters.x}}"
-    body = f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >> /shared/done"
+    body = (
+        f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >>"
+        " /shared/done"
+    )
     parameters = {"parameters": [{"name": "x"}]}
+
     out = {
-        "parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}, "globalName": "last-{{inputs.parameters.x}}"}]
+        "parameters": [
+            {
+                "name": "out",
+                "valueFrom": {"path": "/tmp/out"},
+                "globalName": "last-{{inputs.parameters.x}}",
+            }
+        ]
     }
-    tasks = [{"name": "s0", "template": "add", "arguments": {"parameters": [{"name": "x", "value": "0"}]}}]
+
+    tasks = [
+        {
+            "name": "s0",
+            "template": "add",
+            "arguments": {"parameters": [{"name": "x", "value": "0"}]},
+        }
+    ]
+
     for i in range(1, 4):
         value = f"{{{{tasks.s{i - 1}.outputs.parameters.out}}}}"
         arguments = {"parameters": [{"name": "x", "value": value}]}
-        tasks.append({"name": f"s{i}", "template": "add", "depends": f"s{i - 1}", "arguments": arguments})
+        tasks.append(
+            {"name": f"s{i}", "template": "add", "depends": f"s{i - 1}", "arguments": arguments}
+        )
+
     return workflow(
-        [dag(*tasks), sh("add", body, inputs=parameters, outputs=out), sh("bye", "true")], name, onExit="bye"
+        [dag(*tasks), sh("add", body, inputs=parameters, outputs=out), sh("bye", "true")],
+        name,
+        onExit="bye",
     )
 
 
@@ -140,28 +183,40 @@ def nothing_left(cluster: LocalCluster) -> None:
 
 def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
     """Kill a runner when its journal has reached this size, unless the runner ends before."""
-    until("its moment", lambda: journal.stat().st_size >= size or process.poll() is not None, pause=0.001)
+    until(
+        "its moment",
+        lambda: journal.stat().st_size >= size or process.poll() is not None,
+        pause=0.001,
+    )
     process.kill()
     process.wait()
 
 
 @pytest.mark.parametrize("attempts", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(tmp_path: Path, attempts: int) -> None:
+def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
+    tmp_path: Path, attempts: int
+) -> None:
     moments = random.Random(7)
-    expected, written = None, 0
+    expected = None
+    written = 0
+
     for attempt in range(attempts):
         home = cluster_with_claim(tmp_path / f"{attempt}")
-        mark, journal = shared(home, "done"), home.home / "runs/w/journal.jsonl"
+        mark = shared(home, "done")
+        journal = home.home / "runs/w/journal.jsonl"
         manifest = tmp_path / "w.json"
         manifest.write_text(json.dumps(chain("w")))
+
         if attempt == 0:
             expected = outcome(execute(chain("w"), {}, home))
             assert mark.read_text().split() == ["0", "1", "2", "3"]
             written = journal.stat().st_size
             continue
+
         process = runner(home, manifest)
         until("the run to begin", journal.exists)
         done: dict[str, int] = {}  # step → number of its runs when it had ended
+
         for _ in range(2):  # kill it again while it resumes
             kill_at(process, journal, journal.stat().st_size + moments.uniform(0, written))
             ran = Counter(mark.read_text().split() if mark.exists() else ())
@@ -169,6 +224,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(tmp_path:
             over = [name[-1] for name, phase in phases(status).items() if phase == "Succeeded"]
             done = {step: ran[step] for step in over if step.isdigit()} | done
             process = runner(home, "w")
+
         process.kill()
         process.wait()
         assert outcome(resume("w", home)) == expected
@@ -176,9 +232,13 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(tmp_path:
         nothing_left(home)
 
 
-def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     manifest = tmp_path / "w.json"
-    grandchild = workflow([sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
+    grandchild = workflow(
+        [sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")]
+    )
     manifest.write_text(json.dumps(grandchild))
     process = runner(cluster, manifest)
     until("its grandchild", lambda: any("987" in command for command in left_over(cluster)))
@@ -187,22 +247,30 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     shared(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     nothing_left(cluster)
-    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # only the log of the last pod
+    # only the log of the last pod
+    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"
 
 
-def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = state.RunFiles(tmp_path, "w")
     files.root.mkdir(parents=True)
     asked = os.memfd_create("asked")
+
     holder = os.fork()
     if not holder:
         files.lock()
         if not os.fork():  # a child before its exec has the lock of its dead parent
             until("somebody to ask for the lock", lambda: os.fstat(asked).st_size)
+
         os._exit(0)
+
     os.waitpid(holder, 0)
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda *arguments: (os.write(asked, b"x"), pread(*arguments))[1])
+    monkeypatch.setattr(
+        os, "pread", lambda *arguments: (os.write(asked, b"x"), pread(*arguments))[1]
+    )
     files.lock()
     assert os.fstat(asked).st_size, "the lock was free"
     files.close()
@@ -219,30 +287,43 @@ def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: P
     process.wait(2)
 
 
-def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     manifest = tmp_path / "w.json"
     mark = shared(cluster, "exit")
+
     templates = [
-        sh("main", "trap '' TERM; sleep 1000 & wait; sleep 1000", podSpecPatch="terminationGracePeriodSeconds: 1000"),
+        sh(
+            "main",
+            "trap '' TERM; sleep 1000 & wait; sleep 1000",
+            podSpecPatch="terminationGracePeriodSeconds: 1000",
+        ),
         sh("bye", "echo {{workflow.status}} > /shared/exit"),
     ]
+
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
     process = runner(cluster, manifest)
     until("its first process", lambda: left_over(cluster))
     stop("w", cluster)
     assert process.wait(60) == 0
     status = state.RunFiles(cluster.home, "w").load()[0]
+
     assert (status["phase"], status["message"], mark.read_text()) == (
         "Failed",
         "Stopped with strategy 'Stop'",
         "Failed\n",
     )
+
     nothing_left(cluster)
+
     with pytest.raises(ConfigError, match="is completed"):
         stop("w", cluster)
 
 
-def test_a_stop_during_a_pod_start_ends_the_pod(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_during_a_pod_start_ends_the_pod(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = start_container
 
     def start(*arguments: Any) -> Any:
@@ -257,10 +338,16 @@ def test_a_stop_during_a_pod_start_ends_the_pod(cluster: LocalCluster, monkeypat
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
-    gate, command = shared(cluster, "gate"), "test -e /shared/gate || sleep 1000"
-    run = LocalRun.new(workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster)
-    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
+def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    gate = shared(cluster, "gate")
+    command = "test -e /shared/gate || sleep 1000"
+    run = LocalRun.new(
+        workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
+    )
+    # a shell ignores it for background jobs
+    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         until("its first process", lambda: left_over(cluster))
@@ -272,18 +359,22 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(cluster: LocalCluster, 
             run.run()
     finally:
         signal.signal(signal.SIGINT, old_handler)
+
     nothing_left(cluster)
     gate.touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
 
 
 def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_path: Path) -> None:
-    mark, gate = shared(cluster, "good"), shared(cluster, "gate")
+    mark = shared(cluster, "good")
+    gate = shared(cluster, "gate")
+
     tasks = [
         {"name": "good", "template": "good"},
         {"name": "bad", "template": "bad", "depends": "good"},
         {"name": "after", "template": "good", "depends": "bad"},
     ]
+
     steps = {"good": "echo x >> /shared/good", "bad": "test -e /shared/gate", "bye": "true"}
     templates = [dag(*tasks), *(sh(name, command) for name, command in steps.items())]
     status = execute(workflow(templates, onExit="bye"), {}, cluster)
@@ -295,11 +386,14 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
     assert mark.read_text() == "x\nx\n"  # the steps `good` and `after` ran once each
 
 
-def test_a_full_disk_ends_the_run_which_can_be_resumed(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_which_can_be_resumed(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = LocalRun.new(workflow([sh("main", "true")]), {}, cluster)
     journal = os.open("/dev/full", os.O_WRONLY)
     os.dup2(journal, run.files.journal)
-    monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: None)  # /dev/full cannot be truncated
+    # /dev/full cannot be truncated
+    monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: None)
     with pytest.raises(state.DiskFull, match="Free some space"):
         run.run()
     monkeypatch.undo()
@@ -320,32 +414,42 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
     objects = cluster.home / "objects/ConfigMap"
     objects.mkdir(parents=True)
     (objects / "settings.json").write_text(json.dumps({"data": {"COLOUR": "red", "SIZE": "7"}}))
+
     script = {
         **PYTHON,
         "source": "import json, os; print(json.dumps(dict(os.environ)))",
-        "envFrom": [{"configMapRef": {"name": "settings"}}, {"secretRef": {"name": "none", "optional": True}}],
+        "envFrom": [
+            {"configMapRef": {"name": "settings"}},
+            {"secretRef": {"name": "none", "optional": True}},
+        ],
         "env": [
             {"name": "BOTH", "value": "$(COLOUR)-$(SIZE)-$(NOPE)-$$(SIZE)"},
             {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
     }
+
     use = {
         "name": "use",
         "template": "use",
         "depends": "a",
         "arguments": {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]},
     }
+
     templates = [
         dag({"name": "a", "template": "env"}, use),
         {"name": "env", "script": script},
         sh("use", "true", inputs={"parameters": [{"name": "x"}]}),
     ]
+
     status = execute(workflow(templates), {}, cluster)
     node = next(node for node in status["nodes"].values() if node["name"] == "w.a")
     variables = json.loads(node["outputs"]["result"])
     assert variables["BOTH"] == "red-7-$(NOPE)-$(SIZE)"
-    assert (variables["NAME"], variables["IP"]) == (f"w-env-{node['id'].split('-')[-1]}", "127.0.0.1")
+    assert (variables["NAME"], variables["IP"]) == (
+        f"w-env-{node['id'].split('-')[-1]}",
+        "127.0.0.1",
+    )
     assert "SECRET_OF_THE_USER" not in variables
 
 
@@ -357,9 +461,12 @@ def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalClust
             {"name": "q", "valueFrom": {"path": "/data/q"}},
         ]
     }
+
     body = (
-        "test ! -e /tmp/out.txt && echo {{inputs.parameters.x}} > /tmp/out.txt && sleep 0.3 && cp /tmp/out.txt /data/q"
+        "test ! -e /tmp/out.txt && echo {{inputs.parameters.x}} > /tmp/out.txt && sleep 0.3 && cp"
+        " /tmp/out.txt /data/q"
     )
+
     tasks = [
         {
             "name": "t",
@@ -368,24 +475,35 @@ def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalClust
             "arguments": {"parameters": [{"name": "x", "value": "{{item}}"}]},
         }
     ]
+
     status = execute(
-        workflow([dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]), {}, cluster
+        workflow(
+            [dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]
+        ),
+        {},
+        cluster,
     )
+
     assert status["phase"] == "Succeeded", status
+
     logs = {
         n["displayName"]: [p["value"] for p in n["outputs"]["parameters"]]
         for n in status["nodes"].values()
         if n["type"] == "Pod"
     }
+
     assert logs == {"t(0:a)": ["a", "a"], "t(1:b)": ["b", "b"]}
     assert not Path("/tmp/out.txt").exists()
 
 
 def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     tasks = [{"name": "slow", "template": "slow"}]
-    status = execute(workflow([dag(*tasks), sh("slow", "sleep 60", activeDeadlineSeconds=1)], "a"), {}, cluster)
+    status = execute(
+        workflow([dag(*tasks), sh("slow", "sleep 60", activeDeadlineSeconds=1)], "a"), {}, cluster
+    )
     node = status["nodes"][
-        "a-" + next(iter(status["nodes"][i]["id"].split("-")[-1] for i in status["nodes"] if i != "a"))
+        "a-"
+        + next(iter(status["nodes"][i]["id"].split("-")[-1] for i in status["nodes"] if i != "a"))
     ]
     assert (node["phase"], node["message"]) == (
         "Failed",
@@ -395,11 +513,17 @@ def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     status = execute(workflow(templates, "b", activeDeadlineSeconds=1, onExit="bye"), {}, cluster)
     assert status["phase"] == "Failed"
     assert phases(status)["b.onExit"] == "Succeeded"
-    assert "Step exceeded its deadline" in [node.get("message") for node in status["nodes"].values()]
+    assert "Step exceeded its deadline" in [
+        node.get("message") for node in status["nodes"].values()
+    ]
 
 
-def test_a_retry_waits_for_its_backoff(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited, clock, wait = list[float](), time.time, executor.Executor.wait
+def test_a_retry_waits_for_its_backoff(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+    clock = time.time
+    wait = executor.Executor.wait
 
     def wait_at_once(self: executor.Executor, timeout: float | None) -> Any:
         waited.append(timeout or 0.0)
@@ -409,13 +533,23 @@ def test_a_retry_waits_for_its_backoff(cluster: LocalCluster, monkeypatch: pytes
     as_if = SimpleNamespace(time=lambda: clock() + sum(waited), monotonic=time.monotonic)
     monkeypatch.setattr(local_run, "time", as_if)
     retry = {"limit": 2, "backoff": {"duration": "10m", "factor": 2}}
+
     status = execute(
-        workflow([sh("main", "echo x >> /shared/n; test $(wc -l < /shared/n) = 3", retryStrategy=retry)]),
+        workflow(
+            [sh("main", "echo x >> /shared/n; test $(wc -l < /shared/n) = 3", retryStrategy=retry)]
+        ),
         {},
         cluster,
     )
+
     assert (status["phase"], round(sum(waited) / 60)) == ("Succeeded", 10 + 20)
-    assert [node["phase"] for node in status["nodes"].values()] == ["Succeeded", "Failed", "Failed", "Succeeded"]
+
+    assert [node["phase"] for node in status["nodes"].values()] == [
+        "Succeeded",
+        "Failed",
+        "Failed",
+        "Succeeded",
+    ]
 
 
 def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster) -> None:
@@ -427,14 +561,19 @@ def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster)
 
 def test_an_invalid_manifest_starts_no_pod(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigError, match="sidecars"):
-        execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster)
+        execute(
+            workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster
+        )
     assert not (cluster.home / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute'),
+        (
+            {"schedules": ["99 99 * * *"]},
+            r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute',
+        ),
         ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is not a time zone'),
         ({"schedules": []}, r"spec\.schedules: the list is missing"),
     ],
@@ -453,32 +592,56 @@ def test_a_cron_workflow_that_a_cluster_rejects_does_not_run(
 
 @pytest.mark.parametrize(
     "beside",
-    [False, pytest.param(True, marks=pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces"))],
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces"),
+        ),
+    ],
 )
-def test_an_image_from_a_parameter_is_checked_when_its_step_starts(cluster: LocalCluster, beside: bool) -> None:
+def test_an_image_from_a_parameter_is_checked_when_its_step_starts(
+    cluster: LocalCluster, beside: bool
+) -> None:
     container = {"image": "{{inputs.parameters.i}}", "command": ["sh", "-c", "true"]}
     body = {"sidecars": [{**container, "name": "s"}], "container": {**container, "image": "bash"}}
+
     template = {
         "name": "t",
         "inputs": {"parameters": [{"name": "i"}]},
         **(body if beside else {"container": container}),
     }
+
     arguments = {"parameters": [{"name": "i", "value": "{{workflow.parameters.i}}"}]}
     manifest = workflow([dag({"name": "a", "template": "t", "arguments": arguments}), template])
     manifest["spec"]["arguments"] = {"parameters": [{"name": "i", "value": "alpine"}]}
     assert execute(manifest, {}, cluster)["phase"] == "Succeeded"
     status = execute({**manifest, "metadata": {"name": "other"}}, {"i": "nginx"}, cluster)
-    ((phase, cause),) = [(n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"]
+    ((phase, cause),) = [
+        (n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"
+    ]
     assert (status["phase"], phase) == ("Error", "Error")
-    assert f"{'sidecars[0]' if beside else 'container'}.image is 'nginx', which this machine does not have" in cause
+    assert (
+        f"{'sidecars[0]' if beside else 'container'}.image is 'nginx', which this machine does not"
+        " have" in cause
+    )
 
 
 def test_a_completed_run_leaves_no_process_or_descriptor(cluster: LocalCluster) -> None:
     execute(workflow([sh("main", "true")], "first"), {}, cluster)
     descriptors_before = len(os.listdir("/proc/self/fd"))
-    execute(workflow([dag(*({"name": f"t{i}", "template": "one"} for i in range(20))), sh("one", "true")]), {}, cluster)
+
+    execute(
+        workflow(
+            [dag(*({"name": f"t{i}", "template": "one"} for i in range(20))), sh("one", "true")]
+        ),
+        {},
+        cluster,
+    )
+
     assert len(os.listdir("/proc/self/fd")) == descriptors_before
     pods = [
-        json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
+        json.loads(line).get("pods", {})
+        for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
     ]
     assert not any(is_alive(*process) for entry in pods for process in entry.values() if process)

@@ -36,13 +36,26 @@ def files(tmp_path: Path) -> RunFiles:
 
 def line(number: int, text: str) -> Callable[[str], str]:
     return lambda journal: "".join(
-        text + "\n" if index == number else entry for index, entry in enumerate(journal.splitlines(True))
+        text + "\n" if index == number else entry
+        for index, entry in enumerate(journal.splitlines(True))
     )
 
 
 def node(**fields: Any) -> str:
-    whole = {"id": "w", "name": "w", "type": "Steps", "phase": "Running", "startedAt": "2026-01-01T00:00:00Z"}
-    return json.dumps({"nodes": {"w": {key: value for key, value in (whole | fields).items() if value is not None}}})
+    whole = {
+        "id": "w",
+        "name": "w",
+        "type": "Steps",
+        "phase": "Running",
+        "startedAt": "2026-01-01T00:00:00Z",
+    }
+    return json.dumps(
+        {
+            "nodes": {
+                "w": {key: value for key, value in (whole | fields).items() if value is not None}
+            }
+        }
+    )
 
 
 SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
@@ -50,28 +63,59 @@ SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
     "a list": ("journal.jsonl", line(1, "[1]"), "line 2 .*wrong type"),
     "nodes that are none": ("journal.jsonl", line(1, '{"nodes": [1]}'), "line 2 .*wrong type"),
     "a child of nobody": ("journal.jsonl", line(1, '{"children": {"x": ["y"]}}'), "line 2 .*x"),
-    "a node that is none": ("journal.jsonl", lambda text: text + '{"nodes": {"w": 1}}\n', "wrong type"),
-    "a node without name": ("journal.jsonl", lambda text: text + node(name=None) + "\n", "'name' is missing"),
-    "a node of a phase that is none": ("journal.jsonl", lambda text: text + node(phase="Done") + "\n", "phase"),
-    "a node of nobody": ("journal.jsonl", lambda text: text + node(boundaryID="x") + "\n", "boundaryID x"),
-    "a phase that is none": ("journal.jsonl", lambda text: text + '{"status": {"phase": "Done"}}\n', "'Done'"),
+    "a node that is none": (
+        "journal.jsonl",
+        lambda text: text + '{"nodes": {"w": 1}}\n',
+        "wrong type",
+    ),
+    "a node without name": (
+        "journal.jsonl",
+        lambda text: text + node(name=None) + "\n",
+        "'name' is missing",
+    ),
+    "a node of a phase that is none": (
+        "journal.jsonl",
+        lambda text: text + node(phase="Done") + "\n",
+        "phase",
+    ),
+    "a node of nobody": (
+        "journal.jsonl",
+        lambda text: text + node(boundaryID="x") + "\n",
+        "boundaryID x",
+    ),
+    "a phase that is none": (
+        "journal.jsonl",
+        lambda text: text + '{"status": {"phase": "Done"}}\n',
+        "'Done'",
+    ),
     "half a manifest": ("manifest.yaml", lambda text: text[:300], "Unterminated"),
     "a manifest that is none": ("manifest.yaml", lambda _: "[1]", "wrong type"),
-    "no entrypoint": ("manifest.yaml", lambda text: text.replace('"entrypoint"', '"entry"'), "'entrypoint' is missing"),
+    "no entrypoint": (
+        "manifest.yaml",
+        lambda text: text.replace('"entrypoint"', '"entry"'),
+        "'entrypoint' is missing",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(what: str, files: RunFiles) -> None:
+def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
+    what: str, files: RunFiles
+) -> None:
     name, edit, reason = SPOILED[what]
     path = files.root / name
     path.write_text(edit(path.read_text()))
+
     for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
-        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore the file"):
+        with pytest.raises(
+            ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore the file"
+        ):
             command("w", LocalCluster(files.home))
+
     assert files.runner() is None
     phases = {
-        run["run"]: run["phase"] for run in json.loads(overview.everything(LocalCluster(files.home), True))["runs"]
+        run["run"]: run["phase"]
+        for run in json.loads(overview.everything(LocalCluster(files.home), True))["runs"]
     }
     assert phases == {"w": "Unreadable", "other": "Succeeded"}
     assert overview.newest(files.home, ("Succeeded",)) == "other"
@@ -85,7 +129,9 @@ def test_a_run_without_its_journal_starts_over(files: RunFiles) -> None:
 def test_a_file_that_several_threads_write_has_the_content_of_one_thread(tmp_path: Path) -> None:
     texts = [letter * 100_000 for letter in "abcd"]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: write_atomically(tmp_path / "f", texts[number % 4]), range(400)))
+        list(
+            pool.map(lambda number: write_atomically(tmp_path / "f", texts[number % 4]), range(400))
+        )
     assert (tmp_path / "f").read_text() in texts
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
@@ -99,15 +145,24 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
 
 def test_time_limits_of_nodes_start_again_after_the_death_of_the_runner() -> None:
     old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
-    nodes = {kind: {**old, "id": kind, "type": kind, "phase": "Pending"} for kind in ("Pod", "HTTP", "Suspend")}
+    nodes = {
+        kind: {**old, "id": kind, "type": kind, "phase": "Pending"}
+        for kind in ("Pod", "HTTP", "Suspend")
+    }
     after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
-    assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]
+    assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == [
+        "Pod",
+        "HTTP",
+    ]
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "manifest.yaml"])
-def test_a_file_of_a_run_that_is_a_pipe_is_an_error_and_not_awaited(files: RunFiles, name: str) -> None:
+def test_a_file_of_a_run_that_is_a_pipe_is_an_error_and_not_awaited(
+    files: RunFiles, name: str
+) -> None:
     (files.root / name).unlink()
     os.mkfifo(files.root / name)
+
     program = f"""
 from pathlib import Path
 from argolocal.state.journal import RunFiles
@@ -115,5 +170,8 @@ files = RunFiles(Path({str(files.home)!r}), "w")
 files.workflow()
 files.load()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
     assert "ConfigError" in done.stderr and "it is not a regular file" in done.stderr, done.stderr

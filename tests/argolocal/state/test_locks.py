@@ -16,16 +16,23 @@ MUTEX = {"mutexes": [{"name": "m"}]}
 def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
     """Return the pods that start after the pods in `ended`."""
     events = [
-        event for id in ended for event in (PodStarted(s.table.id(id)), PodEnded(s.table.id(id), "Succeeded", "", {}))
+        event
+        for id in ended
+        for event in (PodStarted(s.table.id(id)), PodEnded(s.table.id(id), "Succeeded", "", {}))
     ]
-    return [s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)]
+    return [
+        s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)
+    ]
 
 
 def test_nodes_with_the_same_mutex_never_overlap_and_show_its_name(tmp_path: Path) -> None:
     s = scheduler(dag({"name": "a"}, {"name": "b"}), leaf(synchronization=MUTEX), home=tmp_path)
     assert starts(s, 1) == ["w.a"]
     waiting = s.nodes[s.table.id("w.b")]
-    assert (waiting["phase"], waiting["message"]) == ("Pending", "Waiting for default/Mutex/m lock. Lock status: 0/1")
+    assert (waiting["phase"], waiting["message"]) == (
+        "Pending",
+        "Waiting for default/Mutex/m lock. Lock status: 0/1",
+    )
     assert waiting["synchronizationStatus"] == {"waiting": "default/Mutex/m"}
     assert starts(s, 2, "w.a") == ["w.b"]
     assert "message" not in waiting
@@ -48,10 +55,13 @@ def test_a_semaphore_has_the_limit_of_its_configmap(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "limits.json").write_text(json.dumps({"data": {"gpus": "2"}}))
     semaphore = {"semaphores": [{"configMapKeyRef": {"name": "limits", "key": "gpus"}}]}
-    s = scheduler(dag({"name": "t", "withItems": [1, 2, 3]}), leaf(synchronization=semaphore), home=tmp_path)
+    s = scheduler(
+        dag({"name": "t", "withItems": [1, 2, 3]}), leaf(synchronization=semaphore), home=tmp_path
+    )
     assert starts(s, 1) == ["w.t(0:1)", "w.t(1:2)"]
     assert (
-        s.nodes[s.table.id("w.t(2:3)")]["message"] == "Waiting for default/ConfigMap/limits/gpus lock. Lock status: 0/2"
+        s.nodes[s.table.id("w.t(2:3)")]["message"]
+        == "Waiting for default/ConfigMap/limits/gpus lock. Lock status: 0/2"
     )
     assert starts(s, 2, "w.t(1:2)") == ["w.t(2:3)"]
 
@@ -79,7 +89,9 @@ def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
     s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
     play(s)
     assert (s.status["phase"], s.table.now) == ("Error", 1000.0)
-    assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait until the deadline")
+    assert s.status["message"].endswith(
+        "lock. Lock status: 0/1: Argo would wait until the deadline"
+    )
 
 
 def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:
@@ -92,17 +104,31 @@ def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -> None:
-    inner = {"name": "inner", "steps": [[{"name": "x", "template": "one"}]], "synchronization": MUTEX}
+    inner = {
+        "name": "inner",
+        "steps": [[{"name": "x", "template": "one"}]],
+        "synchronization": MUTEX,
+    }
+
     tasks = ({"name": "a", "template": "inner"}, {"name": "b", "template": "again"})
+
     s = scheduler(
-        dag(*tasks), inner, leaf(), leaf("again", synchronization=MUTEX, retryStrategy={"limit": "1"}), home=tmp_path
+        dag(*tasks),
+        inner,
+        leaf(),
+        leaf("again", synchronization=MUTEX, retryStrategy={"limit": "1"}),
+        home=tmp_path,
     )
+
     assert starts(s, 1) == ["w.a[0].x"]
     assert s.nodes[s.table.id("w.b")]["type"] == "Retry"
     assert starts(s, 2, "w.a[0].x") == ["w.b(0)"]
 
 
-MEMO: dict[str, Any] = {"key": "k-{{inputs.parameters.x}}", "cache": {"configMap": {"name": "kept"}}}
+MEMO: dict[str, Any] = {
+    "key": "k-{{inputs.parameters.x}}",
+    "cache": {"configMap": {"name": "kept"}},
+}
 INPUT = {"inputs": {"parameters": [{"name": "x"}]}}
 OUT = {"parameters": [{"name": "y", "value": "42"}]}
 
@@ -111,7 +137,10 @@ def memoized(home: Path, x: str, **memo: Any) -> Scheduler:
     work = leaf("one", memoize={**MEMO, **memo}, **INPUT)
     use = leaf("use", **INPUT)
     y = parameters(x="{{steps.a.outputs.parameters.y}}")
-    main = steps([{"name": "a", "arguments": parameters(x=x)}], [{"name": "b", "template": "use", "arguments": y}])
+    main = steps(
+        [{"name": "a", "arguments": parameters(x=x)}],
+        [{"name": "b", "template": "use", "arguments": y}],
+    )
     return scheduler(main, work, use, home=home)
 
 
@@ -135,7 +164,10 @@ def test_a_cached_output_older_than_max_age_is_computed_again(tmp_path: Path) ->
     kept = tmp_path / "objects/ConfigMap/kept.json"
     assert play(memoized(tmp_path, "1", maxAge="10s")) == ["w[1].b"]
     kept.write_text(kept.read_text().replace("1970-01-01T00:16", "1970-01-01T00:06"))
-    assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+    assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT}) == [
+        "w[0].a",
+        "w[1].b",
+    ]
 
 
 def test_an_invalid_cache_key_is_an_error_before_the_node_runs(tmp_path: Path) -> None:

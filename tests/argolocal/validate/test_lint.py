@@ -1,6 +1,5 @@
-"""Lint finds each mistake before anything runs: one mistake at a time in an otherwise correct manifest."""
-
-# ruff: noqa: E501 (a table)
+"""Lint finds each mistake before anything runs: one mistake at a time in an otherwise correct
+manifest."""
 
 import copy
 import json
@@ -118,14 +117,16 @@ def task(manifest: Any, name: str) -> Any:
 
 
 def step(manifest: Any, name: str) -> Any:
-    return next(s for group in template(manifest, "stages")["steps"] for s in group if s["name"] == name)
+    return next(
+        s for group in template(manifest, "stages")["steps"] for s in group if s["name"] == name
+    )
 
 
 def late(manifest: Any, text: str, **spec: Any) -> None:
     """Run a container with the argument `text` as exit hook."""
     body = {"container": {**template(manifest, "finish")["container"], "args": [text]}}
     del manifest["spec"]["onExit"]
-    manifest["spec"] |= {"hooks": {"exit": {"template": "late"}}, **spec}
+    manifest["spec"].update({"hooks": {"exit": {"template": "late"}}, **spec})
     manifest["spec"]["templates"].append({"name": "late", **body})
 
 
@@ -134,15 +135,25 @@ def arguments(**values: str) -> Any:
 
 
 def cron(name: str) -> Any:
-    spec = {"schedules": ["0 3 * * *"], "workflowSpec": copy.deepcopy(RIGHT["spec"])}
-    spec["workflowMetadata"] = {"annotations": {"team": "fraud"}}
+    spec = {
+        "schedules": ["0 3 * * *"],
+        "workflowSpec": copy.deepcopy(RIGHT["spec"]),
+        "workflowMetadata": {"annotations": {"team": "fraud"}},
+    }
     return {"kind": "CronWorkflow", "metadata": {"name": name}, "spec": spec}
 
 
 def test_a_correct_manifest_passes() -> None:
     assert lint(RIGHT) == []
     assert (
-        lint(RIGHT | {"kind": "WorkflowTemplate", "metadata": {"name": "sample", "annotations": {"team": "x"}}}) == []
+        lint(
+            RIGHT
+            | {
+                "kind": "WorkflowTemplate",
+                "metadata": {"name": "sample", "annotations": {"team": "x"}},
+            }
+        )
+        == []
     )
     assert lint(cron("sample")) == []
 
@@ -162,7 +173,10 @@ def metric(manifest: Any, **fields: Any) -> None:
 def only_late(manifest: Any) -> Any:
     """Return a template with the global output `late`."""
     outputs = {"parameters": [{"name": "p", "globalName": "late", "valueFrom": {"path": "/tmp/p"}}]}
-    return {"outputs": outputs, "container": template(manifest, "score")["container"] | {"args": []}}
+    return {
+        "outputs": outputs,
+        "container": template(manifest, "score")["container"] | {"args": []},
+    }
 
 
 def pass_output(manifest: Any, by: str, to: str) -> None:
@@ -182,195 +196,570 @@ def replace_parameter(manifest: Any, value: str) -> None:
 PLACES: dict[str, Callable[[Any, str], Any]] = {
     "container": lambda w, tag: container(w).update(args=[f"[{tag}]"]),
     "argument": lambda w, tag: step(w, "three").update(arguments=arguments(note=tag)),
-    "untaken argument": lambda w, tag: step(w, "three").update(arguments=arguments(superfluous=tag)),
+    "untaken argument": lambda w, tag: step(w, "three").update(
+        arguments=arguments(superfluous=tag)
+    ),
     "when": lambda w, tag: step(w, "two").update(when=f"{tag} == x"),
-    "pod's label": lambda w, tag: template(w, "score").update(metadata={"labels": {"request": tag}}),
+    "pod's label": lambda w, tag: template(w, "score").update(
+        metadata={"labels": {"request": tag}}
+    ),
     "workflow's argument": replace_parameter,
     "target": lambda w, tag: template(w, "main")["dag"].update(target=tag),
 }
 
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "output from nowhere": (lambda w: set_output(w), "output", r"outputs\.parameters\[auc\].*no source.*with path"),
-    "output with a default only": (lambda w: set_output(w, valueFrom={"default": "1"}), "output", "no source"),
+    "output from nowhere": (
+        lambda w: set_output(w),
+        "output",
+        r"outputs\.parameters\[auc\].*no source.*with path",
+    ),
+    "output with a default only": (
+        lambda w: set_output(w, valueFrom={"default": "1"}),
+        "output",
+        "no source",
+    ),
     "output from two places": (
-        lambda w: set_output(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
-    "output with a value and a default": (lambda w: set_output(w, value="1", valueFrom={"default": "2"}), "output", "the output has value"),
+        lambda w: set_output(w, value="1", valueFrom={"path": "/a", "expression": "1"}),
+        "output",
+        "value and path and expr",
+    ),
+    "output with a value and a default": (
+        lambda w: set_output(w, value="1", valueFrom={"default": "2"}),
+        "output",
+        "the output has value",
+    ),
     "output of another kind": (
-        lambda w: set_output(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
+        lambda w: set_output(w, valueFrom={"expression": "1"}),
+        "output",
+        r"valueFrom\.expression: .* give path",
+    ),
     "output of steps": (
         lambda w: template(w, "main")["outputs"]["parameters"][0].update(valueFrom={"path": "/a"}),
-        "output", r"valueFrom\.path: .* give parameter or expression"),
-    "global name": (lambda w: set_output(w, globalName="a b", valueFrom={"path": "/a"}), "name", 'globalName: "a b" must'),
-    "entrypoint": (lambda w: w["spec"].update(entrypoint="mian"), "template", 'entrypoint.*Did you mean "main"'),
+        "output",
+        r"valueFrom\.path: .* give parameter or expression",
+    ),
+    "global name": (
+        lambda w: set_output(w, globalName="a b", valueFrom={"path": "/a"}),
+        "name",
+        'globalName: "a b" must',
+    ),
+    "entrypoint": (
+        lambda w: w["spec"].update(entrypoint="mian"),
+        "template",
+        'entrypoint.*Did you mean "main"',
+    ),
     "no entrypoint": (lambda w: w["spec"].pop("entrypoint"), "entrypoint", "missing"),
-    "exit handler": (lambda w: w["spec"].update(onExit="finnish"), "template", 'onExit.*Did you mean "finish"'),
-    "template": (lambda w: task(w, "make").update(template="mke"), "template", r'tasks\[make\].*Did you mean "make"'),
-    "no template": (lambda w: task(w, "make").pop("template"), "template", "the template is missing"),
-    "step's template": (lambda w: step(w, "one").update(template="finsh"), "template", r"steps\[0\]\[one\]"),
+    "exit handler": (
+        lambda w: w["spec"].update(onExit="finnish"),
+        "template",
+        'onExit.*Did you mean "finish"',
+    ),
+    "template": (
+        lambda w: task(w, "make").update(template="mke"),
+        "template",
+        r'tasks\[make\].*Did you mean "make"',
+    ),
+    "no template": (
+        lambda w: task(w, "make").pop("template"),
+        "template",
+        "the template is missing",
+    ),
+    "step's template": (
+        lambda w: step(w, "one").update(template="finsh"),
+        "template",
+        r"steps\[0\]\[one\]",
+    ),
     "hook's template": (
-        lambda w: task(w, "score")["hooks"]["exit"].update(template="finis"), "template", r"hooks\[exit\].*finish"),
+        lambda w: task(w, "score")["hooks"]["exit"].update(template="finis"),
+        "template",
+        r"hooks\[exit\].*finish",
+    ),
     "hook": (
-        lambda w: task(w, "score")["hooks"].update(running={"template": "finish"}), "hook", r"hooks\[running\]\.expression"),
+        lambda w: task(w, "score")["hooks"].update(running={"template": "finish"}),
+        "hook",
+        r"hooks\[running\]\.expression",
+    ),
     "workflow's hook": (
-        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\]\.expression: the expression is missing"),
-    "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
-        "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
-        "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
-    "pod of a step": (lambda w: step(w, "three").update(arguments=arguments(note="{{pod.name}}")), "tag", r"in spec\.templates"),
+        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}),
+        "hook",
+        r"spec\.hooks\[h\]\.expression: the expression is missing",
+    ),
+    "own outputs": (
+        lambda w: step(w, "three").update(
+            hooks={
+                "some": {
+                    "template": "finish",
+                    "expression": "true",
+                    "arguments": arguments(note="{{steps.three.outputs.result}}"),
+                }
+            }
+        ),
+        "tag",
+        r"three\]\.hooks.*steps\.three\.outputs\.result",
+    ),
+    "pod of a step": (
+        lambda w: step(w, "three").update(arguments=arguments(note="{{pod.name}}")),
+        "tag",
+        r"in spec\.templates",
+    ),
     "argument": (
-        lambda w: step(w, "three").update(arguments=arguments(noet="1")), "argument", 'the input "noet".*mean "note"'),
+        lambda w: step(w, "three").update(arguments=arguments(noet="1")),
+        "argument",
+        'the input "noet".*mean "note"',
+    ),
     "input": (lambda w: task(w, "make").pop("arguments"), "input", 'make needs the input "rows"'),
-    "entrypoint's input": (lambda w: w["spec"]["arguments"]["parameters"].pop(0), "input", 'main needs the input "rows"'),
-    "artifact": (lambda w: task(w, "score")["arguments"].pop("artifacts"), "input", 'score needs the input "data"'),
-    "depends": (lambda w: task(w, "ship").update(depends="scor"), "depends", 'a task "scor". Did you mean "score"'),
-    "result": (lambda w: task(w, "ship").update(depends="score.Suceeded"), "depends", 'mean "Succeeded"'),
+    "entrypoint's input": (
+        lambda w: w["spec"]["arguments"]["parameters"].pop(0),
+        "input",
+        'main needs the input "rows"',
+    ),
+    "artifact": (
+        lambda w: task(w, "score")["arguments"].pop("artifacts"),
+        "input",
+        'score needs the input "data"',
+    ),
+    "depends": (
+        lambda w: task(w, "ship").update(depends="scor"),
+        "depends",
+        'a task "scor". Did you mean "score"',
+    ),
+    "result": (
+        lambda w: task(w, "ship").update(depends="score.Suceeded"),
+        "depends",
+        'mean "Succeeded"',
+    ),
     "result of a loop": (
-        lambda w: task(w, "ship").update(depends="score.AllFailed"), "depends", "does not loop.*score.Failed"),
-    "syntax": (lambda w: task(w, "ship").update(depends="(score && "), "depends", "cannot be parsed"),
-    "cycle": (lambda w: task(w, "make").update(depends="ship"), "depends", "make → ship → score → make is a cycle"),
-    "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "value is missing"),
-    "continue": (lambda w: task(w, "make").update(continueOn={"failed": True}), "depends", r"make\]\.continueOn.*Succeeded"),
+        lambda w: task(w, "ship").update(depends="score.AllFailed"),
+        "depends",
+        "does not loop.*score.Failed",
+    ),
+    "syntax": (
+        lambda w: task(w, "ship").update(depends="(score && "),
+        "depends",
+        "cannot be parsed",
+    ),
+    "cycle": (
+        lambda w: task(w, "make").update(depends="ship"),
+        "depends",
+        "make → ship → score → make is a cycle",
+    ),
+    "no value": (
+        lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}),
+        "argument",
+        "value is missing",
+    ),
+    "continue": (
+        lambda w: task(w, "make").update(continueOn={"failed": True}),
+        "depends",
+        r"make\]\.continueOn.*Succeeded",
+    ),
     "own name": (
-        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.name}}")), "tag", "use it in the called template"),
+        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.name}}")),
+        "tag",
+        "use it in the called template",
+    ),
     "key of an item": (
-        lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")), "tag", "item.k"),
+        lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")),
+        "tag",
+        "item.k",
+    ),
     "two kinds": (lambda w: task(w, "after").update(dependencies=["away"]), "depends", "both"),
-    "target": (lambda w: template(w, "main")["dag"].update(target="shop"), "depends", 'mean "ship"'),
+    "target": (
+        lambda w: template(w, "main")["dag"].update(target="shop"),
+        "depends",
+        'mean "ship"',
+    ),
     "sibling": (
-        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.after.status}}")), "tag", "tasks.after.status"),
+        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.after.status}}")),
+        "tag",
+        "tasks.after.status",
+    ),
     "later step": (
-        lambda w: step(w, "one").update(arguments=arguments(note="{{steps.three.status}}")), "tag", "steps.three.status"),
+        lambda w: step(w, "one").update(arguments=arguments(note="{{steps.three.status}}")),
+        "tag",
+        "steps.three.status",
+    ),
     "same group": (
-        lambda w: step(w, "two").update(when="{{steps.one.exitCode}} == 0"), "tag", "steps.one.exitCode"),
+        lambda w: step(w, "two").update(when="{{steps.one.exitCode}} == 0"),
+        "tag",
+        "steps.one.exitCode",
+    ),
     "output": (
-        lambda w: task(w, "ship").update(when="{{=tasks.score.outputs.parameters.acu == '1'}}"), "tag", 'mean ".*auc"'),
+        lambda w: task(w, "ship").update(when="{{=tasks.score.outputs.parameters.acu == '1'}}"),
+        "tag",
+        'mean ".*auc"',
+    ),
     "workflow parameter": (
-        lambda w: step(w, "two").update(when="{{workflow.parameters.row}} > 3"), "tag", 'mean "workflow.parameters.rows"'),
+        lambda w: step(w, "two").update(when="{{workflow.parameters.row}} > 3"),
+        "tag",
+        'mean "workflow.parameters.rows"',
+    ),
     "input tag": (
-        lambda w: template(w, "score")["container"].update(args=["{{inputs.parameters.cutt}}"]), "tag", 'parameters.cut"'),
+        lambda w: template(w, "score")["container"].update(args=["{{inputs.parameters.cutt}}"]),
+        "tag",
+        'parameters.cut"',
+    ),
     "task in a container": (
-        lambda w: template(w, "score")["container"].update(args=["{{tasks.make.status}}"]), "tag", "tasks.make.status"),
+        lambda w: template(w, "score")["container"].update(args=["{{tasks.make.status}}"]),
+        "tag",
+        "tasks.make.status",
+    ),
     "item": (lambda w: step(w, "one").update(arguments=arguments(note="{{item}}")), "tag", "item"),
     "global output": (
-        lambda w: template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.acu}}"]), "tag", "auc"),
+        lambda w: template(w, "finish")["container"].update(
+            args=["{{workflow.outputs.parameters.acu}}"]
+        ),
+        "tag",
+        "auc",
+    ),
     "priority": (
-        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.priority}}")), "tag", r"workflow\.priority"),
+        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.priority}}")),
+        "tag",
+        r"workflow\.priority",
+    ),
     "failures": (
-        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.failures}}")), "tag", r"workflow\.failures"),
-    "failures in an exit hook": (lambda w: late(w, "{{workflow.failures}}"), "tag", r"late\].*workflow\.failures"),
+        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.failures}}")),
+        "tag",
+        r"workflow\.failures",
+    ),
+    "failures in an exit hook": (
+        lambda w: late(w, "{{workflow.failures}}"),
+        "tag",
+        r"late\].*workflow\.failures",
+    ),
     "step without a value's source": (
-        lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note", "valueFrom": {"default": "x"}}]}),
-        "argument", r"three\]\.arguments\.parameters\[note\]\.valueFrom.*must have a configMapKeyRef"),
+        lambda w: step(w, "three").update(
+            arguments={"parameters": [{"name": "note", "valueFrom": {"default": "x"}}]}
+        ),
+        "argument",
+        r"three\]\.arguments\.parameters\[note\]\.valueFrom.*must have a configMapKeyRef",
+    ),
     "value and a default": (
         lambda w: task(w, "loop")["arguments"]["parameters"][0].update(valueFrom={"default": "x"}),
-        "argument", r"loop\]\.arguments\.parameters\[note\]\.valueFrom"),
+        "argument",
+        r"loop\]\.arguments\.parameters\[note\]\.valueFrom",
+    ),
     "workflow's parameter from a default": (
-        lambda w: w["spec"]["arguments"]["parameters"].append({"name": "p", "valueFrom": {"default": "x"}}),
-        "argument", r"spec\.arguments\.parameters\[p\]\.valueFrom"),
+        lambda w: w["spec"]["arguments"]["parameters"].append(
+            {"name": "p", "valueFrom": {"default": "x"}}
+        ),
+        "argument",
+        r"spec\.arguments\.parameters\[p\]\.valueFrom",
+    ),
     "not of the enum": (
         lambda w: step(w, "three")["arguments"]["parameters"][0].update(value=1, enum=[2, "3"]),
-        "argument", r'three\].*"1" is not in the enum: it must be 2 or 3'),
+        "argument",
+        r'three\].*"1" is not in the enum: it must be 2 or 3',
+    ),
     "parameter twice": (
         lambda w: w["spec"]["arguments"]["parameters"].append({"name": "rows", "value": "6"}),
-        "name", r'spec\.arguments\.parameters: "rows" must be .* unique'),
+        "name",
+        r'spec\.arguments\.parameters: "rows" must be .* unique',
+    ),
     "argument twice": (
-        lambda w: task(w, "loop")["arguments"]["parameters"].append({"name": "note", "value": "6"}), "name", r"loop\].*unique"),
+        lambda w: task(w, "loop")["arguments"]["parameters"].append({"name": "note", "value": "6"}),
+        "name",
+        r"loop\].*unique",
+    ),
     "artifact by expression": (
-        lambda w: artifact(w, fromExpression="tasks.make.outputs.artifacts.data"), "argument", "fromExpression alone"),
+        lambda w: artifact(w, fromExpression="tasks.make.outputs.artifacts.data"),
+        "argument",
+        "fromExpression alone",
+    ),
     "artifact from two": (
-        lambda w: artifact(w, fromExpression="x", **{"from": "{{tasks.make.outputs.artifacts.data}}"}),
-        "argument", r"score\]\.arguments\.artifacts\[data\]: both from and"),
-    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "source is missing.*even for an optional"),
-    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "source is missing"),
+        lambda w: artifact(
+            w, fromExpression="x", **{"from": "{{tasks.make.outputs.artifacts.data}}"}
+        ),
+        "argument",
+        r"score\]\.arguments\.artifacts\[data\]: both from and",
+    ),
+    "artifact from nowhere": (
+        lambda w: artifact(w, optional=True),
+        "argument",
+        "source is missing.*even for an optional",
+    ),
+    "artifact without a key": (
+        lambda w: artifact(w, s3={"bucket": "b"}),
+        "argument",
+        "source is missing",
+    ),
     "workflow's artifact": (
-        lambda w: w["spec"]["arguments"].update(artifacts=[{"name": "x"}]), "argument", r"spec\.arguments\.artifacts\[x\]"),
+        lambda w: w["spec"]["arguments"].update(artifacts=[{"name": "x"}]),
+        "argument",
+        r"spec\.arguments\.artifacts\[x\]",
+    ),
     "inline input": (
-        lambda w: step(w, "one").update(template="", inline={
-            "inputs": {"parameters": [{"name": "x"}]}, "suspend": {}}), "input", 'the inline template needs the input "x"'),
-    "parallel leaf": (lambda w: template(w, "make").update(parallelism=2), "template", r"make\]\.parallelism.*dag or steps"),
+        lambda w: step(w, "one").update(
+            template="", inline={"inputs": {"parameters": [{"name": "x"}]}, "suspend": {}}
+        ),
+        "input",
+        'the inline template needs the input "x"',
+    ),
+    "parallel leaf": (
+        lambda w: template(w, "make").update(parallelism=2),
+        "template",
+        r"make\]\.parallelism.*dag or steps",
+    ),
     "suspend's timeout": (
-        lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {}, "timeout": "5s"}), "template", r"s\]\.timeout.*a pod"),
-    "two loops": (lambda w: task(w, "loop").update(withParam="[1]"), "loop", r"loop\]: withItems and withParam are set"),
+        lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {}, "timeout": "5s"}),
+        "template",
+        r"s\]\.timeout.*a pod",
+    ),
+    "two loops": (
+        lambda w: task(w, "loop").update(withParam="[1]"),
+        "loop",
+        r"loop\]: withItems and withParam are set",
+    ),
     "loop and a sequence": (
-        lambda w: task(w, "loop").update(withSequence={"count": 1}), "loop", "withItems and withSequence"),
-    "no tasks": (lambda w: w["spec"]["templates"].append({"name": "d", "dag": {"tasks": []}}), "template", "must have a task"),
-    "podGC": (lambda w: w["spec"].update(podGC={"strategy": "OnPodSucess"}), "shape", 'podGC.strategy.*mean "OnPodSuccess"'),
-    "metric": (lambda w: metric(w, name="a-b", help="h"), "metric", r"metrics\.prometheus\[a-b\].*letters"),
+        lambda w: task(w, "loop").update(withSequence={"count": 1}),
+        "loop",
+        "withItems and withSequence",
+    ),
+    "no tasks": (
+        lambda w: w["spec"]["templates"].append({"name": "d", "dag": {"tasks": []}}),
+        "template",
+        "must have a task",
+    ),
+    "podGC": (
+        lambda w: w["spec"].update(podGC={"strategy": "OnPodSucess"}),
+        "shape",
+        'podGC.strategy.*mean "OnPodSuccess"',
+    ),
+    "metric": (
+        lambda w: metric(w, name="a-b", help="h"),
+        "metric",
+        r"metrics\.prometheus\[a-b\].*letters",
+    ),
     "metric's label": (
-        lambda w: metric(w, name="a", help="h", labels=[{"key": "1", "value": ""}]), "metric", r'prometheus\[a\]: "1" must'),
-    "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: the help text is missing"),
-    "metric's value": (lambda w: metric(w, name="a", help="h", gauge={"realtime": True}), "metric", r"a\]\.gauge\.value"),
+        lambda w: metric(w, name="a", help="h", labels=[{"key": "1", "value": ""}]),
+        "metric",
+        r'prometheus\[a\]: "1" must',
+    ),
+    "metric's help": (
+        lambda w: metric(w, name="a"),
+        "metric",
+        r"prometheus\[a\]\.help: the help text is missing",
+    ),
+    "metric's value": (
+        lambda w: metric(w, name="a", help="h", gauge={"realtime": True}),
+        "metric",
+        r"a\]\.gauge\.value",
+    ),
     "global of a later step": (
-        lambda w: pass_output(w, "two", "one"), "tag", r"steps\[0\]\[one\].*does not know .*\.late here"),
+        lambda w: pass_output(w, "two", "one"),
+        "tag",
+        r"steps\[0\]\[one\].*does not know .*\.late here",
+    ),
     "global of the entrypoint": (
-        lambda w: template(w, "main")["outputs"]["parameters"][0].update(globalName="all") or
-        container(w).update(args=["{{workflow.outputs.parameters.all}}"]), "tag", r"score\].*parameters\.all"),
+        lambda w: (
+            template(w, "main")["outputs"]["parameters"][0].update(globalName="all")
+            or container(w).update(args=["{{workflow.outputs.parameters.all}}"])
+        ),
+        "tag",
+        r"score\].*parameters\.all",
+    ),
     "global of a hook's template": (
-        lambda w: w["spec"]["templates"].append({"name": "hooked", **only_late(w)}) or
-        step(w, "one").update(hooks={"exit": {"template": "hooked"}}) or
-        template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.late}}"]), "tag", r"finish\].*late"),
+        lambda w: (
+            w["spec"]["templates"].append({"name": "hooked", **only_late(w)})
+            or step(w, "one").update(hooks={"exit": {"template": "hooked"}})
+            or template(w, "finish")["container"].update(
+                args=["{{workflow.outputs.parameters.late}}"]
+            )
+        ),
+        "tag",
+        r"finish\].*late",
+    ),
     **{
         f"{kind} {place}": (
             lambda w, kind=kind, place=place: PLACES[place](w, f"{{{{workflow.{kind}s.request}}}}"),
-            "tag", rf'does not have the {kind} "request"\. Add it to {kind}s')
-        for kind in ("label", "annotation") for place in (
-            "container", "argument", "untaken argument", "when", "pod's label", "workflow's argument", "target")
+            "tag",
+            rf'does not have the {kind} "request"\. Add it to {kind}s',
+        )
+        for kind in ("label", "annotation")
+        for place in (
+            "container",
+            "argument",
+            "untaken argument",
+            "when",
+            "pod's label",
+            "workflow's argument",
+            "target",
+        )
     },
     "misspelt annotation": (
-        lambda w: container(w).update(args=["{{workflow.annotations.taem}}"]), "tag", 'Did you mean "team"'),
-    "parent of an input": (lambda w: container(w).update(args=["{{inputs.artifacts}}"]), "tag", "inputs.artifacts"),
+        lambda w: container(w).update(args=["{{workflow.annotations.taem}}"]),
+        "tag",
+        'Did you mean "team"',
+    ),
+    "parent of an input": (
+        lambda w: container(w).update(args=["{{inputs.artifacts}}"]),
+        "tag",
+        "inputs.artifacts",
+    ),
     "path of a parameter": (
-        lambda w: container(w).update(args=["{{inputs.parameters.of.path}}"]), "tag", r"of\.path"),
-    "parameters of no workflow": (lambda w: w["spec"].pop("arguments") and container(w).update(
-        args=["{{workflow.parameters}}"]), "tag", r"score\].*workflow\.parameters does not"),
-    "misspelt pod": (lambda w: container(w).update(args=["{{pod.nmae}}"]), "tag", 'mean "pod.name"'),
+        lambda w: container(w).update(args=["{{inputs.parameters.of.path}}"]),
+        "tag",
+        r"of\.path",
+    ),
+    "parameters of no workflow": (
+        lambda w: (
+            w["spec"].pop("arguments") and container(w).update(args=["{{workflow.parameters}}"])
+        ),
+        "tag",
+        r"score\].*workflow\.parameters does not",
+    ),
+    "misspelt pod": (
+        lambda w: container(w).update(args=["{{pod.nmae}}"]),
+        "tag",
+        'mean "pod.name"',
+    ),
     "pod of a suspend": (
-        lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {"duration": "{{pod.name}}"}}), "tag", r"pod\.name"),
+        lambda w: w["spec"]["templates"].append(
+            {"name": "s", "suspend": {"duration": "{{pod.name}}"}}
+        ),
+        "tag",
+        r"pod\.name",
+    ),
     "default that is used": (
-        lambda w: template(w, "finish")["inputs"]["parameters"][0].update(default="{{workflow.parameters.nope}}"),
-        "tag", r"inputs\.parameters\[note\]\.default.*parameters\.nope"),
+        lambda w: template(w, "finish")["inputs"]["parameters"][0].update(
+            default="{{workflow.parameters.nope}}"
+        ),
+        "tag",
+        r"inputs\.parameters\[note\]\.default.*parameters\.nope",
+    ),
     "misspelt argument beside another": (
-        lambda w: step(w, "three").update(arguments=arguments(noet="1", other="2")), "argument", 'mean "note"'),
-    "unclosed": (lambda w: template(w, "make")["script"].update(source="f'{{x'"), "tag", "without }}"),
-    "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "succeeds immediately"),
+        lambda w: step(w, "three").update(arguments=arguments(noet="1", other="2")),
+        "argument",
+        'mean "note"',
+    ),
+    "unclosed": (
+        lambda w: template(w, "make")["script"].update(source="f'{{x'"),
+        "tag",
+        "without }}",
+    ),
+    "failure only": (
+        lambda w: template(w, "apply")["resource"].pop("successCondition"),
+        "condition",
+        "succeeds immediately",
+    ),
     "condition": (
-        lambda w: template(w, "apply")["resource"].update(successCondition="status.conditions.#(type==x).status == True"),
-        "condition", "not a label selector"),
-    "or": (lambda w: template(w, "apply")["resource"].update(successCondition="a == b || c == d"), "condition", "selector"),
-    "action": (lambda w: template(w, "apply")["resource"].update(action="aply"), "resource", 'mean "apply"'),
-    "delete waits": (lambda w: template(w, "apply")["resource"].update(action="delete"), "condition", "does not wait"),
-    "no manifest": (lambda w: template(w, "apply")["resource"].pop("manifest"), "resource", "give a manifest"),
-    "job name": (lambda w: w["metadata"].update(generateName="a" * 45 + "-"), "name", "57 characters"),
-    "job letter": (lambda w: w["metadata"].update(generateName="1-"), "name", "begin with a letter"),
+        lambda w: template(w, "apply")["resource"].update(
+            successCondition="status.conditions.#(type==x).status == True"
+        ),
+        "condition",
+        "not a label selector",
+    ),
+    "or": (
+        lambda w: template(w, "apply")["resource"].update(successCondition="a == b || c == d"),
+        "condition",
+        "selector",
+    ),
+    "action": (
+        lambda w: template(w, "apply")["resource"].update(action="aply"),
+        "resource",
+        'mean "apply"',
+    ),
+    "delete waits": (
+        lambda w: template(w, "apply")["resource"].update(action="delete"),
+        "condition",
+        "does not wait",
+    ),
+    "no manifest": (
+        lambda w: template(w, "apply")["resource"].pop("manifest"),
+        "resource",
+        "give a manifest",
+    ),
+    "job name": (
+        lambda w: w["metadata"].update(generateName="a" * 45 + "-"),
+        "name",
+        "57 characters",
+    ),
+    "job letter": (
+        lambda w: w["metadata"].update(generateName="1-"),
+        "name",
+        "begin with a letter",
+    ),
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
     "timeout": (
-        lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
-        arguments(of="30")), "argument", r"tasks\[score\].arguments: arguments set the timeout of score to .30.: give a unit"),
+        lambda w: (
+            template(w, "score").update(timeout="{{inputs.parameters.of}}")
+            or task(w, "score")["arguments"].update(arguments(of="30"))
+        ),
+        "argument",
+        r"tasks\[score\].arguments: arguments set the timeout of score to .30.: give a unit",
+    ),
     "timeout by an argument's tag": (
-        lambda w: template(w, "make").update(timeout="{{inputs.parameters.rows}}") or task(w, "make").update(
-        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'arguments set the timeout of make to "5"'),
+        lambda w: (
+            template(w, "make").update(timeout="{{inputs.parameters.rows}}")
+            or task(w, "make").update(arguments=arguments(rows="{{workflow.parameters.rows}}"))
+        ),
+        "argument",
+        'arguments set the timeout of make to "5"',
+    ),
     "timeout of all": (
-        lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
-        'arguments set the timeout of make to "5"'),
+        lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"),
+        "argument",
+        'arguments set the timeout of make to "5"',
+    ),
     "template beside": (
-        lambda w: task(w, "away").update(template="make"), "template", "both template and templateRef are set: remove one"),
+        lambda w: task(w, "away").update(template="make"),
+        "template",
+        "both template and templateRef are set: remove one",
+    ),
     "hook's template beside": (
-        lambda w: task(w, "score")["hooks"]["exit"].update(templateRef={"name": "other", "template": "t"}), "template",
-        "both template and templateRef"),
+        lambda w: task(w, "score")["hooks"]["exit"].update(
+            templateRef={"name": "other", "template": "t"}
+        ),
+        "template",
+        "both template and templateRef",
+    ),
     "no name": (lambda w: w.update(metadata={}), "name", "missing"),
     "long name": (lambda w: w["metadata"].update(name="a" * 64), "name", "at most 63"),
     "kind": (lambda w: w.update(kind="Workfow"), "kind", 'mean "Workflow"'),
-    "twice": (lambda w: w["spec"]["templates"].append({"name": "make", "suspend": {}}), "name", "2 times"),
-    "task twice": (lambda w: template(w, "main")["dag"]["tasks"].append(task(w, "make")), "name", "2 times"),
-    "two types": (lambda w: template(w, "score").update(suspend={}), "template", "container and suspend"),
-    "no type": (lambda w: template(w, "score").pop("container"), "template", "type of the template is missing"),
+    "twice": (
+        lambda w: w["spec"]["templates"].append({"name": "make", "suspend": {}}),
+        "name",
+        "2 times",
+    ),
+    "task twice": (
+        lambda w: template(w, "main")["dag"]["tasks"].append(task(w, "make")),
+        "name",
+        "2 times",
+    ),
+    "two types": (
+        lambda w: template(w, "score").update(suspend={}),
+        "template",
+        "container and suspend",
+    ),
+    "no type": (
+        lambda w: template(w, "score").pop("container"),
+        "template",
+        "type of the template is missing",
+    ),
     "parameter name": (
-        lambda w: template(w, "finish")["inputs"]["parameters"].append({"name": "a.b", "default": ""}), "name", "a.b"),
-    "memoize": (lambda w: template(w, "score").update(memoize={"key": "a/{{inputs.parameters.of}}"}), "name", "memoize"),
+        lambda w: template(w, "finish")["inputs"]["parameters"].append(
+            {"name": "a.b", "default": ""}
+        ),
+        "name",
+        "a.b",
+    ),
+    "memoize": (
+        lambda w: template(w, "score").update(memoize={"key": "a/{{inputs.parameters.of}}"}),
+        "name",
+        "memoize",
+    ),
     "shape": (lambda w: w["spec"].update(templates={"main": {}}), "shape", "must be a list"),
-    "a loop's shape": (lambda w: task(w, "loop").update(withItems=True), "shape", "withItems: is True: it must be a list"),
-    "steps' shape": (lambda w: template(w, "stages").update(steps=[{"name": "a", "template": "make"}]), "shape", "a list"),
-}  # fmt: skip
+    "a loop's shape": (
+        lambda w: task(w, "loop").update(withItems=True),
+        "shape",
+        "withItems: is True: it must be a list",
+    ),
+    "steps' shape": (
+        lambda w: template(w, "stages").update(steps=[{"name": "a", "template": "make"}]),
+        "shape",
+        "a list",
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -390,64 +779,186 @@ def container(manifest: Any) -> Any:
 
 WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "when": (
-        lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+        lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"),
+        "when",
+        "asFloat",
+    ),
     "when by the workflow": (
-        lambda w: task(w, "ship").update(when="{{workflow.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+        lambda w: task(w, "ship").update(when="{{workflow.outputs.parameters.auc}} > 0.5"),
+        "when",
+        "asFloat",
+    ),
     "retry by default": (
-        lambda w: w["spec"]["templateDefaults"].update(retryStrategy={}), "retry", r"spec\.templateDefaults\.retryStrategy"),
-    "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*forever"),
+        lambda w: w["spec"]["templateDefaults"].update(retryStrategy={}),
+        "retry",
+        r"spec\.templateDefaults\.retryStrategy",
+    ),
+    "retry": (
+        lambda w: template(w, "make").update(retryStrategy={}),
+        "retry",
+        r"templates\[make\].*forever",
+    ),
     "retry of all": (lambda w: w["spec"].update(retryStrategy={}), "retry", "spec.retryStrategy"),
-    "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Remove it"),
+    "superfluous": (
+        lambda w: step(w, "one").update(arguments=arguments(superfluous="1")),
+        "argument",
+        "Remove it",
+    ),
     "argument beside a passed one with a similar name": (
-        lambda w: step(w, "three").update(arguments=arguments(note="1", notes="2")), "argument", 'input "notes". Remove it'),
+        lambda w: step(w, "three").update(arguments=arguments(note="1", notes="2")),
+        "argument",
+        'input "notes". Remove it',
+    ),
     "label in an expression": (
-        lambda w: container(w).update(args=["{{=workflow.labels.request}}"]), "tag", 'the label "request"'),
+        lambda w: container(w).update(args=["{{=workflow.labels.request}}"]),
+        "tag",
+        'the label "request"',
+    ),
     "label of a workflow's hook": (
-        lambda w: w["spec"].update(hooks={"h": {"template": "finish", "expression": "true",
-        "arguments": arguments(note="{{workflow.labels.request}}")}}), "tag", r"spec\.hooks\.h\..*label"),
+        lambda w: w["spec"].update(
+            hooks={
+                "h": {
+                    "template": "finish",
+                    "expression": "true",
+                    "arguments": arguments(note="{{workflow.labels.request}}"),
+                }
+            }
+        ),
+        "tag",
+        r"spec\.hooks\.h\..*label",
+    ),
     "unused parameter with a tag": (
-        lambda w: w["spec"]["arguments"]["parameters"][1].update(value="{{workflow.labels.request}}"), "tag", "label"),
+        lambda w: w["spec"]["arguments"]["parameters"][1].update(
+            value="{{workflow.labels.request}}"
+        ),
+        "tag",
+        "label",
+    ),
     "label of a DAG": (
-        lambda w: template(w, "main").update(metadata={"labels": {"a": "{{workflow.labels.request}}"}}), "tag", "label"),
+        lambda w: template(w, "main").update(
+            metadata={"labels": {"a": "{{workflow.labels.request}}"}}
+        ),
+        "tag",
+        "label",
+    ),
     "scheduled time": (
-        lambda w: container(w).update(args=["{{workflow.scheduledTime}}"]), "tag", "only a workflow of a CronWorkflow"),
+        lambda w: container(w).update(args=["{{workflow.scheduledTime}}"]),
+        "tag",
+        "only a workflow of a CronWorkflow",
+    ),
     "part of the creation time": (
-        lambda w: container(w).update(args=["{{workflow.creationTimestamp.yy}}"]), "tag", r"creationTimestamp\.yy does not"),
-    "retries": (lambda w: container(w).update(args=["{{retries}}"]), "tag", "retryStrategy: add one"),
-    "unreadable": (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag", "cannot be parsed"),
-    "deadline": (lambda w: w["spec"].pop("activeDeadlineSeconds"), "deadline", "a workflow that hangs"),
-    "no tag": (lambda w: container(w).update(image="python"), "image", "without a tag.*pin it by digest"),
-    "latest": (lambda w: container(w).update(image="host:5000/python:latest"), "image", "every push"),
-    "tag": (lambda w: container(w).update(image="host:5000/python:3.11"), "image", 'the tag "3.11"'),
-    "short digest": (lambda w: container(w).update(image="python@sha256:12"), "image", "64 hexadecimal"),
-    "resources": (lambda w: container(w).update(resources={"requests": {"cpu": 1}}), "resources", "give requests.memory, limits"),
-    "security": (lambda w: container(w).update(securityContext={"privileged": True}), "security", "drop.*privileged: false"),
+        lambda w: container(w).update(args=["{{workflow.creationTimestamp.yy}}"]),
+        "tag",
+        r"creationTimestamp\.yy does not",
+    ),
+    "retries": (
+        lambda w: container(w).update(args=["{{retries}}"]),
+        "tag",
+        "retryStrategy: add one",
+    ),
+    "unreadable": (
+        lambda w: task(w, "ship").update(when="{{=asFloat(}}"),
+        "tag",
+        "cannot be parsed",
+    ),
+    "deadline": (
+        lambda w: w["spec"].pop("activeDeadlineSeconds"),
+        "deadline",
+        "a workflow that hangs",
+    ),
+    "no tag": (
+        lambda w: container(w).update(image="python"),
+        "image",
+        "without a tag.*pin it by digest",
+    ),
+    "latest": (
+        lambda w: container(w).update(image="host:5000/python:latest"),
+        "image",
+        "every push",
+    ),
+    "tag": (
+        lambda w: container(w).update(image="host:5000/python:3.11"),
+        "image",
+        'the tag "3.11"',
+    ),
+    "short digest": (
+        lambda w: container(w).update(image="python@sha256:12"),
+        "image",
+        "64 hexadecimal",
+    ),
+    "resources": (
+        lambda w: container(w).update(resources={"requests": {"cpu": 1}}),
+        "resources",
+        "give requests.memory, limits",
+    ),
+    "security": (
+        lambda w: container(w).update(securityContext={"privileged": True}),
+        "security",
+        "drop.*privileged: false",
+    ),
     "root": (
-        lambda w: template(w, "score").update(securityContext={**w["spec"]["securityContext"], "runAsUser": 0}),
-        "security", "a runAsUser that is not 0"),
-    "host": (lambda w: template(w, "score").update(hostNetwork=True), "security", "hostNetwork.*rejects"),
+        lambda w: template(w, "score").update(
+            securityContext={**w["spec"]["securityContext"], "runAsUser": 0}
+        ),
+        "security",
+        "a runAsUser that is not 0",
+    ),
+    "host": (
+        lambda w: template(w, "score").update(hostNetwork=True),
+        "security",
+        "hostNetwork.*rejects",
+    ),
     "host path": (
-        lambda w: template(w, "score").update(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), "security", "hostPath"),
+        lambda w: template(w, "score").update(volumes=[{"name": "a", "hostPath": {"path": "/"}}]),
+        "security",
+        "hostPath",
+    ),
     "sidecar": (
-        lambda w: template(w, "score").update(sidecars=[{**w["spec"]["templateDefaults"]["container"], "name": "s", "image": "nginx:1"}]),
-        "image", r"sidecars\[s\]"),
-    "secret": (lambda w: container(w).update(env=[{"name": "DB_PASSWORD", "value": "x"}]), "secret", "secretKeyRef"),
-    "shell": (lambda w: container(w).update(args=["--day=$(date +%F)"]), "shell", r"\$\(date \+%F\).*sh -c"),
+        lambda w: template(w, "score").update(
+            sidecars=[
+                {**w["spec"]["templateDefaults"]["container"], "name": "s", "image": "nginx:1"}
+            ]
+        ),
+        "image",
+        r"sidecars\[s\]",
+    ),
+    "secret": (
+        lambda w: container(w).update(env=[{"name": "DB_PASSWORD", "value": "x"}]),
+        "secret",
+        "secretKeyRef",
+    ),
+    "shell": (
+        lambda w: container(w).update(args=["--day=$(date +%F)"]),
+        "shell",
+        r"\$\(date \+%F\).*sh -c",
+    ),
     **{
         f"secret {name}": (
-            lambda w, name=name: container(w).update(env=[{"name": name, "value": "x1"}]), "secret", rf"env\[{name}\]")
+            lambda w, name=name: container(w).update(env=[{"name": name, "value": "x1"}]),
+            "secret",
+            rf"env\[{name}\]",
+        )
         for name in ("DB_PASS", "DJANGO_SECRET_KEY", "password", "HF_TOKEN", "DB_PWD", "token")
     },
     "secret address": (
-        lambda w: container(w).update(env=[{"name": "DB", "value": "postgresql://u:pw@h/db"}]), "secret", r"env\[DB\]"),
+        lambda w: container(w).update(env=[{"name": "DB", "value": "postgresql://u:pw@h/db"}]),
+        "secret",
+        r"env\[DB\]",
+    ),
     **{
         f"secret {args[0][:6]}{len(args)}": (
-            lambda w, args=args: container(w).update(args=list(args)), "secret", rf"score\].container.args: {what} shows")
+            lambda w, args=args: container(w).update(args=list(args)),
+            "secret",
+            rf"score\].container.args: {what} shows",
+        )
         for args, what in {
-            ("--password=x",): "--password", ("--db-password", "x1"): "--db-password", ("redis://:pw@h:6379/0",): "redis://",
-            ("psql --api-key x1",): "--api-key"}.items()
+            ("--password=x",): "--password",
+            ("--db-password", "x1"): "--db-password",
+            ("redis://:pw@h:6379/0",): "redis://",
+            ("psql --api-key x1",): "--api-key",
+        }.items()
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", WARNINGS)
@@ -463,7 +974,9 @@ def test_a_mistake_that_argo_accepts_is_a_warning(mistake: str) -> None:
 @pytest.mark.parametrize("source", ["labels", "labelsFrom", "metadata"])
 def test_a_label_of_the_workflow_is_known(source: str) -> None:
     manifest = copy.deepcopy(RIGHT)
-    container(manifest)["args"] = ["{{workflow.labels.request}} {{workflow.labels.json}} {{workflow.labels}}"]
+    container(manifest)["args"] = [
+        "{{workflow.labels.request}} {{workflow.labels.json}} {{workflow.labels}}"
+    ]
     if source == "metadata":
         manifest["metadata"]["labels"] = {"request": "a"}
     else:
@@ -483,24 +996,38 @@ def test_a_guarded_label_in_an_expression_passes() -> None:
     assert lint(manifest) == []
 
 
-@pytest.mark.parametrize("tag", ["workflow.parameters.nope", "steps.one.outputs.parameters.x", "workflow.labels.nope"])
-@pytest.mark.parametrize(("called", "field"), [("make", "value"), ("stages", "value"), ("stages", "default")])
-def test_a_tag_in_an_input_that_an_argument_replaces_is_a_warning(tag: str, called: str, field: str) -> None:
+@pytest.mark.parametrize(
+    "tag", ["workflow.parameters.nope", "steps.one.outputs.parameters.x", "workflow.labels.nope"]
+)
+@pytest.mark.parametrize(
+    ("called", "field"), [("make", "value"), ("stages", "value"), ("stages", "default")]
+)
+def test_a_tag_in_an_input_that_an_argument_replaces_is_a_warning(
+    tag: str, called: str, field: str
+) -> None:
     manifest = copy.deepcopy(RIGHT)
     caller = task(manifest, "make" if called == "make" else "ship")
     caller["arguments"] = arguments(rows="5")
-    template(manifest, called)["inputs"] = {"parameters": [{"name": "rows", field: f"{{{{{tag}}}}}"}]}
+
+    template(manifest, called)["inputs"] = {
+        "parameters": [{"name": "rows", field: f"{{{{{tag}}}}}"}]
+    }
     if called == "stages":
         step(manifest, "three")["arguments"] = arguments(note="{{inputs.parameters.rows}}")
+
     (found,) = lint(manifest)
-    assert (found.rule, found.fatal) == ("tag", False) and found.path.endswith(f"inputs.parameters[rows].{field}")
+    assert (found.rule, found.fatal) == ("tag", False) and found.path.endswith(
+        f"inputs.parameters[rows].{field}"
+    )
     caller["arguments"] = arguments()
     assert [each.fatal for each in lint(manifest)] == [True]
 
 
 def test_argo_rejects_a_tag_in_the_default_of_a_pod_even_if_an_argument_replaces_it() -> None:
     manifest = copy.deepcopy(RIGHT)
-    template(manifest, "make")["inputs"] = {"parameters": [{"name": "rows", "default": "{{workflow.labels.nope}}"}]}
+    template(manifest, "make")["inputs"] = {
+        "parameters": [{"name": "rows", "default": "{{workflow.labels.nope}}"}]
+    }
     assert [each.fatal for each in lint(manifest)] == [True]
 
 
@@ -510,12 +1037,15 @@ def test_a_referenced_template_may_have_a_value_that_an_argument_replaces(kind: 
     library = copy.deepcopy(RIGHT) | {"kind": "WorkflowTemplate"}
     library["metadata"] = {"name": "other", "annotations": {"team": "fraud"}}
     template(library, "finish")["inputs"]["parameters"] = [value]
+
     user = copy.deepcopy(RIGHT) | {"kind": kind}
     for holder in (library, user):
         for name in ("one", "three"):
             step(holder, name)["arguments"] = arguments(note="1")
+
     for each in [*task_arguments(library), *task_arguments(user)]:
         each["arguments"] = arguments(note="1")
+
     library["spec"].pop("onExit")
     step(user, "one").pop("template")
     step(user, "one")["templateRef"] = {"name": "other", "template": "finish"}
@@ -527,13 +1057,19 @@ def test_a_referenced_template_may_have_a_value_that_an_argument_replaces(kind: 
 def task_arguments(manifest: Any) -> list[Any]:
     """Return the tasks and hooks of the DAG that call `finish`."""
     tasks = template(manifest, "main")["dag"]["tasks"]
-    return [*(each for each in tasks if each.get("template") == "finish"), task(manifest, "score")["hooks"]["exit"]]
+    return [
+        *(each for each in tasks if each.get("template") == "finish"),
+        task(manifest, "score")["hooks"]["exit"],
+    ]
 
 
 def test_an_item_in_an_argument_that_no_input_takes_is_a_warning() -> None:
     manifest = copy.deepcopy(RIGHT)
     step(manifest, "three")["arguments"] = arguments(unknown="{{ item }}")
-    assert [(each.rule, each.fatal) for each in lint(manifest)] == [("argument", False), ("tag", False)]
+    assert [(each.rule, each.fatal) for each in lint(manifest)] == [
+        ("argument", False),
+        ("tag", False),
+    ]
 
 
 def test_a_generated_name_that_kubernetes_shortens_is_a_warning() -> None:
@@ -551,7 +1087,9 @@ def test_a_workflow_template_may_get_inputs_and_global_names_from_its_workflow()
     }
     manifest["spec"]["arguments"]["parameters"].pop(0)
     template(manifest, "main")["dag"]["target"] = "{{inputs.parameters.rows}}"
-    template(manifest, "score")["outputs"]["parameters"][0]["globalName"] = "{{inputs.parameters.cut}}-auc"
+    template(manifest, "score")["outputs"]["parameters"][0]["globalName"] = (
+        "{{inputs.parameters.cut}}-auc"
+    )
     assert [f for f in lint(manifest) if f.fatal] == []
 
 
@@ -572,12 +1110,19 @@ def test_a_tag_that_has_a_value_in_an_exit_hook_passes(text: str, spec: dict[str
 def test_a_global_output_is_known_in_later_steps_and_in_the_whole_dag() -> None:
     manifest = copy.deepcopy(RIGHT)
     pass_output(manifest, "one", "three")
-    task(manifest, "make")["arguments"]["parameters"][0]["value"] = "{{workflow.outputs.parameters.auc}}"
+    task(manifest, "make")["arguments"]["parameters"][0]["value"] = (
+        "{{workflow.outputs.parameters.auc}}"
+    )
     assert lint(manifest) == []
     step(manifest, "two")["arguments"] = arguments()
+
     step(manifest, "one")["hooks"] = {
-        "exit": {"template": "finish", "arguments": arguments(note="{{workflow.outputs.parameters.late}}")}
+        "exit": {
+            "template": "finish",
+            "arguments": arguments(note="{{workflow.outputs.parameters.late}}"),
+        }
     }
+
     assert lint(manifest) == []
     step(manifest, "two").update(when="{{=workflow.outputs.parameters.auc == '1'}}")
     assert lint(manifest) == []
@@ -587,6 +1132,7 @@ def test_shell_syntax_that_a_shell_or_kubernetes_expands_passes() -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
     assert lint(manifest) == []
+
     for command in (
         "/usr/bin/env bash -c",
         "tini -- sh -c",
@@ -597,19 +1143,29 @@ def test_shell_syntax_that_a_shell_or_kubernetes_expands_passes() -> None:
     ):
         container(manifest).update(command=command.split())
         assert lint(manifest) == [], command
+
     container(manifest).update(command=["/usr/bin/env"], args=["bash", "-ec", "echo $(date)"])
     assert lint(manifest) == []
-    env = {"command": ["a"], "args": ["$(POD_IP) $(day) $$(date)"], "env": [{"name": "day", "value": "1"}]}
+
+    env = {
+        "command": ["a"],
+        "args": ["$(POD_IP) $(day) $$(date)"],
+        "env": [{"name": "day", "value": "1"}],
+    }
+
     container(manifest).update(env)
     assert lint(manifest) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["PAD_TOKEN", "MAX_NEW_TOKEN", "eos_token", "COMPASS", "PWD", "TOKEN_FILE", "MAX_NEW_TOKENS"]
+    "name",
+    ["PAD_TOKEN", "MAX_NEW_TOKEN", "eos_token", "COMPASS", "PWD", "TOKEN_FILE", "MAX_NEW_TOKENS"],
 )
 def test_a_name_that_only_resembles_a_secret_passes(name: str) -> None:
     manifest = copy.deepcopy(RIGHT)
-    container(manifest).update(env=[{"name": name, "value": "5"}], args=[f"--{name.lower().replace('_', '-')}=5"])
+    container(manifest).update(
+        env=[{"name": name, "value": "5"}], args=[f"--{name.lower().replace('_', '-')}=5"]
+    )
     assert lint(manifest) == []
 
 
@@ -623,8 +1179,10 @@ def test_a_reference_to_a_secret_passes() -> None:
         "--password",
         "--x",
     ]
+
     container(manifest).update(
-        args=[*passed, "http://h:80/a@b", "--user=u@h"], env=[{"name": "URL", "value": "s3://a/b@c"}]
+        args=[*passed, "http://h:80/a@b", "--user=u@h"],
+        env=[{"name": "URL", "value": "s3://a/b@c"}],
     )
     assert lint(manifest) == []
 
@@ -634,13 +1192,22 @@ def test_the_hint_for_an_unknown_name_without_a_similar_name_lists_names() -> No
     manifest["spec"]["entrypoint"] = "qqqq"
     task(manifest, "ship").update(depends="zzzz")
     found = {f.rule: f.message for f in lint(manifest)}
-    templates, tasks = "apply, finish, main, make, score, stages", "after, away, loop, make, score, ship"
+    templates = "apply, finish, main, make, score, stages"
+    tasks = "after, away, loop, make, score, ship"
     assert found["template"] == f'the template "qqqq" does not exist. Available: {templates}.'
     assert found["depends"] == f'this DAG does not have a task "zzzz". Available: {tasks}.'
     task(manifest, "ship").update(depends=" && ".join(f"zzzz{n}" for n in range(60)))
-    assert all("Available" in f.message or "Correct the" in f.message for f in lint(manifest) if f.rule == "depends")
+
+    assert all(
+        "Available" in f.message or "Correct the" in f.message
+        for f in lint(manifest)
+        if f.rule == "depends"
+    )
+
     manifest["spec"]["templates"] = []
-    assert "Define it, or remove the reference" in next(f.message for f in lint(manifest) if f.rule == "template")
+    assert "Define it, or remove the reference" in next(
+        f.message for f in lint(manifest) if f.rule == "template"
+    )
 
 
 def test_each_step_without_a_deadline_is_reported_once() -> None:
@@ -661,7 +1228,8 @@ def test_a_problem_of_an_image_that_many_containers_use_is_one_finding() -> None
 
 def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
     assert "at most 52" in str(lint(cron("a" * 53))[0])
-    assert [f.rule for f in lint(cron("a" * 40))] == ["name"]  # its training jobs are called NAME-UNIXTIME-train
+    # its training jobs are called NAME-UNIXTIME-train
+    assert [f.rule for f in lint(cron("a" * 40))] == ["name"]
 
 
 def test_a_missing_schedule_and_shell_syntax_in_arguments_of_a_cron_workflow_are_found() -> None:
@@ -670,16 +1238,21 @@ def test_a_missing_schedule_and_shell_syntax_in_arguments_of_a_cron_workflow_are
     manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
     found = {f.rule: str(f) for f in lint(manifest)}
     assert "never runs" in found["cron"] and "arguments.parameters[unused]" in found["shell"]
-    manifest["spec"] |= {"schedule": "0 3 * * *"}
+    manifest["spec"]["schedule"] = "0 3 * * *"
     assert "Argo 4 removed" in str(lint(manifest)[0])
 
 
 def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_workflow_are_found() -> None:
     manifest = cron("sample")
-    manifest["spec"] |= {"schedules": ["@daily", "every day"], "timezone": "Mars/Base"}
+    manifest["spec"]["schedules"] = ["@daily", "every day"]
+    manifest["spec"]["timezone"] = "Mars/Base"
     messages = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
-    assert messages.keys() == {"spec.schedules", "spec.timezone"} and "five fields" in messages["spec.schedules"]
-    manifest["spec"] |= {"schedules": ["TZ=Europe/Paris 0 3 * * MON-FRI", "@every 1h"], "timezone": "Europe/Paris"}
+    assert (
+        messages.keys() == {"spec.schedules", "spec.timezone"}
+        and "five fields" in messages["spec.schedules"]
+    )
+    manifest["spec"]["schedules"] = ["TZ=Europe/Paris 0 3 * * MON-FRI", "@every 1h"]
+    manifest["spec"]["timezone"] = "Europe/Paris"
     spec = {"spec": manifest["spec"]["workflowSpec"]}
     day = arguments(note="$(date +%F)")
     step(spec, "one").update(arguments=day)
@@ -698,7 +1271,10 @@ def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_workflow_are_fo
 def replicas(**types: Any) -> Any:
     image = {"image": PINNED, **RIGHT["spec"]["templateDefaults"]["container"]}
     pod = {"securityContext": RIGHT["spec"]["securityContext"], "containers": [image]}
-    return {name: {"replicas": number, "template": {"spec": copy.deepcopy(pod)}} for name, number in types.items()}
+    return {
+        name: {"replicas": number, "template": {"spec": copy.deepcopy(pod)}}
+        for name, number in types.items()
+    }
 
 
 def job(kind: str, key: str, container: str, **types: int) -> Any:
@@ -707,15 +1283,20 @@ def job(kind: str, key: str, container: str, **types: int) -> Any:
         each["template"]["spec"]["containers"][0]["name"] = container
     policy = {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Running"}
     spec = {"runPolicy": policy, key: roles}
-    return {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "job"}, "spec": spec}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": kind,
+        "metadata": {"name": "job"},
+        "spec": spec,
+    }
 
 
 def plain(kind: str, *path: str, **spec: Any) -> Any:
-    pod = job("PyTorchJob", "pytorchReplicaSpecs", "main", Worker=1)["spec"]["pytorchReplicaSpecs"]["Worker"][
-        "template"
-    ]
+    pod = job("PyTorchJob", "pytorchReplicaSpecs", "main", Worker=1)["spec"]["pytorchReplicaSpecs"][
+        "Worker"
+    ]["template"]
     pod["spec"]["restartPolicy"] = "Never"
-    spec |= {"template": pod}
+    spec["template"] = pod
     for key in path:
         spec = {key: {"spec": spec}}
     return {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "plain"}, "spec": spec}
@@ -737,7 +1318,9 @@ OBJECTS = {
         job("PyTorchJob", "pytorchReplicaSpecs", "pytorch", Master=1, Worker=2)
         | {"metadata": {"name": "job", "labels": {"team": "fraud"}}}
     ),
-    "TFJob": lambda: job("TFJob", "tfReplicaSpecs", "tensorflow", Chief=1, PS=1, Worker=2, Evaluator=1),
+    "TFJob": lambda: job(
+        "TFJob", "tfReplicaSpecs", "tensorflow", Chief=1, PS=1, Worker=2, Evaluator=1
+    ),
     "XGBoostJob": lambda: job("XGBoostJob", "xgbReplicaSpecs", "xgboost", Master=1, Worker=2),
     "PaddleJob": lambda: job("PaddleJob", "paddleReplicaSpecs", "paddle", Worker=2),
     "JAXJob": lambda: job("JAXJob", "jaxReplicaSpecs", "jax", Worker=2),
@@ -755,13 +1338,21 @@ OBJECTS = {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
         "metadata": {"name": "plain"},
-        "spec": {"maxReplicas": 2, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "plain"}},
+        "spec": {
+            "maxReplicas": 2,
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "plain"},
+        },
     },
 }
 
 
 def trainer(kind: str, **spec: Any) -> Any:
-    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": {"name": "t"}, "spec": spec}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": "t"},
+        "spec": spec,
+    }
 
 
 def jobset() -> Any:
@@ -787,7 +1378,9 @@ OTHERS = {
     "InferenceService": served,
     "TrainingRuntime": lambda: trainer("TrainingRuntime", **jobset()),
     "ClusterTrainingRuntime": lambda: trainer("ClusterTrainingRuntime", **jobset()),
-    "TrainJob": lambda: trainer("TrainJob", trainer={"image": PINNED, "args": ["x"]}, runtimeRef={"name": "t"}),
+    "TrainJob": lambda: trainer(
+        "TrainJob", trainer={"image": PINNED, "args": ["x"]}, runtimeRef={"name": "t"}
+    ),
 }
 
 
@@ -805,39 +1398,94 @@ def node_pod(job_set: Any) -> Any:
 
 HOST = {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}
 OTHER_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
-    "image": ("InferenceService", lambda j: role(j).update(image="a:latest"), "image", "spec.predictor.containers[main].image"),
-    "resources": ("InferenceService", lambda j: role(j).pop("resources"), "resources", "spec.predictor.containers[main].resources"),
+    "image": (
+        "InferenceService",
+        lambda j: role(j).update(image="a:latest"),
+        "image",
+        "spec.predictor.containers[main].image",
+    ),
+    "resources": (
+        "InferenceService",
+        lambda j: role(j).pop("resources"),
+        "resources",
+        "spec.predictor.containers[main].resources",
+    ),
     "security": (
-        "InferenceService", lambda j: role(j).pop("securityContext"), "security", "spec.predictor.containers[main].securityContext"),
-    "probes": ("InferenceService", lambda j: role(j).pop("readinessProbe"), "probe", "spec.predictor.containers[main]"),
+        "InferenceService",
+        lambda j: role(j).pop("securityContext"),
+        "security",
+        "spec.predictor.containers[main].securityContext",
+    ),
+    "probes": (
+        "InferenceService",
+        lambda j: role(j).pop("readinessProbe"),
+        "probe",
+        "spec.predictor.containers[main]",
+    ),
     "transformer": (
-        "InferenceService", lambda j: j["spec"].update(transformer={**j["spec"]["predictor"], **HOST}), "security",
-        "spec.transformer.volumes[a]"),
+        "InferenceService",
+        lambda j: j["spec"].update(transformer={**j["spec"]["predictor"], **HOST}),
+        "security",
+        "spec.transformer.volumes[a]",
+    ),
     "model": (
-        "InferenceService", lambda j: j["spec"].update(predictor={"model": {**role(j), "image": "a:1"}, "securityContext":
-        j["spec"]["predictor"]["securityContext"]}), "image", "spec.predictor.model.image"),
+        "InferenceService",
+        lambda j: j["spec"].update(
+            predictor={
+                "model": {**role(j), "image": "a:1"},
+                "securityContext": j["spec"]["predictor"]["securityContext"],
+            }
+        ),
+        "image",
+        "spec.predictor.model.image",
+    ),
     "runtime's image": (
-        "TrainingRuntime", lambda j: node(j["spec"]).update(image="a:1"), "image",
-        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].image"),
+        "TrainingRuntime",
+        lambda j: node(j["spec"]).update(image="a:1"),
+        "image",
+        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].image",
+    ),
     "runtime's resources": (
-        "ClusterTrainingRuntime", lambda j: node(j["spec"]).pop("resources"), "resources",
-        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].resources"),
-    "trainer's image": ("TrainJob", lambda j: j["spec"]["trainer"].update(image="a"), "image", "spec.trainer.image"),
+        "ClusterTrainingRuntime",
+        lambda j: node(j["spec"]).pop("resources"),
+        "resources",
+        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].resources",
+    ),
+    "trainer's image": (
+        "TrainJob",
+        lambda j: j["spec"]["trainer"].update(image="a"),
+        "image",
+        "spec.trainer.image",
+    ),
     "trainer's resources": (
-        "TrainJob", lambda j: j["spec"]["trainer"].update(resourcesPerNode={"requests": {"cpu": 1}}), "resources",
-        "spec.trainer.resourcesPerNode"),
+        "TrainJob",
+        lambda j: j["spec"]["trainer"].update(resourcesPerNode={"requests": {"cpu": 1}}),
+        "resources",
+        "spec.trainer.resourcesPerNode",
+    ),
     "trainer's secret": (
-        "TrainJob", lambda j: j["spec"]["trainer"].update(env=[{"name": "HF_TOKEN", "value": "x"}]), "secret",
-        "spec.trainer.env[HF_TOKEN]"),
+        "TrainJob",
+        lambda j: j["spec"]["trainer"].update(env=[{"name": "HF_TOKEN", "value": "x"}]),
+        "secret",
+        "spec.trainer.env[HF_TOKEN]",
+    ),
     "override": (
-        "TrainJob", lambda j: j["spec"].update(podTemplateOverrides=[{"spec": HOST}]), "security",
-        "spec.podTemplateOverrides[0].spec.volumes[a]"),
+        "TrainJob",
+        lambda j: j["spec"].update(podTemplateOverrides=[{"spec": HOST}]),
+        "security",
+        "spec.podTemplateOverrides[0].spec.volumes[a]",
+    ),
     "patch": (
-        "TrainJob", lambda j: j["spec"].update(runtimePatches=[{"trainingRuntimeSpec": jobset()}]) or node(
-            j["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]).update(image="a:1"), "image",
+        "TrainJob",
+        lambda j: (
+            j["spec"].update(runtimePatches=[{"trainingRuntimeSpec": jobset()}])
+            or node(j["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]).update(image="a:1")
+        ),
+        "image",
         "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[node].template.spec.template.spec"
-        ".containers[main].image"),
-}  # fmt: skip
+        ".containers[main].image",
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", OTHER_WARNINGS)
@@ -862,7 +1510,9 @@ def pod(thing: Any) -> Any:
 
 
 def worker(thing: Any) -> Any:
-    return next(each for key, each in thing["spec"].items() if key.endswith("ReplicaSpecs"))["Worker"]
+    return next(each for key, each in thing["spec"].items() if key.endswith("ReplicaSpecs"))[
+        "Worker"
+    ]
 
 
 def elastic(thing: Any, **policy: Any) -> None:
@@ -871,57 +1521,185 @@ def elastic(thing: Any, **policy: Any) -> None:
 
 WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "gone": ("PyTorchJob", lambda j: j.update(kind="MXJob"), "kind", "MXNet is retired"),
-    "container": ("PyTorchJob", lambda j: pod(j)["containers"][0].update(name="torch"), "job", 'called "pytorch"'),
-    "tf container": ("TFJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("name"), "job", '"tensorflow"'),
-    "no container": ("MPIJob", lambda j: worker(j)["template"].pop("spec"), "job", "needs a container"),
-    "no image": ("MPIJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("image"), "job", "an image"),
+    "container": (
+        "PyTorchJob",
+        lambda j: pod(j)["containers"][0].update(name="torch"),
+        "job",
+        'called "pytorch"',
+    ),
+    "tf container": (
+        "TFJob",
+        lambda j: worker(j)["template"]["spec"]["containers"][0].pop("name"),
+        "job",
+        '"tensorflow"',
+    ),
+    "no container": (
+        "MPIJob",
+        lambda j: worker(j)["template"].pop("spec"),
+        "job",
+        "needs a container",
+    ),
+    "no image": (
+        "MPIJob",
+        lambda j: worker(j)["template"]["spec"]["containers"][0].pop("image"),
+        "job",
+        "an image",
+    ),
     "two masters": (
-        "PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2), "job", "Master.replicas: replicas is 2"),
-    "unsaid": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].pop("replicas"), "job", "is missing"),
-    "type": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)), "job", 'mean "Worker"'),
-    "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "needs a Worker"),
-    "no master": ("XGBoostJob", lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"), "job", "needs a Master"),
+        "PyTorchJob",
+        lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2),
+        "job",
+        "Master.replicas: replicas is 2",
+    ),
+    "unsaid": (
+        "PyTorchJob",
+        lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].pop("replicas"),
+        "job",
+        "is missing",
+    ),
+    "type": (
+        "PyTorchJob",
+        lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)),
+        "job",
+        'mean "Worker"',
+    ),
+    "no replicas": (
+        "PyTorchJob",
+        lambda j: j["spec"].pop("pytorchReplicaSpecs"),
+        "job",
+        "needs a Worker",
+    ),
+    "no master": (
+        "XGBoostJob",
+        lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"),
+        "job",
+        "needs a Master",
+    ),
     "no workers": ("PyTorchJob", lambda j: worker(j).update(replicas=0), "job", "at least 1"),
     "chief and master": (
-        "TFJob", lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)), "job", "names of the same role"),
-    "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be one of Always, OnFailure"),
+        "TFJob",
+        lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)),
+        "job",
+        "names of the same role",
+    ),
+    "restart": (
+        "JAXJob",
+        lambda j: worker(j).update(restartPolicy="Sometimes"),
+        "job",
+        "must be one of Always, OnFailure",
+    ),
     "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
-    "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot parse"),
+    "standalone": (
+        "PyTorchJob",
+        lambda j: elastic(j, standalone=True),
+        "job",
+        "torchrun cannot parse",
+    ),
     "processes": (
-        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "remove nProcPerNode"),
+        "PyTorchJob",
+        lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"),
+        "job",
+        "remove nProcPerNode",
+    ),
     "elastic master": (
-        "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
+        "PyTorchJob",
+        lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"),
+        "job",
+        "needs a Worker",
+    ),
     "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),
-    "job letter": ("TFJob", lambda j: j["metadata"].update(name="1a"), "name", "begin with a letter"),
+    "job letter": (
+        "TFJob",
+        lambda j: j["metadata"].update(name="1a"),
+        "name",
+        "begin with a letter",
+    ),
     "no name": ("Deployment", lambda j: j["metadata"].clear(), "name", "the name is missing"),
     "cron name": ("CronJob", lambda j: j["metadata"].update(name="a" * 53), "name", "at most 52"),
     "label": ("Job", lambda j: j["metadata"].update(labels={"a": "b" * 64}), "name", "63 letters"),
     "label's type": ("Job", lambda j: j["metadata"].update(labels={"a": 1}), "name", "a text"),
-    "container name": ("Job", lambda j: pod(j)["containers"][0].update(name="a_b"), "name", "dashes"),
+    "container name": (
+        "Job",
+        lambda j: pod(j)["containers"][0].update(name="a_b"),
+        "name",
+        "dashes",
+    ),
     "port name": (
-        "Deployment", lambda j: pod(j)["containers"][0].update(ports=[{"name": "a" * 16}]), "name", "at most 15"),
+        "Deployment",
+        lambda j: pod(j)["containers"][0].update(ports=[{"name": "a" * 16}]),
+        "name",
+        "at most 15",
+    ),
     "job restarts": ("Job", lambda j: pod(j).pop("restartPolicy"), "job", "OnFailure or Never"),
     "failure policy": (
-        "Job", lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"), "job", "Never"),
+        "Job",
+        lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"),
+        "job",
+        "Never",
+    ),
     "two jobs of a name": (
-        "JobSet", lambda j: j["spec"]["replicatedJobs"].extend(j["spec"]["replicatedJobs"]), "job", "different names"),
+        "JobSet",
+        lambda j: j["spec"]["replicatedJobs"].extend(j["spec"]["replicatedJobs"]),
+        "job",
+        "different names",
+    ),
     "no jobs": ("JobSet", lambda j: j["spec"]["replicatedJobs"].clear(), "job", "must have jobs"),
     "no such job": (
-        "JobSet", lambda j: j["spec"].update(successPolicy={"targetReplicatedJobs": ["lead"]}), "job", "names lead"),
+        "JobSet",
+        lambda j: j["spec"].update(successPolicy={"targetReplicatedJobs": ["lead"]}),
+        "job",
+        "names lead",
+    ),
     "no such action": (
-        "JobSet", lambda j: j["spec"].update(failurePolicy={"rules": [{"action": "Retry"}]}), "job", '"Retry" must be one of'),
+        "JobSet",
+        lambda j: j["spec"].update(failurePolicy={"rules": [{"action": "Retry"}]}),
+        "job",
+        '"Retry" must be one of',
+    ),
     "restarts of a set": (
-        "JobSet", lambda j: node_pod(j).update(restartPolicy="Always"), "job", "OnFailure or Never"),
-    "pods stay": ("TFJob", lambda j: j["spec"]["runPolicy"].update(cleanPodPolicy="Some"), "job", "must be one of None"),
+        "JobSet",
+        lambda j: node_pod(j).update(restartPolicy="Always"),
+        "job",
+        "OnFailure or Never",
+    ),
+    "pods stay": (
+        "TFJob",
+        lambda j: j["spec"]["runPolicy"].update(cleanPodPolicy="Some"),
+        "job",
+        "must be one of None",
+    ),
     "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
-    "no schedule": ("CronJob", lambda j: j["spec"].pop("schedule"), "shape", "schedule: the field is missing"),
-    "no selector": ("Deployment", lambda j: j["spec"].pop("selector"), "shape", "selector: the field is missing"),
+    "no schedule": (
+        "CronJob",
+        lambda j: j["spec"].pop("schedule"),
+        "shape",
+        "schedule: the field is missing",
+    ),
+    "no selector": (
+        "Deployment",
+        lambda j: j["spec"].pop("selector"),
+        "shape",
+        "selector: the field is missing",
+    ),
     "other pods": (
-        "Deployment", lambda j: j["spec"]["selector"].update(matchLabels={"app": "other"}), "name", "the pods have 'plain'"),
+        "Deployment",
+        lambda j: j["spec"]["selector"].update(matchLabels={"app": "other"}),
+        "name",
+        "the pods have 'plain'",
+    ),
     "no such pods": (
-        "Deployment", lambda j: j["spec"]["template"].update(metadata={}), "name", "the pods have no such label"),
-    "no target": ("HorizontalPodAutoscaler", lambda j: j["spec"].pop("scaleTargetRef"), "shape", "scaleTargetRef"),
-}  # fmt: skip
+        "Deployment",
+        lambda j: j["spec"]["template"].update(metadata={}),
+        "name",
+        "the pods have no such label",
+    ),
+    "no target": (
+        "HorizontalPodAutoscaler",
+        lambda j: j["spec"].pop("scaleTargetRef"),
+        "shape",
+        "scaleTargetRef",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", OBJECTS)
@@ -944,18 +1722,36 @@ def test_an_object_that_a_cluster_rejects_is_found(mistake: str) -> None:
     manifest = copy.deepcopy(RIGHT)
     template(manifest, "apply")["resource"]["manifest"] = json.dumps(wrong)
     inside = [str(f) for f in lint(manifest) if f.fatal]
-    assert inside and all(each.startswith("spec.templates[apply].resource.manifest") for each in inside)
+    assert inside and all(
+        each.startswith("spec.templates[apply].resource.manifest") for each in inside
+    )
 
 
 OBJECT_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "no deadline": ("PyTorchJob", lambda j: j["spec"]["runPolicy"].pop("activeDeadlineSeconds"), "deadline"),
-    "no job deadline": ("CronJob", lambda j: j["spec"]["jobTemplate"]["spec"].pop("activeDeadlineSeconds"), "deadline"),
+    "no deadline": (
+        "PyTorchJob",
+        lambda j: j["spec"]["runPolicy"].pop("activeDeadlineSeconds"),
+        "deadline",
+    ),
+    "no job deadline": (
+        "CronJob",
+        lambda j: j["spec"]["jobTemplate"]["spec"].pop("activeDeadlineSeconds"),
+        "deadline",
+    ),
     "pods stay": ("TFJob", lambda j: j["spec"]["runPolicy"].pop("cleanPodPolicy"), "job"),
     "bounds": ("PyTorchJob", lambda j: elastic(j, minReplicas=3), "job"),
-    "image": ("JAXJob", lambda j: worker(j)["template"]["spec"]["containers"][0].update(image="jax"), "image"),
-    "args": ("CronJob", lambda j: pod(j)["containers"][0].update(args=["--day", "$(date +%F)"]), "shell"),
+    "image": (
+        "JAXJob",
+        lambda j: worker(j)["template"]["spec"]["containers"][0].update(image="jax"),
+        "image",
+    ),
+    "args": (
+        "CronJob",
+        lambda j: pod(j)["containers"][0].update(args=["--day", "$(date +%F)"]),
+        "shell",
+    ),
     "security": ("Job", lambda j: pod(j).pop("securityContext"), "security"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", OBJECT_WARNINGS)
@@ -978,9 +1774,14 @@ def test_tags_are_allowed_anywhere_in_an_object() -> None:
     applied["spec"]["runPolicy"] = f"#{tag}#"
     text = json.dumps(applied, indent=1).replace('"#', "").replace('#"', "").replace('\\"', '"')
     template(manifest, "apply")["inputs"] = {"parameters": [{"name": "x", "default": "1"}]}
+
     for written in (
         text,
-        yaml.safe_dump(applied).replace("'#", "").replace("#'", "").replace("'{{", "{{").replace("}}'", "}}"),
+        yaml.safe_dump(applied)
+        .replace("'#", "")
+        .replace("#'", "")
+        .replace("'{{", "{{")
+        .replace("}}'", "}}"),
     ):
         template(manifest, "apply")["resource"]["manifest"] = written
         assert lint(manifest) == []
@@ -998,16 +1799,21 @@ REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
 
 def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
 
 
-def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_findings(tmp_path: Path) -> None:
+def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_findings(
+    tmp_path: Path,
+) -> None:
     wrong = copy.deepcopy(RIGHT)
     wrong["spec"]["entrypoint"] = "mian"
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))
     (tmp_path / "job.json").write_text(json.dumps(plain("Job")))
     done = command(tmp_path, "--manifest", "both.yaml", "--manifest", "job.json", "-o", "json")
     assert done.returncode == 1 and done.stderr == ""
+
     assert json.loads(done.stdout) == [
         {
             "file": "both.yaml",
@@ -1024,9 +1830,12 @@ def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_finding
             "fatal": False,
         },
     ]
+
     plainly = command(tmp_path, "--manifest", "job.json")
     assert plainly.returncode == 0
-    assert plainly.stderr.startswith("warning: job.json: spec.activeDeadlineSeconds: a job that hangs")
+    assert plainly.stderr.startswith(
+        "warning: job.json: spec.activeDeadlineSeconds: a job that hangs"
+    )
 
 
 def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Path) -> None:
@@ -1034,50 +1843,85 @@ def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Pa
     done = command(tmp_path, config, config)
     assert (done.returncode, done.stdout) == (0, "no problems found\n")
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    for args in ([], ["--manifest", "away.yaml"], ["--manifest", "empty.yaml"], [config, "--set", "train.wokers=3"]):
+    for args in (
+        [],
+        ["--manifest", "away.yaml"],
+        ["--manifest", "empty.yaml"],
+        [config, "--set", "train.wokers=3"],
+    ):
         assert command(tmp_path, *args).returncode == 2
 
 
 def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path) -> None:
-    """Templates may be in a List, a folder or another file; a mistake in a template is reported once."""
+    """Templates may be in a List, a folder or another file; a mistake in a template is reported
+    once."""
     api = {"apiVersion": "argoproj.io/v1alpha1"}
+
     shared: Any = api | {
         "kind": "WorkflowTemplate",
         "metadata": {"name": "shared"},
         "spec": copy.deepcopy(RIGHT["spec"]),
     }
+
     shared["spec"].pop("arguments")
     shared["spec"]["workflowMetadata"] = {"annotations": {"team": "fraud"}}
     (tmp_path / "templates").mkdir()
-    (tmp_path / "templates/shared.json").write_text(json.dumps(api | {"kind": "List", "items": [shared]}))
+    (tmp_path / "templates/shared.json").write_text(
+        json.dumps(api | {"kind": "List", "items": [shared]})
+    )
     whole = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
-    whole |= {"spec": {"workflowTemplateRef": {"name": "shared"}}}
+    whole["spec"] = {"workflowTemplateRef": {"name": "shared"}}
     user = copy.deepcopy(RIGHT)
+
     for name, called in {"one": "finish", "two": "finsh"}.items():
-        step(user, name).update(templateRef={"name": "shared", "template": called}, arguments=arguments(noet="1"))
+        step(user, name).update(
+            templateRef={"name": "shared", "template": called}, arguments=arguments(noet="1")
+        )
         step(user, name).pop("template")
+
     step(user, "three").update(arguments=arguments(note="{{steps.one.outputs.parameters.auc}}"))
     (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, user]))
     alone = command(tmp_path, "--manifest", "flows.yaml", "-o", "json")
     assert (alone.returncode, json.loads(alone.stdout)) == (0, [])
     done = command(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
-    found = [(each["file"], each["path"], each["message"]) for each in json.loads(done.stdout) if each["fatal"]]
-    here, base = "flows.yaml", "spec.workflowTemplateRef[shared].templates"
+
+    found = [
+        (each["file"], each["path"], each["message"])
+        for each in json.loads(done.stdout)
+        if each["fatal"]
+    ]
+
+    here = "flows.yaml"
+    base = "spec.workflowTemplateRef[shared].templates"
+
     for path in ("[apply].resource.manifest", "[stages].steps[0][two].when"):
-        assert [m for f, p, m in found if (f, p) == (here, base + path) and "workflow.parameters.rows" in m], found
+        assert [
+            m
+            for f, p, m in found
+            if (f, p) == (here, base + path) and "workflow.parameters.rows" in m
+        ], found
+
     steps = "spec.templates[stages].steps"
     tag = "steps.one.outputs.parameters.auc"
-    assert [(p.removeprefix(steps), m.partition(" Did")[0]) for _, p, m in found if p.startswith(steps)] == [
+
+    assert [
+        (p.removeprefix(steps), m.partition(" Did")[0]) for _, p, m in found if p.startswith(steps)
+    ] == [
         ("[0][one].arguments", 'template finish of shared does not have the input "noet".'),
         ("[0][two]", 'the template "finsh" of shared does not exist.'),
-        ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: {tag} does not have a value here."),
+        (
+            "[1][three].arguments.parameters[note].value",
+            f"{{{{{tag}}}}}: {tag} does not have a value here.",
+        ),
     ]
+
     assert {f for f, _, _ in found} == {here} and done.returncode == 1
 
 
 def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "flows"
     folder.mkdir()
+
     others = {
         "values.yaml": "image: {tag: 1}",
         "chart.yaml": "apiVersion: v2\nname: x",
@@ -1089,6 +1933,7 @@ def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path
     }
     for name, text in others.items():
         (folder / name).write_text(text)
+
     (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     (folder / "loop.yaml").symlink_to("loop.yaml")
     assert command(tmp_path, "--manifest", "flows").returncode == 2
@@ -1103,11 +1948,15 @@ def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path
     assert command(tmp_path, "--manifest", "flows/values.yaml").returncode == 1
 
 
-def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings_of_others(tmp_path: Path) -> None:
+def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings_of_others(
+    tmp_path: Path,
+) -> None:
     wrong = copy.deepcopy(RIGHT)
     wrong["spec"]["entrypoint"] = "mian"
     (tmp_path / "flows").mkdir()
-    (tmp_path / "flows/a.yaml").write_text("apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: [\n")
+    (tmp_path / "flows/a.yaml").write_text(
+        "apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: [\n"
+    )
     (tmp_path / "flows/b.yaml").write_text(yaml.safe_dump(wrong))
     done = command(tmp_path, "--manifest", "flows", "-o", "json")
     found = json.loads(done.stdout)
@@ -1118,22 +1967,35 @@ def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings
 def test_a_mistake_in_a_shared_template_is_reported_once() -> None:
     api = {"apiVersion": "argoproj.io/v1alpha1"}
     spec = {"activeDeadlineSeconds": 60, "entrypoint": "main"}
+
     body = {
         "name": "part",
-        "container": {"image": PINNED, "command": ["{{inputs.parameters.x}}", "{{workflow.parameters.x}}"]},
+        "container": {
+            "image": PINNED,
+            "command": ["{{inputs.parameters.x}}", "{{workflow.parameters.x}}"],
+        },
     }
+
     objects: list[Any] = [
-        api | {"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec | {"templates": [body]}}
+        api
+        | {
+            "kind": "WorkflowTemplate",
+            "metadata": {"name": "t"},
+            "spec": spec | {"templates": [body]},
+        }
     ]
+
     for name, brought in (("a", arguments(x="1")), ("b", {})):
         call = {"name": "go", "templateRef": {"name": "t", "template": "part"}}
         caller = spec | {"templates": [{"name": "main", "steps": [[call]]}], "arguments": brought}
         objects.append(api | {"kind": "Workflow", "metadata": {"name": name}, "spec": caller})
+
     found = [
         (f.file, f.path, f.message.partition(":")[0])
         for f in lint_all([(each["metadata"]["name"], each) for each in objects])
         if f.rule == "tag" and f.fatal
     ]
+
     path = ".templates[part].container.command"
     assert found == [
         ("t", f"spec{path}[0]", "{{inputs.parameters.x}}"),
@@ -1147,18 +2009,33 @@ def test_a_mistake_in_a_shared_template_is_reported_once() -> None:
 def pipeline(tasks: int) -> Any:
     """Return a chain of `tasks` that each read their predecessor and the first task."""
     manifest = copy.deepcopy(RIGHT)
-    template(manifest, "main")["dag"] = {"tasks": [{"name": "t0", "template": "finish"}, *(
-        {"name": f"t{n}", "template": "finish", "depends": f"t{n - 1}",
-         "arguments": arguments(note=f"{{{{tasks.t{n - 1}.outputs.result}}}} {{{{=tasks.t0.status}}}}")}
-        for n in range(1, tasks)
-    )]}  # fmt: skip
+
+    template(manifest, "main")["dag"] = {
+        "tasks": [
+            {"name": "t0", "template": "finish"},
+            *(
+                {
+                    "name": f"t{n}",
+                    "template": "finish",
+                    "depends": f"t{n - 1}",
+                    "arguments": arguments(
+                        note=f"{{{{tasks.t{n - 1}.outputs.result}}}} {{{{=tasks.t0.status}}}}"
+                    ),
+                }
+                for n in range(1, tasks)
+            ),
+        ]
+    }
+
     template(manifest, "main")["outputs"] = {}
     template(manifest, "finish")["container"]["args"] = ["{{workflow.status}}"]
+
     return manifest
 
 
 def test_lint_takes_time_linear_in_the_number_of_tasks() -> None:
-    small, large = pipeline(500), pipeline(2000)
+    small = pipeline(500)
+    large = pipeline(2000)
     assert lint(small) == lint(large) == []
     assert calls(lambda: lint(large)) < 4.5 * calls(lambda: lint(small))
 
@@ -1170,7 +2047,10 @@ ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), *E
 def mutate(data: st.DataObject, holder: Any) -> None:
     """Replace a random part of `holder` by a random value."""
     while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        if isinstance(holder, dict):
+            keys = list(holder)
+        else:
+            keys = list(range(len(holder)))
         key = data.draw(st.sampled_from(keys))
         deeper = isinstance(holder[key], dict | list) and holder[key] and data.draw(st.booleans())
         if not deeper:
@@ -1193,13 +2073,15 @@ def test_an_invalid_manifest_does_not_crash_lint(data: st.DataObject) -> None:
 @given(st.data(), st.sampled_from(sorted({**OBJECTS, **OTHERS})))
 def test_an_invalid_object_does_not_crash_lint(data: st.DataObject, kind: str) -> None:
     thing = {**OBJECTS, **OTHERS}[kind]()
-    thing["spec"].setdefault("elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]})
+    thing["spec"].setdefault(
+        "elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]}
+    )
     for _ in range(data.draw(st.integers(1, 3))):
         mutate(data, thing)
     manifest = copy.deepcopy(RIGHT)
-    template(manifest, "apply")["resource"]["manifest"] = data.draw(st.sampled_from([json.dumps, yaml.safe_dump]))(
-        thing
-    )
+    template(manifest, "apply")["resource"]["manifest"] = data.draw(
+        st.sampled_from([json.dumps, yaml.safe_dump])
+    )(thing)
     for finding in [*lint(thing), *lint(manifest)]:
         assert str(finding)
 

@@ -1,4 +1,5 @@
-"""Argo leaves a tag with an unknown first word in the text: lint warns if the word is a misspelt first word."""
+"""Argo leaves a tag with an unknown first word in the text: lint warns if the word is a misspelt
+first word."""
 
 from typing import Any
 
@@ -10,8 +11,16 @@ from argolocal import validate
 def tag_warnings(text: str) -> list[str]:
     container = {"image": "busybox", "command": ["echo", text]}
     spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-    workflow: dict[str, Any] = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "w"}}
-    return [str(finding) for finding in validate.lint({**workflow, "spec": spec}) if finding.rule == "tag"]
+    workflow: dict[str, Any] = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+    }
+    return [
+        str(finding)
+        for finding in validate.lint({**workflow, "spec": spec})
+        if finding.rule == "tag"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +41,8 @@ def test_a_misspelt_first_word_is_a_warning(tag: str, correct_tag: str) -> None:
     assert f'Did you mean "{correct_tag}"?' in warning
 
 
-@pytest.mark.parametrize("tag", ["user.name", " .Values.image ", "cronworkflow.name", "node.name", "=map([1], # + 1)"])
+@pytest.mark.parametrize(
+    "tag", ["user.name", " .Values.image ", "cronworkflow.name", "node.name", "=map([1], # + 1)"]
+)
 def test_tags_of_other_languages_and_of_argo_pass(tag: str) -> None:
     assert not tag_warnings(f"{{{{{tag}}}}}")

@@ -1,4 +1,5 @@
-"""Lint warns about tasks that hold nothing back: suspends without a successor, and outputs that no task reads."""
+"""Lint warns about tasks that hold nothing back: suspends without a successor, and outputs that no
+task reads."""
 
 from typing import Any
 
@@ -31,15 +32,29 @@ TEMPLATES = """
 """
 
 APPROVED = "{name: release, template: work, depends: approval}"
-DAG_OF_APPROVAL = "{name: inner, steps: [[{name: work, template: work}], [{name: approval, template: wait}]]}"
+DAG_OF_APPROVAL = (
+    "{name: inner, steps: [[{name: work, template: work}], [{name: approval, template: wait}]]}"
+)
 ALONE = "{name: inner, dag: {tasks: [{name: approval, template: wait}]}}"
-OUTER = "{name: outer, dag: {tasks: [{name: first, template: work}, {name: deep, template: inner, depends: first}]}}"
-EXPORT = "outputs: {parameters: [{name: v, valueFrom: {parameter: '{{tasks.q.outputs.parameters.verdict}}'}}]}"
-READING = "{name: inner, EXPORT, dag: {tasks: [{name: q, template: quality}]}}".replace("EXPORT", EXPORT)
+OUTER = (
+    "{name: outer, dag: {tasks: [{name: first, template: work}, {name: deep, template: inner,"
+    " depends: first}]}}"
+)
+EXPORT = (
+    "outputs: {parameters: [{name: v, valueFrom: {parameter:"
+    " '{{tasks.q.outputs.parameters.verdict}}'}}]}"
+)
+READING = "{name: inner, EXPORT, dag: {tasks: [{name: q, template: quality}]}}".replace(
+    "EXPORT", EXPORT
+)
 
 
 def workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
-    templates = [{"name": "main", **yaml.safe_load(main)}, *map(yaml.safe_load, others), *yaml.safe_load(TEMPLATES)]
+    templates = [
+        {"name": "main", **yaml.safe_load(main)},
+        *map(yaml.safe_load, others),
+        *yaml.safe_load(TEMPLATES),
+    ]
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
@@ -64,7 +79,12 @@ UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
         "[main].dag.tasks[approval]",
     ),
     "approval after the release": (
-        workflow(dag("{name: release, template: work}", "{name: approval, template: wait, dependencies: [release]}")),
+        workflow(
+            dag(
+                "{name: release, template: work}",
+                "{name: approval, template: wait, dependencies: [release]}",
+            )
+        ),
         "[main].dag.tasks[approval]",
     ),
     "suspend as the last step": (
@@ -80,27 +100,41 @@ UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
         "[main].dag.tasks[approval]",
     ),
     "suspend at the end of nested steps": (
-        workflow(dag("{name: group, template: inner}", "{name: release, template: work}"), DAG_OF_APPROVAL),
+        workflow(
+            dag("{name: group, template: inner}", "{name: release, template: work}"),
+            DAG_OF_APPROVAL,
+        ),
         "[inner].steps[1][approval]",
     ),
     "suspend in a DAG that is nested twice": (
-        workflow(dag("{name: group, template: outer}", "{name: release, template: work}"), OUTER, ALONE),
+        workflow(
+            dag("{name: group, template: outer}", "{name: release, template: work}"), OUTER, ALONE
+        ),
         "[inner].dag.tasks[approval]",
     ),
     "suspend in an inline DAG": (
         workflow(
             dag(
-                "{name: group, inline: {dag: {tasks: [{name: approval, template: wait}]}}}", "{name: r, template: work}"
+                "{name: group, inline: {dag: {tasks: [{name: approval, template: wait}]}}}",
+                "{name: r, template: work}",
             )
         ),
         "[main].dag.tasks[group].inline.dag.tasks[approval]",
     ),
     "suspend with a hook that runs during the wait": (
-        workflow(dag("{name: approval, template: wait, hooks: {running: {template: work, expression: 'true'}}}")),
+        workflow(
+            dag(
+                "{name: approval, template: wait, hooks: {running: {template: work, expression:"
+                " 'true'}}}"
+            )
+        ),
         "[main].dag.tasks[approval]",
     ),
     "suspend of a workflow with an exit handler": (
-        workflow(dag("{name: approval, template: wait}", "{name: release, template: work}"), onExit="work"),
+        workflow(
+            dag("{name: approval, template: wait}", "{name: release, template: work}"),
+            onExit="work",
+        ),
         "[main].dag.tasks[approval]",
     ),
     "answer that nobody reads": (
@@ -138,16 +172,19 @@ def test_a_task_that_holds_nothing_back_is_reported(case: str) -> None:
 
 HEEDED = {
     "approval before the release": workflow(dag("{name: approval, template: wait}", APPROVED)),
-    "step before the release": workflow("steps: [[{name: a, template: wait}], [{name: release, template: work}]]"),
+    "step before the release": workflow(
+        "steps: [[{name: a, template: wait}], [{name: release, template: work}]]"
+    ),
     "last suspend of a group that the release waits for": workflow(
         dag("{name: approval, template: outer}", APPROVED), OUTER, DAG_OF_APPROVAL
     ),
-    "suspend with an exit hook": workflow(dag("{name: a, template: wait, hooks: {exit: {template: work}}}")),
+    "suspend with an exit hook": workflow(
+        dag("{name: a, template: wait, hooks: {exit: {template: work}}}")
+    ),
     "suspend in an exit handler": workflow(dag("{name: a, template: work}"), ALONE, onExit="inner"),
     "answer that is an output of the workflow": workflow(
-        "{outputs: {parameters: [{name: v, valueFrom: {expression: \"tasks['q'].outputs.parameters.answer\"}}]}, "
-        + dag("{name: q, template: ask}")
-        + "}"
+        "{outputs: {parameters: [{name: v, valueFrom: {expression:"
+        " \"tasks['q'].outputs.parameters.answer\"}}]}, " + dag("{name: q, template: ask}") + "}"
     ),
     "answer that is read": workflow(
         dag(
@@ -163,16 +200,25 @@ HEEDED = {
     "verdict that a nested template passes on": workflow(
         dag(
             "{name: group, template: inner}",
-            "{name: r, template: work, depends: group, when: '{{=tasks.group.outputs.parameters.v}} == ok'}",
+            "{name: r, template: work, depends: group, when: '{{=tasks.group.outputs.parameters.v}}"
+            " == ok'}",
         ),
         READING,
     ),
-    "result of the last task": workflow(dag("{name: a, template: work}", "{name: q, template: quality, depends: a}")),
-    "results of equal tasks": workflow(dag("{name: a, template: quality}", "{name: b, template: quality}")),
-    "report of the step before": workflow("steps: [[{name: q, template: report}], [{name: r, template: work}]]"),
+    "result of the last task": workflow(
+        dag("{name: a, template: work}", "{name: q, template: quality, depends: a}")
+    ),
+    "results of equal tasks": workflow(
+        dag("{name: a, template: quality}", "{name: b, template: quality}")
+    ),
+    "report of the step before": workflow(
+        "steps: [[{name: q, template: report}], [{name: r, template: work}]]"
+    ),
     "global output": workflow(dag("{name: q, template: known}", "{name: r, template: work}")),
     "stored artifact": workflow(dag("{name: q, template: stored}", "{name: r, template: work}")),
-    "tasks without outputs": workflow(dag("{name: a, template: work}", "{name: b, template: work}")),
+    "tasks without outputs": workflow(
+        dag("{name: a, template: work}", "{name: b, template: work}")
+    ),
     "template that calls itself": workflow(
         "steps: [[{name: a, template: work}], [{name: again, template: main, when: 'false'}]]"
     ),
@@ -192,7 +238,9 @@ def library(main: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_a_template_for_other_workflows_may_end_with_a_suspend_but_its_caller_must_wait() -> None:
-    template = library("steps: [[{name: work, template: work}], [{name: approval, template: wait}]]")
+    template = library(
+        "steps: [[{name: work, template: work}], [{name: approval, template: wait}]]"
+    )
     call = "templateRef: {name: library, template: main}"
     ignoring = workflow(dag(f"{{name: ask, {call}}}", "{name: release, template: work}"))
     waiting = workflow(dag(f"{{name: approval, {call}}}", APPROVED))
@@ -206,7 +254,8 @@ def test_a_template_for_other_workflows_may_end_with_a_suspend_but_its_caller_mu
 
 def test_a_workflow_of_a_template_is_checked_once() -> None:
     template = workflow(dag("{name: approval, template: wait}", "{name: release, template: work}"))
-    template |= {"kind": "WorkflowTemplate", "metadata": {"name": "pipeline"}}
+    template["kind"] = "WorkflowTemplate"
+    template["metadata"] = {"name": "pipeline"}
     user = workflow("suspend: {}")
     user["spec"] = {"workflowTemplateRef": {"name": "pipeline"}}
     [finding] = unheeded_tasks(lint_all([("t", template), ("w", user)]))

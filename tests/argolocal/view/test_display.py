@@ -21,14 +21,25 @@ def time_at(second: float) -> str:
     return datetime.fromtimestamp(1_700_000_000 + second, UTC).isoformat()
 
 
-def node(name: str, kind: str = "Pod", phase: str = "Succeeded", start: float = 0, end: float | None = 1, **more: Any):
+def node(
+    name: str,
+    kind: str = "Pod",
+    phase: str = "Succeeded",
+    start: float = 0,
+    end: float | None = 1,
+    **more: Any,
+):
     times = {"startedAt": time_at(start), "finishedAt": None if end is None else time_at(end)}
     return {"name": WORKFLOW + name, "type": kind, "phase": phase, **times, **more}
 
 
 def status(*nodes: dict, phase: str = "Running", outputs: dict | None = None) -> dict:
     parameters = [{"name": k, "value": v} for k, v in (outputs or {}).items()]
-    return {"phase": phase, "nodes": {n["name"]: n for n in nodes}, "outputs": {"parameters": parameters}}
+    return {
+        "phase": phase,
+        "nodes": {n["name"]: n for n in nodes},
+        "outputs": {"parameters": parameters},
+    }
 
 
 ROOT = node("", "DAG", "Running", end=None)
@@ -45,7 +56,9 @@ def test_steps_are_below_their_parents_in_any_order_of_nodes():
         node(".steps[0]", "StepGroup"),
         node(".steps[0].first"),
     ]
+
     rows = {row.name: (row.label, row.depth) for row in steps(WORKFLOW, status(*nodes))}
+
     assert rows == {
         "ship": ("ship", 0),
         "ship.release": ("release", 1),
@@ -61,7 +74,11 @@ def test_steps_are_listed_by_start_time():
 
 
 def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
-    attempts = [node(".train", "Retry"), node(".train(0)", phase="Failed", message="evicted"), node(".train(1)")]
+    attempts = [
+        node(".train", "Retry"),
+        node(".train(0)", phase="Failed", message="evicted"),
+        node(".train(1)"),
+    ]
     rows = steps(WORKFLOW, status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
     assert [row.name for row in leaves(rows)] == ["train"]
@@ -69,15 +86,28 @@ def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
 
 
 def test_an_error_of_the_runner_names_the_running_step():
-    running = [node(".train", "Retry", "Running", end=None), node(".train(0)", phase="Running", end=None)]
-    broken = {**status(ROOT, node(".prepare"), *running, phase="Error"), "message": "No space left on device"}
+    running = [
+        node(".train", "Retry", "Running", end=None),
+        node(".train(0)", phase="Running", end=None),
+    ]
+    broken = {
+        **status(ROOT, node(".prepare"), *running, phase="Error"),
+        "message": "No space left on device",
+    }
     text = failure(WORKFLOW, broken, "", None, "rekindle resume x")
     assert "step    train" in text and "cause   No space left on device" in text
 
 
 def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
     failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
-    text = failure(WORKFLOW, status(ROOT, failed, phase="Error"), "", None, "rekindle resume x", "no space is left")
+    text = failure(
+        WORKFLOW,
+        status(ROOT, failed, phase="Error"),
+        "",
+        None,
+        "rekindle resume x",
+        "no space is left",
+    )
     assert "step    fill" in text and "cause   no space is left" in text
 
 
@@ -88,11 +118,16 @@ def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
 
 def test_a_failed_step_shows_its_own_error_not_the_retry_message():
     again = "retryStrategy.expression evaluated to false"
-    attempts = [node(".a", "Retry", "Failed", message=again), node(".a(0)", phase="Failed", message="exit code 65")]
+    attempts = [
+        node(".a", "Retry", "Failed", message=again),
+        node(".a(0)", phase="Failed", message="exit code 65"),
+    ]
     assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
 
 
-@pytest.mark.parametrize("message", ["No more retries left", "child 'w-1' failed", "Max duration limit exceeded"])
+@pytest.mark.parametrize(
+    "message", ["No more retries left", "child 'w-1' failed", "Max duration limit exceeded"]
+)
 def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
     attempts = [node("", "Retry", "Failed", message=message)]
     attempts += [node(f"({n})", phase="Failed", message=f"error {n}") for n in (10, 9)]
@@ -114,14 +149,20 @@ def test_a_stopped_run_does_not_show_a_running_step():
 def test_future_steps_are_listed_before_they_start():
     rows = steps(WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"])
     assert [(row.name, row.phase) for row in rows] == [
-        ("prepare", "Succeeded"), ("train", "Waiting"), ("onExit", "Succeeded"),
-    ]  # fmt: skip
+        ("prepare", "Succeeded"),
+        ("train", "Waiting"),
+        ("onExit", "Succeeded"),
+    ]
 
 
 def test_warnings_appear_during_the_run_at_its_end_and_in_status():
-    texts = ["this run has 4,700 rows; that for 2024-04-15 had 5,417.", "\x1b[2Jamount has one value."]
+    texts = [
+        "this run has 4,700 rows; that for 2024-04-15 had 5,417.",
+        "\x1b[2Jamount has one value.",
+    ]
     parameters = [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]
     node_outputs: dict[str, Any] = {"outputs": {"parameters": parameters}}
+
     run = status(
         ROOT,
         node(".prepare", "Retry", **node_outputs),
@@ -129,46 +170,69 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
         node(".train"),
         phase="Succeeded",
     )
+
     out = io.StringIO()
     lines = display.Lines(WORKFLOW, lambda row: "", out)
     lines(status(ROOT))
     lines(run)
-    run |= {"startedAt": time_at(0), "finishedAt": time_at(9)}
+    run["startedAt"] = time_at(0)
+
+    run["finishedAt"] = time_at(9)
     for text in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
         assert text.count(texts[0]) == 1 and text.count("amount has one value.") == 1
         assert "warning" in text and "\x1b" not in text
+
     for text in (success(run, {}), overview.steps_table(WORKFLOW, run)):
         assert f"prepare: {texts[0]}" in text, "a warning names its step"
+
     assert as_json(WORKFLOW, run)["warnings"] == texts
     assert as_json(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
 
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
 def test_an_output_called_warnings_that_is_not_a_list_is_ignored(value: str):
-    node_outputs: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
+    node_outputs: dict[str, Any] = {
+        "outputs": {"parameters": [{"name": "warnings", "value": value}]}
+    }
     assert as_json(WORKFLOW, status(ROOT, node(".other", **node_outputs)))["warnings"] == []
 
 
 def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
     log = "".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n"
     failed = [node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")]
-    failed += [node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")]
+    failed += [
+        node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")
+    ]
     failed += [node(".onExit", phase="Failed", start=1, end=5)]
+
     text = failure(
-        WORKFLOW, status(ROOT, *failed, phase="Failed"), log, "logs/train.log", f"rekindle resume {WORKFLOW}"
+        WORKFLOW,
+        status(ROOT, *failed, phase="Failed"),
+        log,
+        "logs/train.log",
+        f"rekindle resume {WORKFLOW}",
     )
+
     lines = text.splitlines()
     assert len(lines) <= 15
     assert lines[-1].endswith(f"rekindle resume {WORKFLOW}")
-    assert [word in text for word in ("step    train", "exit code 1", "logs/train.log", "the disk is full")] == [
-        True
-    ] * 4
+    assert [
+        word in text
+        for word in ("step    train", "exit code 1", "logs/train.log", "the disk is full")
+    ] == [True] * 4
     assert "noise" not in text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, ""), (0.0612, "0.061 s"), (9.96, "10 s"), (41, "41 s"), (59.6, "1 min 00 s"), (12000, "3 h 20 min")],
+    [
+        (None, ""),
+        (0.0612, "0.061 s"),
+        (9.96, "10 s"),
+        (41, "41 s"),
+        (59.6, "1 min 00 s"),
+        (12000, "3 h 20 min"),
+    ],
 )
 def test_durations_are_written_with_units(seconds: float | None, text: str):
     assert duration(seconds) == text
@@ -181,6 +245,7 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
         shown(running)
         shown(running)
         shown(status(ROOT, node(".prepare", end=2), node(".train", phase="Failed", message="boom")))
+
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert lines == [
         f"{WORKFLOW} running",
@@ -188,18 +253,27 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
         "prepare succeeded in 2 s",
         "train failed in 1 s: boom",
     ]
+
     assert "\x1b" not in out.getvalue()
 
 
 def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
-    attempt = node(".train(0)", phase="Failed", message="failure condition '{status.x == Failed}' evaluated true")
+    attempt = node(
+        ".train(0)",
+        phase="Failed",
+        message="failure condition '{status.x == Failed}' evaluated true",
+    )
+
     (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
         "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
     )
-    out, progress = io.StringIO(), display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments").of
+    out = io.StringIO()
+
+    progress = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments").of
     with display.show(WORKFLOW, progress, {}, out) as shown:
         shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
         shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
+
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
 
@@ -211,8 +285,14 @@ def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: P
     log.parent.mkdir(parents=True)
     log.write_text("error: the model cannot be loaded: own.py:7: KeyError: 3.\n")
     errors = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments")
-    rows = {row.name: row for row in steps(WORKFLOW, status(ROOT, node(".deployment", "Retry", "Running"), attempt))}
-    assert display.cause_of(rows["deployment(0)"], errors.of) == "the model cannot be loaded: own.py:7: KeyError: 3."
+    rows = {
+        row.name: row
+        for row in steps(WORKFLOW, status(ROOT, node(".deployment", "Retry", "Running"), attempt))
+    }
+    assert (
+        display.cause_of(rows["deployment(0)"], errors.of)
+        == "the model cannot be loaded: own.py:7: KeyError: 3."
+    )
 
 
 def test_a_message_with_brackets_is_shown_in_the_tree():
@@ -235,9 +315,11 @@ def test_a_pending_step_shows_its_reason_once():
             "ErrImagePull: no such image",
         ):
             shown(status(ROOT, node(".a", phase="Pending", message=message)))
+
     assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
-        "a is waiting: ErrImagePull: no such image", "a is waiting: ImagePullBackOff",
-    ]  # fmt: skip
+        "a is waiting: ErrImagePull: no such image",
+        "a is waiting: ImagePullBackOff",
+    ]
 
 
 def test_the_tree_draws_every_phase_of_argo():
@@ -282,17 +364,20 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
     if as_json:  # JSON has the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
-        last_state = HARMLESS.rpartition("\\u000d")[2]  # a carriage return overwrites the text before it
+        # a carriage return overwrites the text before it
+        last_state = HARMLESS.rpartition("\\u000d")[2]
         assert out.getvalue() == f"w-a | {last_state}|\n"
 
 
 def test_a_termination_message_cannot_control_the_terminal():
     failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
-    lines, log = io.StringIO(), f"error: {HOSTILE}\n"
+    lines = io.StringIO()
+    log = f"error: {HOSTILE}\n"
     shown = display.Lines(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
     running = status(ROOT, node(".b", phase="Running", end=None), failed)
     shown(running)
     shown.tick()
+
     texts = [
         lines.getvalue(),
         failure(WORKFLOW, running, log, None, "rekindle resume"),

@@ -11,7 +11,13 @@ from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 
 MAIN = {"entrypoint": "main", "templates": [{"name": "main", "suspend": {}}]}
-PAUSE = {"id": "n", "name": "paused", "displayName": "paused", "type": "Suspend", "phase": "Running"}
+PAUSE = {
+    "id": "n",
+    "name": "paused",
+    "displayName": "paused",
+    "type": "Suspend",
+    "phase": "Running",
+}
 
 
 def create(home: Path, name: str, spec: dict[str, Any], status: dict[str, Any]) -> RunFiles:
@@ -23,7 +29,8 @@ def create(home: Path, name: str, spec: dict[str, Any], status: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("spec", "nodes"), [({}, {"n": PAUSE | {"startedAt": "2026-01-01T00:00:00Z"}}), ({"suspend": True}, {})]
+    ("spec", "nodes"),
+    [({}, {"n": PAUSE | {"startedAt": "2026-01-01T00:00:00Z"}}), ({"suspend": True}, {})],
 )
 def test_resume_without_a_name_finds_a_suspended_run(tmp_path: Path, spec: Any, nodes: Any) -> None:
     paused = create(tmp_path, "paused", spec, {"phase": "Running", "nodes": nodes})
@@ -42,19 +49,32 @@ def test_resume_without_a_name_does_not_take_an_active_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("step", ["clean", "cleaned-4k2xp-clean"])
-def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(tmp_path: Path, step: str) -> None:
+def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
+    tmp_path: Path, step: str
+) -> None:
     tasks = [{"name": name, "template": name} for name in ("clean", "train", "report")]
     templates = [{"name": "main", "dag": {"tasks": tasks}}]
     files = RunFiles(tmp_path, "cleaned-4k2xp")
+
     files.create(
-        {"kind": "Workflow", "metadata": {"name": files.name}, "spec": {"entrypoint": "main", "templates": templates}}
+        {
+            "kind": "Workflow",
+            "metadata": {"name": files.name},
+            "spec": {"entrypoint": "main", "templates": templates},
+        }
     )
+
     files.snapshot({"nodes": {}, "phase": "Succeeded"})
     files.close()
     files.logs.mkdir(parents=True, exist_ok=True)
+
     for name in ("clean", "train"):
         (files.logs / f"cleaned-4k2xp-{name}-1234.log").write_text(f"line of {name}\n")
+
     out = io.StringIO()
     runs.logs(tmp_path, "cleaned-4k2xp", step, False, out, False)
-    assert runs.logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False) == "report has printed nothing."
+    assert (
+        runs.logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False)
+        == "report has printed nothing."
+    )
     assert "line of clean" in out.getvalue() and "line of train" not in out.getvalue()

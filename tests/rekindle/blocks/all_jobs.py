@@ -15,5 +15,13 @@ def build(config: Config) -> Any:
         data = blocks.prepare()
         for kind, framework in FRAMEWORKS.items():
             replicas = {role: max(1, limits.min_pods) for role, limits in framework.roles.items()}
-            blocks.job(data, kind, "steps.boosting.boost", replicas, task=f"train-{kind.lower()}", train=train)
+            blocks.job(
+                data,
+                kind,
+                "steps.boosting.boost",
+                replicas,
+                task=f"train-{kind.lower()}",
+                train=train,
+            )
+
     return workflow

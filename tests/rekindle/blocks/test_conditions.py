@@ -1,7 +1,8 @@
 """The conditions of each kind, evaluated on the statuses that its controller wrote, in order.
 
-statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (see tests/cluster/test_kinds.py) unless a
-comment says otherwise. A step must wait at every status except the last, and end there with the outcome of the story.
+statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (see
+tests/cluster/test_kinds.py) unless a comment says otherwise. A step must wait at every status
+except the last, and end there with the outcome of the story.
 """
 
 from pathlib import Path
@@ -25,7 +26,8 @@ STORIES = {
 def test_a_step_ends_with_its_job_and_with_the_same_outcome(kind: str, story: str) -> None:
     one = kinds()[kind.replace("-", "/")]
     seen = [
-        evaluate_conditions({"status": status}, one.success, ",".join(one.failure)) for status in STORIES[kind, story]
+        evaluate_conditions({"status": status}, one.success, ",".join(one.failure))
+        for status in STORIES[kind, story]
     ]
     assert [good for good, _ in seen] == [None] * (len(seen) - 1) + [story in GOOD], seen
 

@@ -22,22 +22,30 @@ def test_a_process_parses_the_values_that_the_pipeline_got() -> None:
         "learning_rate": 3e-05,
         "model": {"width": 32, "name": 'a "b" é'},
     }
+
     flags = command("steps.train", values)
-    texts = {f.removeprefix("--").partition("=")[0].replace("-", "_"): f.partition("=")[2] for f in flags}
+    texts = {
+        f.removeprefix("--").partition("=")[0].replace("-", "_"): f.partition("=")[2] for f in flags
+    }
     inputs = parse(load("steps.train").Inputs, texts)
     assert {name: getattr(inputs, name) for name in values} == values
 
 
 @pytest.mark.parametrize(
-    "values, names", [({}, "requires the input"), ({"modle": "x"}, 'no input modle. Did you mean "model"')]
+    "values, names",
+    [({}, "requires the input"), ({"modle": "x"}, 'no input modle. Did you mean "model"')],
 )
-def test_missing_and_unknown_inputs_of_a_step_are_rejected(values: dict[str, str], names: str) -> None:
+def test_missing_and_unknown_inputs_of_a_step_are_rejected(
+    values: dict[str, str], names: str
+) -> None:
     with pytest.raises(ConfigError, match=names):
         command("steps.serve", values)
 
 
 def test_template_tags_for_numbers_are_rendered_without_quotes() -> None:
-    text = render({"spec": {"replicas": number("n"), "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
+    text = render(
+        {"spec": {"replicas": number("n"), "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}}
+    )
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "spec": {"replicas": 3, "args": ["--n=3", '"{}"}}']}
     }
@@ -50,8 +58,12 @@ def test_a_setting_of_a_kind_of_pod_keeps_the_defaults_of_other_settings() -> No
     assert (cluster.pod("serve").image, cluster.pod("verify").image) == ("s", "a:1")
 
 
-@pytest.mark.parametrize("wrong", [{"cpu": "4 cores"}, {"memory": "8GB"}, {"memory": ""}, {"memmory": "8Gi"}])
-def test_resources_that_kubernetes_rejects_are_rejected_in_the_config(wrong: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"cpu": "4 cores"}, {"memory": "8GB"}, {"memory": ""}, {"memmory": "8Gi"}]
+)
+def test_resources_that_kubernetes_rejects_are_rejected_in_the_config(
+    wrong: dict[str, str],
+) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ClusterConfig.model_validate({"pods": {"train": wrong}})
 

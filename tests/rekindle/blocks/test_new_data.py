@@ -1,4 +1,5 @@
-"""The tasks after a dataset of a moving window need new data, in the project's pipelines and in a user's own."""
+"""The tasks after a dataset of a moving window need new data, in the project's pipelines and in a
+user's own."""
 
 from typing import Any
 
@@ -15,12 +16,16 @@ FRAUD = ROOT / "configs/demo.yaml"
 
 
 def config(*sets: str) -> Any:
-    return load_config(FRAUD, ["families=[transformer]", "data.window=8w", *sets], environment={}).config
+    return load_config(
+        FRAUD, ["families=[transformer]", "data.window=8w", *sets], environment={}
+    ).config
 
 
 def dag(workflow: Any, name: str = "main") -> dict[str, dict[str, Any]]:
     manifest = workflow if isinstance(workflow, dict) else workflow.to_dict()
-    template = next(template for template in manifest["spec"]["templates"] if template["name"] == name)
+    template = next(
+        template for template in manifest["spec"]["templates"] if template["name"] == name
+    )
     return {task["name"]: task for task in template["dag"]["tasks"]}
 
 
@@ -29,7 +34,8 @@ def inputs(task: dict[str, Any]) -> dict[str, str]:
 
 
 def runs_without_new_data(tasks: dict[str, dict[str, Any]]) -> set[str]:
-    """Return the tasks that run if `new-data` is skipped: a task without `depends` runs, as do their successors."""
+    """Return the tasks that run if `new-data` is skipped: a task without `depends` runs, as do
+    their successors."""
     running: set[str] = set()
     for name, task in tasks.items():  # Hera keeps the order of creation
         terms = (task.get("depends") or "").replace("(", "").replace(")", "").split(" && ")
@@ -40,20 +46,39 @@ def runs_without_new_data(tasks: dict[str, dict[str, Any]]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("pipeline", "preparation"),
-    [("training", {"train-secret"}), ("nightly", {"train-small-secret", "train-wide-secret"}), ("sweep", set[str]())],
+    [
+        ("training", {"train-secret"}),
+        ("nightly", {"train-small-secret", "train-wide-secret"}),
+        ("sweep", set[str]()),
+    ],
 )
-def test_nothing_after_the_dataset_runs_without_new_data(pipeline: str, preparation: set[str]) -> None:
-    more = ["sweep={rungs: 1, space: {train: {learning_rate: [0.1, 0.2]}}}"] if pipeline == "sweep" else []
+def test_nothing_after_the_dataset_runs_without_new_data(
+    pipeline: str, preparation: set[str]
+) -> None:
+    if pipeline == "sweep":
+        more = ["sweep={rungs: 1, space: {train: {learning_rate: [0.1, 0.2]}}}"]
+    else:
+        more = []
+
     if pipeline == "nightly":
-        with blocks.pipeline(settings := config()) as workflow:  # as pipelines/nightly.py, for transactions
+        # as pipelines/nightly.py, for transactions
+        with blocks.pipeline(settings := config()) as workflow:
             data = blocks.prepare()
             models = [blocks.train(data, task=f"train-{name}") for name in ("small", "wide")]
             with blocks.group("decide", mutex=settings.name):
                 for model, name in zip(models, ("small", "wide"), strict=True):
-                    blocks.ship(blocks.evaluate(model, task=f"evaluate-{name}"), name=f"ship-{name}")
+                    blocks.ship(
+                        blocks.evaluate(model, task=f"evaluate-{name}"), name=f"ship-{name}"
+                    )
     else:
         workflow = render_manifest(config(f"pipeline=pipelines.{pipeline}", *more))
-    assert [str(f) for f in lint(workflow if isinstance(workflow, dict) else workflow.to_dict()) if f.fatal] == []
+
+    assert [
+        str(f)
+        for f in lint(workflow if isinstance(workflow, dict) else workflow.to_dict())
+        if f.fatal
+    ] == []
+
     tasks = dag(workflow)
     assert inputs(tasks["prepare"])["skip"] == "true"
     assert "tasks.prepare.outputs.parameters.unchanged" in tasks["new-data"]["when"]
@@ -78,6 +103,7 @@ def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
         by_hand: Any = note(name="by-hand", arguments={"text": "y"})
         _ = data >> by_hand
         note(name="first", arguments={"text": first.outputs.model_uri})
+
     tasks = dag(workflow)
     assert {name: task.get("depends") for name, task in tasks.items()} == {
         "champion": None,

@@ -1,4 +1,5 @@
-"""Every pipeline, including a user's, sends a notification at its end, which does not change its outcome."""
+"""Every pipeline, including a user's, sends a notification at its end, which does not change its
+outcome."""
 
 import json
 from pathlib import Path
@@ -49,7 +50,9 @@ def test_the_notification_is_sent_after_the_report_even_if_the_report_fails() ->
 
 def test_only_the_notification_pod_gets_the_address() -> None:
     templates = rendered()
-    holders = [name for name, template in templates.items() if "rekindle-notify" in json.dumps(template)]
+    holders = [
+        name for name, template in templates.items() if "rekindle-notify" in json.dumps(template)
+    ]
     assert holders == ["notify"]
     sources = templates["notify"]["container"]["envFrom"]
     assert {"secretRef": {"name": "rekindle-notify", "optional": True}} in sources
@@ -64,7 +67,9 @@ def test_the_notification_pod_has_its_own_resources() -> None:
 def test_without_notifications_the_manifest_does_not_mention_them() -> None:
     manifest = render_manifest(load_config(GOLDEN, environment={}).config)
     templates = manifest["spec"]["templates"]
-    assert "notif" not in json.dumps([template for template in templates if template["name"] != "prepare"])
+    assert "notif" not in json.dumps(
+        [template for template in templates if template["name"] != "prepare"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +81,9 @@ def test_without_notifications_the_manifest_does_not_mention_them() -> None:
         ("notify.mlflow_url=https://ann:pa55@mlflow.example.com", "notify.mlflow_url"),
     ],
 )
-def test_invalid_settings_and_secrets_in_the_section_notify_are_rejected(value: str, message: str) -> None:
+def test_invalid_settings_and_secrets_in_the_section_notify_are_rejected(
+    value: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(GOLDEN, [value], environment={})
 
@@ -126,8 +133,12 @@ def test_a_run_succeeds_though_its_notification_pod_fails(
         done = run_quick(tmp_path, 0, typed, server)
         assert (done.returncode, server.requests) == (0, 0), done.stderr
         manifest = yaml.safe_load(typed("rekindle render quick.yaml").stdout)
-        (notify,) = [t for t in manifest["spec"]["templates"] if "steps.monitoring.notify" in json.dumps(t)]
-        notify["container"] |= {"image": "python:3.11-slim", "command": ["false"], "args": []}
+        (notify,) = [
+            t for t in manifest["spec"]["templates"] if "steps.monitoring.notify" in json.dumps(t)
+        ]
+        notify["container"]["image"] = "python:3.11-slim"
+        notify["container"]["command"] = ["false"]
+        notify["container"]["args"] = []
         notify["retryStrategy"]["limit"] = 0
         (tmp_path / "broken.yaml").write_text(yaml.safe_dump(manifest))
         done = typed("rekindle run --manifest broken.yaml --yes -o json")

@@ -1,4 +1,5 @@
-"""Presets select nodes, GPUs and spreading of pods; gang scheduling starts all pods of a job together."""
+"""Presets select nodes, GPUs and spreading of pods; gang scheduling starts all pods of a job
+together."""
 
 from typing import Any
 
@@ -14,7 +15,8 @@ from rekindle.release.config import ServeConfig
 from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
 
-TRAIN, SERVE = TrainConfig.model_validate({}), ServeConfig.model_validate({})
+TRAIN = TrainConfig.model_validate({})
+SERVE = ServeConfig.model_validate({})
 
 
 def config(**values: Any) -> ClusterConfig:
@@ -34,7 +36,11 @@ def test_every_preset_changes_a_pod(name: str) -> None:
     "name, label, taint",
     [
         ("gke-spot", {"cloud.google.com/gke-spot": "true"}, "cloud.google.com/gke-spot"),
-        ("aks-spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, "kubernetes.azure.com/scalesetpriority"),
+        (
+            "aks-spot",
+            {"kubernetes.azure.com/scalesetpriority": "spot"},
+            "kubernetes.azure.com/scalesetpriority",
+        ),
         ("karpenter-spot", {"karpenter.sh/capacity-type": "spot"}, "karpenter.sh/capacity-type"),
         ("eks-spot", {"eks.amazonaws.com/capacityType": "SPOT"}, None),
     ],
@@ -53,12 +59,20 @@ def test_workers_run_on_preemptible_nodes_and_the_coordinator_never_does(
 
 
 def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
-    pod = train(["gke-spot", "gpu", "spread-zones"], gpus=2, node_selector={"gpu": "l4"}, node_lost_seconds=5)
+    pod = train(
+        ["gke-spot", "gpu", "spread-zones"],
+        gpus=2,
+        node_selector={"gpu": "l4"},
+        node_lost_seconds=5,
+    )
+
     assert pod.node_selector == {"gpu": "l4", "cloud.google.com/gke-spot": "true"}
     assert pod.gpus == 2 and pod.spread == ["topology.kubernetes.io/zone"]
     keys = [each["key"] for each in tolerations(pod)]
     assert keys[:2] == ["cloud.google.com/gke-spot", "nvidia.com/gpu"]
-    assert {each["tolerationSeconds"] for each in tolerations(pod) if "tolerationSeconds" in each} == {5}
+    assert {
+        each["tolerationSeconds"] for each in tolerations(pod) if "tolerationSeconds" in each
+    } == {5}
 
 
 def test_a_users_preset_may_set_any_field_of_a_pod() -> None:
@@ -95,21 +109,28 @@ SHARED = [
 
 
 @pytest.mark.parametrize("name, label, value", SHARED)
-def test_a_pod_with_a_shared_gpu_selects_nodes_that_share_gpus(name: str, label: str, value: str) -> None:
+def test_a_pod_with_a_shared_gpu_selects_nodes_that_share_gpus(
+    name: str, label: str, value: str
+) -> None:
     assert config(pods={"serve": {"preset": name}}).pod("serve").node_selector == {label: value}
 
 
 def test_mps_is_rejected_for_training_because_it_would_hide_the_snapshots() -> None:
     wrong = {"node_selector": {"nvidia.com/gpu.sharing-strategy": "mps"}, "gpus": 1}
     for train in ({"preset": "gpu-mps"}, wrong):
-        with pytest.raises(ValueError, match=r"cluster\.pods\.train .*/dev/shm.* Use gpu-time-slicing or a mig preset"):
+        with pytest.raises(
+            ValueError,
+            match=r"cluster\.pods\.train .*/dev/shm.* Use gpu-time-slicing or a mig preset",
+        ):
             config(pods={"train": train})
     assert SHARED_MOUNT["mountPath"] == "/dev/shm"
 
 
 @pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
 def test_spreading_a_single_pod_is_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"cluster\.pods\.{name} is spread over .* it is a single pod"):
+    with pytest.raises(
+        ValueError, match=rf"cluster\.pods\.{name} is spread over .* it is a single pod"
+    ):
         config(pods={name: {"preset": "spread-zones"}})
 
 
@@ -122,7 +143,9 @@ def test_spreading_a_single_pod_is_rejected(name: str) -> None:
         ({"pods": {"serve": {"preset": "gke-gpu-mps"}}}, "hostIPC.* Use gke-gpu-time-sharing"),
     ],
 )
-def test_an_unknown_preset_is_rejected_when_the_config_is_read(wrong: dict[str, Any], message: str) -> None:
+def test_an_unknown_preset_is_rejected_when_the_config_is_read(
+    wrong: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         config(**wrong)
 
@@ -130,7 +153,10 @@ def test_an_unknown_preset_is_rejected_when_the_config_is_read(wrong: dict[str, 
 def test_pods_are_spread_over_nodes_and_zones() -> None:
     pod = config(pods={"serve": {"preset": "spread-zones"}}).pod("serve")
     constraints = pod_spec(pod, "default", [], {"app": "x"})["topologySpreadConstraints"]
-    assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert [each["topologyKey"] for each in constraints] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
     for each in constraints:
         assert each["labelSelector"] == {"matchLabels": {"app": "x"}}
         assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # a full zone does not block pods
@@ -150,14 +176,21 @@ def test_an_elastic_job_starts_with_the_minimum_of_workers_and_the_coordinator(
 ) -> None:
     pods = {"train": {"priority_class": "batch"}}
     job = kinds(gang=gang, queue="nightly" if gang else "", pods=pods)["PyTorchJob"].manifest
-    assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, **policy}  # min_workers is 1
-    assert job["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == ("nightly" if gang == "kueue" else None)
-    # Kueue suspends a job itself; with the field in the manifest, another apply would suspend a running job
+    # min_workers is 1
+    assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, **policy}
+    assert job["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == (
+        "nightly" if gang == "kueue" else None
+    )
+    # Kueue suspends a job itself; with the field in the manifest, another apply would suspend a
+    # running job
     assert "suspend" not in job["spec"]["runPolicy"]
 
 
 def test_a_training_runtime_has_the_policy_of_its_gang_scheduler() -> None:
-    groups = {gang: kinds(gang=gang)["TrainingRuntime"].manifest["spec"] for gang in ("", "volcano", "coscheduling")}
+    groups = {
+        gang: kinds(gang=gang)["TrainingRuntime"].manifest["spec"]
+        for gang in ("", "volcano", "coscheduling")
+    }
     assert [spec.get("podGroupPolicy") for spec in groups.values()] == [
         None,
         {"volcano": {}},
@@ -170,12 +203,20 @@ QUEUE = {"scheduling.volcano.sh/queue-name": "nightly"}
 
 
 def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> None:
-    """Trainer creates only the PodGroup; without schedulerName the default scheduler places pods one by one."""
-    for gang, scheduler in (("", None), ("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")):
+    """Trainer creates only the PodGroup; without schedulerName the default scheduler places pods
+    one by one."""
+    for gang, scheduler in (
+        ("", None),
+        ("volcano", "volcano"),
+        ("coscheduling", "scheduler-plugins-scheduler"),
+    ):
         template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
         # the coordinator and the nodes
         assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [scheduler]
-        assert template.get("metadata", {}).get("annotations") == (QUEUE if gang == "volcano" else None)
+        assert template.get("metadata", {}).get("annotations") == (
+            QUEUE if gang == "volcano" else None
+        )
+
     # Volcano's own default
     assert "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]
     labels = kinds(gang="kueue", queue="nightly")["TrainJob"].manifest["metadata"]["labels"]
@@ -185,19 +226,31 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
 def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:
     for preset, grace in ({"gke-spot": 15, "aks-spot": 25, "eks-spot": 60}).items():
         cluster = config(pods={"train": {"preset": preset}})
-        spec = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        spec = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"][
+            "template"
+        ]["spec"]
         variables = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
-        assert spec["terminationGracePeriodSeconds"] == grace and variables["REKINDLE_GRACE"] == str(grace)
+        assert spec["terminationGracePeriodSeconds"] == grace and variables[
+            "REKINDLE_GRACE"
+        ] == str(grace)
 
 
 def test_labels_and_annotations_are_set_on_pods_without_replacing_required_labels() -> None:
-    settings = {"labels": {"team": "risk", "workflows.argoproj.io/workflow": "another"}, "annotations": {"a/b": "c"}}
+    settings = {
+        "labels": {"team": "risk", "workflows.argoproj.io/workflow": "another"},
+        "annotations": {"a/b": "c"},
+    }
     cluster = config(pods={"train": settings, "serve": settings})
-    worker = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]
+    worker = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"][
+        "template"
+    ]["metadata"]
     assert worker == {"labels": {"team": "risk"} | OF_WORKFLOW, "annotations": {"a/b": "c"}}
     server = deployment("m", "m-1", SERVE, cluster, [])["spec"]
     assert server["template"]["metadata"]["annotations"] == {"a/b": "c"}
-    assert server["selector"]["matchLabels"].items() <= server["template"]["metadata"]["labels"].items()
+    assert (
+        server["selector"]["matchLabels"].items()
+        <= server["template"]["metadata"]["labels"].items()
+    )
 
 
 def test_a_pod_requests_its_disk_and_is_limited_to_it() -> None:
@@ -215,6 +268,10 @@ def test_a_workflow_deadline_before_the_training_deadline_is_rejected() -> None:
 
 def test_workers_do_not_preempt_their_coordinator() -> None:
     cluster = config(pods={"train": {"priority_class": "high"}})
-    assert {cluster.pod(name).priority_class for name in ("train", "coordinator", "executor")} == {"high"}
-    cluster = config(pods={"train": {"priority_class": "high"}, "coordinator": {"priority_class": "higher"}})
+    assert {cluster.pod(name).priority_class for name in ("train", "coordinator", "executor")} == {
+        "high"
+    }
+    cluster = config(
+        pods={"train": {"priority_class": "high"}, "coordinator": {"priority_class": "higher"}}
+    )
     assert cluster.pod("coordinator").priority_class == "higher"

@@ -1,4 +1,5 @@
-"""A step before `prepare`: it gets the section `data`, and `prepare` runs after it on its output."""
+"""A step before `prepare`: it gets the section `data`, and `prepare` runs after it on its
+output."""
 
 import json
 import shutil
@@ -36,14 +37,20 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def arguments_of(manifest: dict[str, Any], task: str) -> tuple[dict[str, Any], str]:
     tasks = {
-        t["name"]: t for template in manifest["spec"]["templates"] for t in template.get("dag", {}).get("tasks", [])
+        t["name"]: t
+        for template in manifest["spec"]["templates"]
+        for t in template.get("dag", {}).get("tasks", [])
     }
     arguments = tasks[task]["arguments"]
     values = {p["name"]: p["value"] for p in arguments["parameters"]}
-    return values | {a["name"]: a["s3"]["key"] for a in arguments.get("artifacts", [])}, tasks[task].get("depends", "")
+    return values | {a["name"]: a["s3"]["key"] for a in arguments.get("artifacts", [])}, tasks[
+        task
+    ].get("depends", "")
 
 
-def test_the_example_passes_the_section_and_prepares_the_artifact(config: Config, tmp_path: Path) -> None:
+def test_the_example_passes_the_section_and_prepares_the_artifact(
+    config: Config, tmp_path: Path
+) -> None:
     manifest = render_manifest(config)
     values, _ = arguments_of(manifest, "clean")
     assert json.loads(values["data"])["source"] == str(tmp_path / "power.csv")
@@ -56,19 +63,26 @@ def test_the_example_passes_the_section_and_prepares_the_artifact(config: Config
 
 def test_a_text_replaces_the_source_and_orders_the_steps(config: Config, tmp_path: Path) -> None:
     (tmp_path / "clean.py").write_text(
-        "from rekindle import StepInputs, StepOutputs\n\nclass Inputs(StepInputs):\n    data: dict\n\n"
-        "class Outputs(StepOutputs):\n    uri: str\n\ndef run(inputs): ...\n"
+        "from rekindle import StepInputs, StepOutputs\n\nclass Inputs(StepInputs):\n    data:"
+        " dict\n\nclass Outputs(StepOutputs):\n    uri: str\n\ndef run(inputs): ...\n"
     )
     with blocks.pipeline(config) as workflow:
         cleaned = blocks.step("clean", data=config.data)
         blocks.prepare(source=cleaned.outputs.uri)
+
     values, depends = arguments_of(workflow.to_dict(), "prepare")
-    assert json.loads(values["data"])["source"] == "{{=toJson(string(tasks.clean.outputs.parameters.uri))[1:-1]}}"
+    assert (
+        json.loads(values["data"])["source"]
+        == "{{=toJson(string(tasks.clean.outputs.parameters.uri))[1:-1]}}"
+    )
     assert "clean" in depends
 
 
 def test_a_task_instead_of_its_output_is_refused(config: Config) -> None:
-    with pytest.raises(WiringError, match=r"source is the task clean: pass an output"), blocks.pipeline(config):
+    with (
+        pytest.raises(WiringError, match=r"source is the task clean: pass an output"),
+        blocks.pipeline(config),
+    ):
         blocks.prepare(source=blocks.step("clean", data=config.data))
 
 

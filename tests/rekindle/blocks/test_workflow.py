@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hera.workflows import Artifact, Container, Steps, Suspend, Task, Workflow, WorkflowsService, script
+from hera.workflows import (
+    Artifact,
+    Container,
+    Steps,
+    Suspend,
+    Task,
+    Workflow,
+    WorkflowsService,
+    script,
+)
 from hera.workflows import models as m
 
 from argolocal.validate import lint
@@ -45,6 +54,7 @@ def test_lint_reports_an_approval_and_a_step_that_the_release_does_not_heed(conf
         blocks.step("steps.shifted", task="quality", dataset=data.outputs.dataset)
         blocks.release(blocks.evaluate(blocks.train(data)))
         Task(name="approval", template=Suspend(name="wait"))
+
     quality, approval = findings(workflow)
     assert "no task reads the outputs of quality (" in quality
     assert "nothing waits for approval" in approval
@@ -56,6 +66,7 @@ def test_lint_reports_an_approval_and_a_step_that_the_release_does_not_heed(conf
         approval = Task(name="approval", template=Suspend(name="wait"))
         released = blocks.release(evaluation)
         approval.next(released)
+
     assert findings(workflow) == []
 
 
@@ -67,13 +78,20 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
             evaluation = blocks.evaluate(model, task=f"evaluate-{name}", name=f"cards-{name}")
             with blocks.group(f"ship-{name}", when=evaluation.outputs.verdict == "release"):
                 blocks.verify(blocks.deploy(blocks.release(evaluation)))
+
     assert findings(workflow) == []
     assert keys(workflow, "main", "evaluate-wide") == {
         "dataset": cached_key("prepare", "dataset"),
         "model": cached_key("train-wide", "model"),
     }
-    assert keys(workflow, "ship-wide", "release-wide")["report"] == "{{workflow.name}}/evaluate-wide/report"
-    served = {p["name"]: p["value"] for p in tasks(workflow, "promote-wide")["verify-wide"]["arguments"]["parameters"]}
+    assert (
+        keys(workflow, "ship-wide", "release-wide")["report"]
+        == "{{workflow.name}}/evaluate-wide/report"
+    )
+    served = {
+        p["name"]: p["value"]
+        for p in tasks(workflow, "promote-wide")["verify-wide"]["arguments"]["parameters"]
+    }
     assert served["name"] == "cards-wide" and served["endpoint"].startswith("http://cards-wide-{{")
     assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
     assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
@@ -107,20 +125,30 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
         data = blocks.prepare(experiment=choice.result)
         after: Any = notify(name="notify", arguments={"text": data.outputs.digest})  # pyright: ignore[reportCallIssue]
         data.next(after)
+
         with Steps(name="by-steps"):
             notify(name="first", arguments={"text": "{{workflow.parameters.to}}"})  # pyright: ignore[reportCallIssue]
+
         Task(name="steps", template="by-steps")
         with blocks.at_exit():
             notify(name="over", arguments={"text": "{{workflow.status}}"})  # pyright: ignore[reportCallIssue]
+
     main = tasks(workflow, "main")
     assert main["prepare"]["depends"] == "choose"
     assert main["notify"]["arguments"]["parameters"] == [
         {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
     ]
-    assert "when" not in main["prepare"]  # not cached: its MLflow experiment is known only at run time
+    # not cached: its MLflow experiment is known only at run time
+    assert "when" not in main["prepare"]
     assert list(tasks(workflow, "finish")) == ["over", "report"]
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
-    images = [finding for finding in findings(workflow) if "latest" not in finding and "digest" not in finding]
+
+    images = [
+        finding
+        for finding in findings(workflow)
+        if "latest" not in finding and "digest" not in finding
+    ]
+
     assert not [finding for finding in images if finding.startswith("error")], images
     assert not [finding for finding in images if "PodSecurity" in finding], images
 
@@ -128,15 +156,28 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
 def test_the_security_settings_of_a_hera_template_are_kept(config: Config) -> None:
     security = m.SecurityContext(run_as_user=7)
     with blocks.pipeline(config) as workflow:
-        Container(name="own", image="busybox:1.36", command=["true"], security_context=security, pod_spec_patch="{}")
+        Container(
+            name="own",
+            image="busybox:1.36",
+            command=["true"],
+            security_context=security,
+            pod_spec_patch="{}",
+        )
         Task(name="own", template="own")
-    (template,) = [each for each in workflow.to_dict()["spec"]["templates"] if each["name"] == "own"]
-    assert (template["container"]["securityContext"], template["podSpecPatch"]) == ({"runAsUser": 7}, "{}")
+
+    (template,) = [
+        each for each in workflow.to_dict()["spec"]["templates"] if each["name"] == "own"
+    ]
+    assert (template["container"]["securityContext"], template["podSpecPatch"]) == (
+        {"runAsUser": 7},
+        "{}",
+    )
 
 
 def test_blocks_without_shared_outputs_can_be_ordered_as_in_hera(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
-        first, second = blocks.prepare(task="first"), blocks.prepare(task="second")
+        first = blocks.prepare(task="first")
+        second = blocks.prepare(task="second")
         third = blocks.prepare(task="third", experiment=first.outputs.digest)
         first.next(second).next(third)
     assert findings(workflow) == []
@@ -150,23 +191,36 @@ def test_conditions_compare_text_numbers_and_metrics(config: Config) -> None:
         outputs = evaluation.outputs
         path = "tasks['evaluate-wide'].outputs.parameters"
         assert str(outputs.verdict == "release") == f"{{{{={path}.verdict == 'release'}}}}"
-        assert (outputs.metrics["ap"] >= 0.5).text == f"asFloat(jsonpath({path}.metrics, '$.ap')) >= 0.5"
-        assert (~((outputs.verdict == "keep") | (outputs.verdict == "same"))).text == (
-            f"!(({path}.verdict == 'keep') || ({path}.verdict == 'same'))"
-        )
+        assert (
+            outputs.metrics["ap"] >= 0.5
+        ).text == f"asFloat(jsonpath({path}.metrics, '$.ap')) >= 0.5"
+        assert (
+            ~((outputs.verdict == "keep") | (outputs.verdict == "same"))
+        ).text == f"!(({path}.verdict == 'keep') || ({path}.verdict == 'same'))"
 
 
 def test_nested_groups_get_outputs_of_outer_tasks_as_inputs(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         with blocks.group("outer"), blocks.group("inner"):
-            blocks.step("steps.evaluate", workload="w", dataset=data.outputs.dataset, model=data.outputs.dataset,
-                        run_id=data.outputs.run_id)  # fmt: skip
+            blocks.step(
+                "steps.evaluate",
+                workload="w",
+                dataset=data.outputs.dataset,
+                model=data.outputs.dataset,
+                run_id=data.outputs.run_id,
+            )
+
     assert findings(workflow) == []
     assert tasks(workflow, "main")["outer"]["depends"] == "prepare"
-    assert "? tasks.prepare.outputs.parameters.run_id : ('cards/' + workflow.name)" in data.outputs.run_id
-    arguments = [tasks(workflow, dag)[task]["arguments"]["parameters"] for dag, task in
-                 (("main", "outer"), ("outer", "inner"))]  # fmt: skip
+    assert (
+        "? tasks.prepare.outputs.parameters.run_id : ('cards/' + workflow.name)"
+        in data.outputs.run_id
+    )
+    arguments = [
+        tasks(workflow, dag)[task]["arguments"]["parameters"]
+        for dag, task in (("main", "outer"), ("outer", "inner"))
+    ]
     assert arguments == [
         [{"name": "run_id", "value": str(data.outputs.run_id)}],
         [{"name": "run_id", "value": "{{inputs.parameters.run_id}}"}],
@@ -175,7 +229,12 @@ def test_nested_groups_get_outputs_of_outer_tasks_as_inputs(config: Config) -> N
 
 def test_a_users_template_may_have_the_name_of_a_block(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
-        Container(name="prepare", image="busybox:1.36", command=["true"], resources=m.ResourceRequirements())
+        Container(
+            name="prepare",
+            image="busybox:1.36",
+            command=["true"],
+            resources=m.ResourceRequirements(),
+        )
         Task(name="own", template="prepare")
         blocks.prepare()
     assert tasks(workflow, "main")["prepare"]["template"] == "prepare-2"
@@ -183,11 +242,24 @@ def test_a_users_template_may_have_the_name_of_a_block(config: Config) -> None:
 
 def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
-        months = blocks.step("steps.prepare", workload="w", data={"source": "s3://raw/{{item}}"},
-                             workflow="{{workflow.name}}", with_items=["may", "june"])  # fmt: skip
+        months = blocks.step(
+            "steps.prepare",
+            workload="w",
+            data={"source": "s3://raw/{{item}}"},
+            workflow="{{workflow.name}}",
+            with_items=["may", "june"],
+        )
+
         assert "dataset" not in dir(months.outputs)
-        blocks.step("steps.evaluate", workload="w", task="one", dataset=blocks.prepare().outputs.dataset,
-                    model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"))  # fmt: skip
+
+        blocks.step(
+            "steps.evaluate",
+            workload="w",
+            task="one",
+            dataset=blocks.prepare().outputs.dataset,
+            model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"),
+        )
+
     [unread] = findings(workflow)
     assert "no task reads the outputs of prepare (" in unread
     (template,) = [t for t in workflow.to_dict()["spec"]["templates"] if t["name"] == "prepare"]
@@ -201,7 +273,10 @@ def test_heras_service_submits_the_workflow_to_an_argo_server(config: Config) ->
 
     class Server(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))) | {"path": self.path})
+            sent.append(
+                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                | {"path": self.path}
+            )
             workflow = sent[-1]["workflow"]
             workflow["metadata"]["name"] = "cards-x7k2p"
             self.send_response(200)
@@ -211,7 +286,10 @@ def test_heras_service_submits_the_workflow_to_an_argo_server(config: Config) ->
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.handle_request).start()
         workflow = training.build(config)
-        workflow.workflows_service = WorkflowsService(host=f"http://127.0.0.1:{server.server_port}", token="t")
+        workflow.workflows_service = WorkflowsService(
+            host=f"http://127.0.0.1:{server.server_port}", token="t"
+        )
         workflow.create()
+
     assert workflow.name == "cards-x7k2p" and sent[0]["path"] == "/api/v1/workflows/models"
     assert sent[0]["workflow"]["spec"]["templates"] == render_manifest(config)["spec"]["templates"]

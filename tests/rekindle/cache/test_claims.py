@@ -1,4 +1,5 @@
-"""No claim of several concurrent runs is lost, so that retention never removes artifacts that one of them reuses."""
+"""No claim of several concurrent runs is lost, so that retention never removes artifacts that one
+of them reuses."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,8 @@ from rekindle.storage import Store
 
 
 def test_the_claims_of_concurrent_runs_are_all_recorded(s3: Store) -> None:
-    run, other = uuid.uuid4().hex, uuid.uuid4().hex
+    run = uuid.uuid4().hex
+    other = uuid.uuid4().hex
     tasks = [f"{run}/t{number}" for number in range(12)]
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda task: claims.claim(s3, [task, f"{other}/train"]), tasks))

@@ -33,16 +33,25 @@ def write(folder: Path, texts: dict[str, str]) -> None:
         file.write_text(text)
 
 
-def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_code(folder: Path) -> None:
+def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_code(
+    folder: Path,
+) -> None:
     texts = {
         "first": "import second\nfrom parts.inner import third, value\n",
         "second": "def f():\n    import late\n",
         "late": "import json, numpy\nNAME = 'rekindle.keys'\nOTHER = 'other'\n",
     }
+
     empty = ("other", "parts/__init__", "parts/inner/__init__", "parts/inner/third", "parts/apart")
     write(folder, texts | dict.fromkeys(empty, ""))
     found = code.closure(["first"], [str(folder)])
-    in_project = {name: path.relative_to(folder).as_posix() for name, path in found.items() if folder in path.parents}
+
+    in_project = {
+        name: path.relative_to(folder).as_posix()
+        for name, path in found.items()
+        if folder in path.parents
+    }
+
     assert in_project == {
         "first": "first.py",
         "second": "second.py",
@@ -51,8 +60,11 @@ def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_c
         "parts.inner": "parts/inner/__init__.py",
         "parts.inner.third": "parts/inner/third.py",
     }
+
     assert {"rekindle", "rekindle.keys"} <= found.keys(), "a module that is loaded by name"
-    assert not {"json", "numpy", "rekindle.storage"} & found.keys(), "installed packages count by version"
+    assert not {"json", "numpy", "rekindle.storage"} & found.keys(), (
+        "installed packages count by version"
+    )
 
 
 def test_relative_imports_and_modules_loaded_by_name_belong_to_the_code(folder: Path) -> None:
@@ -63,7 +75,17 @@ def test_relative_imports_and_modules_loaded_by_name_belong_to_the_code(folder: 
         "work/model": "from .deep.part import x\nfrom . import other\n",
         "work/deep/part": "from ..other import y\nfrom ...work import z\nimport helper\n",
     }
-    empty = ("parts/third", "parts/fourth", "parts/fifth", "work/other", "helper", "second", "third")
+
+    empty = (
+        "parts/third",
+        "parts/fourth",
+        "parts/fifth",
+        "work/other",
+        "helper",
+        "second",
+        "third",
+    )
+
     write(folder, texts | dict.fromkeys(empty, ""))
     found = code.closure(["parts.first"], [str(folder)])
     assert found.keys() == {"parts.first", "parts.second", "parts.third", "parts.fourth"}
@@ -73,17 +95,22 @@ def test_relative_imports_and_modules_loaded_by_name_belong_to_the_code(folder: 
 def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    editable, installed = tmp_path / "src", tmp_path / "base/dist-packages"
+    editable = tmp_path / "src"
+    installed = tmp_path / "base/dist-packages"
     write(editable, {"editable_models/net": "from . import layers\n", "editable_models/layers": ""})
     write(editable, {"editable_single": "", "editable_models/__init__": ""})
     write(installed, {"installed_models": "", "installed_package/__init__": ""})
     (installed / "installed_models-1.2.dist-info").mkdir()
     (installed / "debian_models-3.4.egg-info").touch()
     (installed / "old_models-5.6-py3.11.egg").touch()
-    write(tmp_path / "project", {"first": "import editable_models.net, editable_single\nimport installed_models\n"})
+    write(
+        tmp_path / "project",
+        {"first": "import editable_models.net, editable_single\nimport installed_models\n"},
+    )
     monkeypatch.setattr(sys, "path", [*sys.path, str(editable), str(installed)])
     forget()
     found = code.closure(["first", "installed_package"], [str(tmp_path / "project")])
+
     assert found == {
         "first": tmp_path / "project/first.py",
         "editable_models": editable / "editable_models/__init__.py",
@@ -91,6 +118,7 @@ def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
         "editable_models.layers": editable / "editable_models/layers.py",
         "editable_single": editable / "editable_single.py",
     }
+
     names = {"installed_models-1.2", "debian_models-3.4", "old_models-5.6-py3.11"}
     assert names <= set(code.packages()), "a virtual environment with the packages of the system"
 
@@ -99,7 +127,10 @@ def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries = tmp_path / "site-packages"
-    write(libraries, {"rekindle/keys": "import other_library\n", "rekindle/__init__": "", "other_library": ""})
+    write(
+        libraries,
+        {"rekindle/keys": "import other_library\n", "rekindle/__init__": "", "other_library": ""},
+    )
     write(tmp_path / "project", {"first": "import rekindle.keys, other_library\n"})
     monkeypatch.setattr(project, "ENGINE", (libraries / "rekindle", libraries / "argolocal"))
     monkeypatch.setattr(project, "REFERENCE", libraries / "rekindle/reference")
@@ -108,12 +139,24 @@ def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
 
 
 def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Path) -> None:
-    write(folder, {"work/__init__": "import helper\n", "work/model": "", "work/deep/part": "", "helper": ""})
+    write(
+        folder,
+        {"work/__init__": "import helper\n", "work/model": "", "work/deep/part": "", "helper": ""},
+    )
     (folder / "work/words.txt").write_text("a")
     (folder / "work/model.pyc").write_text("compiled")
     found = code.closure(["work"], [str(folder)])
     names = {name for name, path in found.items() if folder in path.parents}
-    assert names == {"work", "helper", "work/__init__.py", "work/model.py", "work/deep/part.py", "work/words.txt"}
+
+    assert names == {
+        "work",
+        "helper",
+        "work/__init__.py",
+        "work/model.py",
+        "work/deep/part.py",
+        "work/words.txt",
+    }
+
     assert found["work/words.txt"] == folder / "work/words.txt"
 
 
@@ -149,9 +192,15 @@ def test_all_files_of_a_package_include_linked_folders_extensions_and_compiled_m
     folder: Path,
 ) -> None:
     write(folder, {"work/__init__": "", "work/model": "", "elsewhere/deep/part": ""})
-    for file in ("work/fast.so", "work/only.pyc", "work/model.pyc", "work/__pycache__/model.cpython.pyc"):
+    for file in (
+        "work/fast.so",
+        "work/only.pyc",
+        "work/model.pyc",
+        "work/__pycache__/model.cpython.pyc",
+    ):
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(b"compiled")
+
     (folder / "work/linked").symlink_to(folder / "elsewhere")
     (folder / "elsewhere/loop").symlink_to(folder / "elsewhere")
     (folder / "elsewhere/up").symlink_to(folder / "work")
@@ -161,16 +210,24 @@ def test_all_files_of_a_package_include_linked_folders_extensions_and_compiled_m
     assert names == {f"work/{file}" for file in files}
 
 
-def test_an_extension_is_found_before_a_source_and_a_source_before_a_compiled_module(folder: Path) -> None:
+def test_an_extension_is_found_before_a_source_and_a_source_before_a_compiled_module(
+    folder: Path,
+) -> None:
     write(folder, {"first": "import both, source", "both": "", "source": ""})
     extension = folder / f"both{EXTENSION_SUFFIXES[0]}"
     for file in (extension, folder / "source.pyc"):
         file.write_bytes(b"compiled")
     found = code.closure(["first"], [str(folder)])
-    assert found == {"first": folder / "first.py", "both": extension, "source": folder / "source.py"}
+    assert found == {
+        "first": folder / "first.py",
+        "both": extension,
+        "source": folder / "source.py",
+    }
 
 
-def test_modules_are_resolved_in_the_order_of_the_search_path_and_packages_first(tmp_path: Path) -> None:
+def test_modules_are_resolved_in_the_order_of_the_search_path_and_packages_first(
+    tmp_path: Path,
+) -> None:
     for name in ("one", "two"):
         write(tmp_path / name, {"same": f"NAME = '{name}'\n"})
     write(tmp_path / "two", {"same/__init__": "", "only": "this is no Python ("})
@@ -190,17 +247,22 @@ def test_the_identity_of_code_changes_only_with_the_code(folder: Path) -> None:
     assert code.identity(["first", "second"]) != original
 
 
-def test_the_identity_of_code_depends_on_python_and_packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_identity_of_code_depends_on_python_and_packages(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder, {"first": ""})
     original = code.identity(["first"])
     monkeypatch.setattr(code, "packages", lambda: ["torch-1"])
     forget()
-    assert (other := code.identity(["first"])) != original
+    other = code.identity(["first"])
+    assert other != original
     monkeypatch.setattr(sys, "version", "4")
     forget()
     assert code.identity(["first"]) not in (original, other)
     monkeypatch.undo()
-    assert any(name.startswith("pydantic-") for name in code.packages()) and code.packages() == sorted(code.packages())
+    assert any(
+        name.startswith("pydantic-") for name in code.packages()
+    ) and code.packages() == sorted(code.packages())
 
 
 def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
@@ -208,7 +270,10 @@ def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
 ) -> None:
     write(folder, {"first": ""})
     image = "registry.example.com/rekindle@sha256:" + "ab" * 32
-    assert (code.image_digest(image), code.image_digest("rekindle:1")) == ("sha256:" + "ab" * 32, "")
+    assert (code.image_digest(image), code.image_digest("rekindle:1")) == (
+        "sha256:" + "ab" * 32,
+        "",
+    )
     monkeypatch.setenv(code.IMAGE, image)
     local = code.identity(["first"])
     assert local != code.image_digest(image), "outside a pod the image is ignored"

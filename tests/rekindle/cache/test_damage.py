@@ -37,14 +37,25 @@ def run_step(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Calla
 
     def run(task: str, reuse: str = "yes") -> str:
         """Run the step as a task of a run, store its artifact, and return its standard error."""
-        entry, target = f"{tmp_path.name}-{task}/making".replace("_", "-"), tmp_path / task
-        flags = [f"--seed={tmp_path.name}", f"--entry={entry}", f"--reuse={reuse}", f"--output=numbers={target}"]
+        entry = f"{tmp_path.name}-{task}/making".replace("_", "-")
+        target = tmp_path / task
+
+        flags = [
+            f"--seed={tmp_path.name}",
+            f"--entry={entry}",
+            f"--reuse={reuse}",
+            f"--output=numbers={target}",
+        ]
+
         command = [sys.executable, "-P", "-m", "rekindle", "step", "steps.making", *flags]
         variables = os.environ | s3_environment | {project.PATH: str(tmp_path)}
-        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         assert (target / "a").read_text() == "12345"
         s3.upload(target, f"{entry}/numbers")
+
         return done.stderr
 
     return run
@@ -67,7 +78,9 @@ def test_a_damaged_artifact_is_computed_again_and_replaced(
     assert "-third/making, computed in" in run_step("fourth")
 
 
-def test_without_the_cache_a_damaged_entry_is_replaced(tmp_path: Path, s3: Store, run_step: Callable[..., str]) -> None:
+def test_without_the_cache_a_damaged_entry_is_replaced(
+    tmp_path: Path, s3: Store, run_step: Callable[..., str]
+) -> None:
     run_step("first")
     damage(s3, tmp_path, "first")
     assert run_step("second", reuse="no") == ""

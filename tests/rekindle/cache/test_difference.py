@@ -1,4 +1,5 @@
-"""The difference of two results names the changed file, package, image, input or data, with both values."""
+"""The difference of two results names the changed file, package, image, input or data, with both
+values."""
 
 import json
 from dataclasses import replace
@@ -18,21 +19,33 @@ MODULE = "steps.prepare"
 
 
 def facts(**changes: Any) -> Facts:
-    own: Facts = {"step": MODULE, "code": code.identity([MODULE]), "inputs": {"n": "1", "train": '{"epochs": 2}'}}
+    own: Facts = {
+        "step": MODULE,
+        "code": code.identity([MODULE]),
+        "inputs": {"n": "1", "train": '{"epochs": 2}'},
+    }
     return own | {"artifacts": {"data": "ab"}, "data_read": {"file.csv": "cd"}} | changes
 
 
 def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
     """Write the list of files of an earlier version of the code."""
-    s3.put(f"{difference.FOLDER}{identity}", json.dumps(code.identity_facts([MODULE]) | changes).encode())
+    s3.put(
+        f"{difference.FOLDER}{identity}",
+        json.dumps(code.identity_facts([MODULE]) | changes).encode(),
+    )
 
 
 def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> None:
     difference.record_code(s3, facts())
     difference.record_code(s3, facts())  # a second result of the same code
-    assert json.loads(s3.get(f"{difference.FOLDER}{facts()['code']}")) == code.identity_facts([MODULE])
-    files, packages = code.identity_facts([MODULE])["files"], code.packages()
-    record_code_before(s3, "old", files=files | {MODULE: "ff", "gone": "aa"}, packages=["numpy-0.1", *packages])
+    assert json.loads(s3.get(f"{difference.FOLDER}{facts()['code']}")) == code.identity_facts(
+        [MODULE]
+    )
+    files = code.identity_facts([MODULE])["files"]
+    packages = code.packages()
+    record_code_before(
+        s3, "old", files=files | {MODULE: "ff", "gone": "aa"}, packages=["numpy-0.1", *packages]
+    )
     found = differences(s3, facts(code="old"), facts())
     assert found[:2] == [
         Difference("code", MODULE, "ff", files[MODULE]),
@@ -63,7 +76,9 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
         Difference("input", "train.old", "3", MISSING),
         Difference("data", "data", "00", "ab"),
     ]
-    partial = {name: value for name, value in facts().items() if name not in ("artifacts", "data_read")}
+    partial = {
+        name: value for name, value in facts().items() if name not in ("artifacts", "data_read")
+    }
     assert {found.kind for found in differences(s3, before, partial)} == {"input"}
     assert differences(s3, facts(), facts()) == []
 
@@ -71,16 +86,21 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
 def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     entry = Entry("k1", "w/prepare", {}, {}, facts(), 1.0)
     entries.record(s3, entry)
-    entries.record(s3, replace(entry, key="k2", facts={"step": "steps.x"}))  # as an earlier version wrote it
+    # as an earlier version wrote it
+    entries.record(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
     record_code_before(s3, "unused")
     difference.remove_unused_code(s3)
     keys = {item.key for item in s3.list(difference.FOLDER)}
-    assert f"{difference.FOLDER}{facts()['code']}" in keys and f"{difference.FOLDER}unused" not in keys
+    assert (
+        f"{difference.FOLDER}{facts()['code']}" in keys and f"{difference.FOLDER}unused" not in keys
+    )
     entries.remove(s3, [entry, replace(entry, key="k2")])
 
 
-def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_is_stale(tmp_path: Path) -> None:
+def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_is_stale(
+    tmp_path: Path,
+) -> None:
     try:
         store = LocalCluster(tmp_path).store()
         record_code_before(store, "orphan")

@@ -1,4 +1,5 @@
-"""The last entry of a key counts; an entry that is old, or whose artifacts are incomplete, is invalid."""
+"""The last entry of a key counts; an entry that is old, or whose artifacts are incomplete, is
+invalid."""
 
 import json
 import time
@@ -53,11 +54,16 @@ def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it
 def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
     entries.remove(s3, entries.entries(s3))
     now = datetime.now(UTC).timestamp()
-    old, missing, kept, more = (replace(entry(f"w-3/{n}"), made=now - n) for n in (9_000_000, 30, 10, 20))
+
+    old, missing, kept, more = (
+        replace(entry(f"w-3/{n}"), made=now - n) for n in (9_000_000, 30, 10, 20)
+    )
     for item in (old, kept, more):
         s3.put(f"{item.at}/dataset/part", b"123")
+
     for item in (old, missing, kept, more):
         entries.record(s3, item)
+
     stale = {item.key: reason for item, reason in entries.list_stale(s3, 2, 90)}
     assert stale[missing.key] == "more than 2" and "older" in entries.list_stale(s3, 9, 90)[-1][1]
     assert {item.key for item, _ in entries.list_stale(s3, 9, 90)} == {old.key, missing.key}
@@ -70,11 +76,13 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
     for item in written:
         s3.put(f"{item.at}/dataset/part", b"123")
         entries.record(s3, item)
+
     lookup = Lookup(s3, len(written))
     for again in (False, True):  # the second lookup reads the index
         lookup = Lookup(s3, len(written)) if again else lookup
         assert [lookup.find(item.key) for item in written] == written
         lookup.close()
+
     assert lookup.index and not lookup.index.unread and lookup.find("unknown") is None
     s3.delete([f"{written[0].at}/dataset/part"])
     moved = replace(written[0], at="w-6/t0")
@@ -123,16 +131,23 @@ def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
         later = replace(recorded, made=time.time())
         entries.record(s3, later)
         assert entries.read(s3, recorded.key) == later
+
     text = entries.reason_invalid(replace(recorded, made=0), lambda artifact: (1, 3))
     assert text == "older than 90 days"
-    assert entries.reason_invalid(later, lambda artifact: (0, 0)) == "w-8/prepare/dataset is missing or incomplete"
+    assert (
+        entries.reason_invalid(later, lambda artifact: (0, 0))
+        == "w-8/prepare/dataset is missing or incomplete"
+    )
     assert entries.reason_invalid(later, lambda artifact: (1, 3)) == ""
 
 
 def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) -> None:
     for number, data in enumerate((b"{", b"[]", b'{"key": "k"}')):
         s3.put(f"cache/other-{number}", data)
-        assert entries.read(s3, f"other-{number}") is None and entries.find(s3, f"other-{number}") is None
+        assert (
+            entries.read(s3, f"other-{number}") is None
+            and entries.find(s3, f"other-{number}") is None
+        )
     recorded = entry("w-9/prepare")
     entries.record(s3, recorded)
     assert recorded.key in {item.key for item in entries.entries(s3)}
@@ -181,4 +196,7 @@ def test_an_unavailable_store_raises_no_error() -> None:
     def fail(number: int) -> int:
         raise StorageError(f"{number} is unavailable")
 
-    assert entries.result_or_none(fail, 1) is None and entries.result_or_none(lambda number: number + 1, 1) == 2
+    assert (
+        entries.result_or_none(fail, 1) is None
+        and entries.result_or_none(lambda number: number + 1, 1) == 2
+    )

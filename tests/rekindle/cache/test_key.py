@@ -1,4 +1,5 @@
-"""A stale result is never reused, and a change without effect on the result causes no new computation."""
+"""A stale result is never reused, and a change without effect on the result causes no new
+computation."""
 
 import random
 import sys
@@ -41,8 +42,10 @@ class World:
     """A project with one step, and everything that its key may depend on."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         (folder / "steps").mkdir(exist_ok=True)
+
         self.texts = {
             f"steps/{name}.py": STEP.format(name=name),
             f"steps/{name}_helper.py": "VALUE = 0\n",
@@ -51,8 +54,10 @@ class World:
             "data.csv": "0\n",
             "other.csv": "0\n",
         }
+
         self.inputs = {"rate": "0.5", "table": '{"a": 1, "b": 2}', "workflow": "w-1"}
-        self.image, self.artifact = "", "0"
+        self.image = ""
+        self.artifact = "0"
 
     def key(self) -> str:
         for path, text in self.texts.items():
@@ -65,16 +70,32 @@ class World:
 
     def change(self, chance: random.Random) -> bool:
         """Make one random change; True if the outputs may differ."""
-        kind, number = (
-            chance.choice(
-                ["code", "late", "other", "data", "file", "rate", "table", "workflow", "order", "image", "artifact"]
-            ),
-            chance.random(),
+        kind = chance.choice(
+            [
+                "code",
+                "late",
+                "other",
+                "data",
+                "file",
+                "rate",
+                "table",
+                "workflow",
+                "order",
+                "image",
+                "artifact",
+            ]
         )
+
+        number = chance.random()
         name = self.name
+
         match kind:
             case "code" | "late" | "other":
-                module = {"code": f"{name}_helper", "late": f"{name}_late", "other": f"{name}_other"}[kind]
+                module = {
+                    "code": f"{name}_helper",
+                    "late": f"{name}_late",
+                    "other": f"{name}_other",
+                }[kind]
                 self.texts[f"steps/{module}.py"] = f"VALUE = {number}\n"
                 return kind != "other" and not self.image
             case "data" | "file":
@@ -94,6 +115,7 @@ class World:
                 self.image = "" if self.image else f"sha256:{number}"
             case _:
                 self.artifact = str(number)
+
         return True
 
 
@@ -108,7 +130,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 @pytest.mark.parametrize("changes", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_key_changes_exactly_with_code_inputs_data_or_image(world: World, changes: int) -> None:
     chance = random.Random(19)
-    previous, kept = world.key(), 0
+    previous = world.key()
+    kept = 0
     for number in range(changes):
         differs = world.change(chance)
         current = world.key()
@@ -129,8 +152,19 @@ def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> Non
 
 def test_the_key_of_a_training_does_not_depend_on_the_code_of_the_evaluation() -> None:
     names = set(code.closure(["steps.train", "steps.digits"], project.search_path()))
-    assert {"steps.train", "steps.digits", "rekindle.training.loop", "rekindle.training.sampler"} <= names
-    assert not {name for name in names if name.startswith(("rekindle.cli", "rekindle.local", "rekindle.blocks"))}
+    assert {
+        "steps.train",
+        "steps.digits",
+        "rekindle.training.loop",
+        "rekindle.training.sampler",
+    } <= names
+
+    assert not {
+        name
+        for name in names
+        if name.startswith(("rekindle.cli", "rekindle.local", "rekindle.blocks"))
+    }
+
     assert not {"steps.evaluate", "steps.release", "rekindle.cache.key"} & names
 
 
@@ -143,14 +177,20 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
         return describe_files(folder)
 
     files = folder_digest(a="12", **{"deep/b": "345"})
-    assert files == folder_digest(**{"deep/b": "345"}, a="12") and (files["files"], files["bytes"]) == (2, 5)
+    assert files == folder_digest(**{"deep/b": "345"}, a="12") and (
+        files["files"],
+        files["bytes"],
+    ) == (2, 5)
+
     others = [
         folder_digest(a="12", **{"deep/c": "345"}),
         folder_digest(a="13", **{"deep/b": "345"}),
         folder_digest(a="12"),
     ]
+
     assert len({other["sha256"] for other in [files, *others]}) == 4
-    (file := tmp_path / "file").write_text("12")
+    file = tmp_path / "file"
+    file.write_text("12")
     assert (describe_files(file)["files"], describe_files(file)["bytes"]) == (1, 2)
     assert data_digest(str(file)) == data_digest(f"file://{file}") == describe_files(file)["sha256"]
 
@@ -159,12 +199,13 @@ def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path:
     (tmp_path / "large/.parts").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/2026").symlink_to(tmp_path / "large")
-    (part := tmp_path / "large/.parts/.a").write_text("12")
+    part = tmp_path / "large/.parts/.a"
+    part.write_text("12")
     before = describe_files(tmp_path / "data")
     part.write_text("13")
-    assert (before["files"], before["bytes"]) == (1, 2) and describe_files(tmp_path / "data")["sha256"] != before[
+    assert (before["files"], before["bytes"]) == (1, 2) and describe_files(tmp_path / "data")[
         "sha256"
-    ]
+    ] != before["sha256"]
 
 
 def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:
@@ -172,13 +213,16 @@ def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> Non
     uri = f"s3://{s3.bucket}/{prefix}/"
     with pytest.raises(UnknownKey, match="does not exist"):
         data_digest(uri)
+
     s3.put(f"{prefix}/a", b"1")
     seen = [data_digest(uri)]
     assert data_digest(uri, is_local=False) == seen[0], "a bucket can be read from anywhere"
+
     for name, data in (("a", b"2"), ("b", b"1")):
         s3.put(f"{prefix}/{name}", data)
         seen.append(data_digest(uri))
         s3.put(f"{prefix}-copy/{name}", data)
+
     assert len(set(seen)) == 3 and data_digest(f"s3://{s3.bucket}/{prefix}-copy/") == seen[2]
     asked: list[str] = []
 
@@ -186,14 +230,18 @@ def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> Non
         asked.append(name)
         return s3
 
-    assert data_digest(f"s3://elsewhere/{prefix}/", open_bucket=bucket) == seen[-1] and asked == ["elsewhere"]
+    assert data_digest(f"s3://elsewhere/{prefix}/", open_bucket=bucket) == seen[-1] and asked == [
+        "elsewhere"
+    ]
 
 
 def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) -> None:
     world.key()
-    module, data = f"steps.{world.name}", world.folder / "data.csv"
+    module = f"steps.{world.name}"
+    data = world.folder / "data.csv"
     inputs = parse(load(module).Inputs, world.inputs | {"source": str(data)})
     computed = facts(module, inputs, {"model": "abc"}, "sha256:1")
+
     assert computed == {
         "step": module,
         "code": "sha256:1",
@@ -201,7 +249,14 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
         "artifacts": {"model": "abc"},
         "data_read": {str(data): describe_files(data)["sha256"]},
     }
-    assert key(computed) == key(dict(reversed(computed.items()))) != key(computed | {"code": "sha256:2"})
+
+    assert (
+        key(computed)
+        == key(dict(reversed(computed.items())))
+        != key(computed | {"code": "sha256:2"})
+    )
+
     assert facts(module, inputs, {})["code"] == code.identity([module])
+
     with pytest.raises(UnknownKey, match="path in the pod"):
         facts(module, inputs, {}, "sha256:1", is_local=False)

@@ -15,7 +15,8 @@ import pytest
 from rekindle import project
 from rekindle.storage import Store
 
-LIBRARY = Path(markupsafe._speedups.__file__)  # stands for an extension of the project; it has no dependencies
+# stands for an extension of the project; it has no dependencies
+LIBRARY = Path(markupsafe._speedups.__file__)
 STEP = '''
 """Counts."""
 from rekindle import Reuse, StepInputs, StepOutputs
@@ -40,26 +41,37 @@ COMPUTED = {
         "hidden.py",
         "importlib.import_module('steps.hid' + 'den'); del sys.modules['steps.hidden']",
     ),
-    "an extension with a computed name": (f"_speedups{EXTENSION_SUFFIXES[0]}", "__import__('steps._speed' + 'ups')"),
-    "a compiled module with a computed name": ("hidden.pyc", "importlib.import_module('steps.hid' + 'den')"),
+    "an extension with a computed name": (
+        f"_speedups{EXTENSION_SUFFIXES[0]}",
+        "__import__('steps._speed' + 'ups')",
+    ),
+    "a compiled module with a computed name": (
+        "hidden.pyc",
+        "importlib.import_module('steps.hid' + 'den')",
+    ),
     "a module that is run": ("hidden.py", "runpy.run_module('steps.hidden')"),
     "a file that is run": ("hidden.txt", "runpy.run_path(str(HERE / 'hidden.txt'))"),
     "a library": ("hidden.so", "ctypes.CDLL(str(HERE / 'hidden.so'))"),
 }
-COMPUTED |= {
-    "an archive": ("hidden.zip", "sys.path.insert(0, str(HERE / 'hidden.zip')); import packed"),
-    "an archive that is run": ("hidden.zip", "runpy.run_path(str(HERE / 'hidden.zip'))"),
-    "a compiled file that is run": ("hidden.pyc", "runpy.run_path(str(HERE / 'hidden.pyc'))"),
-    "a compiled module that is removed from the imported ones": (
-        "hidden.pyc",
-        "importlib.import_module('steps.hid' + 'den'); del sys.modules['steps.hidden']",
-    ),
-    "a file that is run and then removed": (
-        "hidden.txt",
-        "file = HERE / 'hidden.txt'; file.write_text(''); runpy.run_path(str(file)); file.unlink()",
-    ),
-    "a file with the name of generated code": ("<hidden>", "runpy.run_path('steps/<hidden>')"),
-}
+COMPUTED.update(
+    {
+        "an archive": ("hidden.zip", "sys.path.insert(0, str(HERE / 'hidden.zip')); import packed"),
+        "an archive that is run": ("hidden.zip", "runpy.run_path(str(HERE / 'hidden.zip'))"),
+        "a compiled file that is run": ("hidden.pyc", "runpy.run_path(str(HERE / 'hidden.pyc'))"),
+        "a compiled module that is removed from the imported ones": (
+            "hidden.pyc",
+            "importlib.import_module('steps.hid' + 'den'); del sys.modules['steps.hidden']",
+        ),
+        "a file that is run and then removed": (
+            "hidden.txt",
+            (
+                "file = HERE / 'hidden.txt'; file.write_text(''); runpy.run_path(str(file));"
+                " file.unlink()"
+            ),
+        ),
+        "a file with the name of generated code": ("<hidden>", "runpy.run_path('steps/<hidden>')"),
+    }
+)
 COVERED = {
     "a module": ("other.py", "importlib.import_module(name='steps.other')"),
     "a relative name": ("other.py", "importlib.import_module('.other', package='steps')"),
@@ -95,6 +107,7 @@ def make_code(file: Path, text: str = "VALUE = 1\n") -> None:
 def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
     """Run the step as the task of a run, and return its standard error."""
     variables = os.environ | environment | {project.PATH: str(folder)}
+
     command = [
         sys.executable,
         "-P",
@@ -105,8 +118,12 @@ def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
         f"--entry={task.replace('_', '-')}",
         "--reuse=yes",
     ]
-    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=120)
+
+    done = subprocess.run(
+        command, env=variables, cwd=folder, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
+
     return done.stderr
 
 
@@ -160,6 +177,7 @@ def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folde
 
     with (tmp_path / "libraries/hidden.so").open("ab") as library:
         library.write(b"rebuilt")
+
     assert run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-3/loading") == ""
 
 

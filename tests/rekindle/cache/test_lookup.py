@@ -1,4 +1,5 @@
-"""Cached tasks are found from the manifest alone, before anything runs, on this machine and for a cluster."""
+"""Cached tasks are found from the manifest alone, before anything runs, on this machine and for a
+cluster."""
 
 import json
 from typing import Any
@@ -17,15 +18,22 @@ IMAGE = "cluster.image=registry.example.com/rekindle@sha256:" + "ab" * 32
 
 def rendered(*sets: str) -> dict[str, Any]:
     return render_manifest(
-        load_config(ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}).config
+        load_config(
+            ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}
+        ).config
     )
 
 
-def record_run(s3: Store, found: lookup.CacheResult, outputs: dict[str, str], artifact: str, workflow: str) -> None:
+def record_run(
+    s3: Store, found: lookup.CacheResult, outputs: dict[str, str], artifact: str, workflow: str
+) -> None:
     """Record the task's outputs as of `workflow`."""
     s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
     artifacts = {artifact: {"sha256": "a" * 64, "files": 1, "bytes": 3}}
-    entries.record(s3, Entry(found.key, f"{workflow}/{found.task}", outputs, artifacts, {"step": "steps.x"}, 1.0))
+    entries.record(
+        s3,
+        Entry(found.key, f"{workflow}/{found.task}", outputs, artifacts, {"step": "steps.x"}, 1.0),
+    )
 
 
 def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
@@ -46,21 +54,32 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
     assert phases(manifest, s3) == both
 
-    same = [rendered(IMAGE, change) for change in ("gate.minimum.auc=0.7", "train.workers=4", "serve.port=9000")]
+    same = [
+        rendered(IMAGE, change)
+        for change in ("gate.minimum.auc=0.7", "train.workers=4", "serve.port=9000")
+    ]
     assert [phases(other, s3) for other in same] == [both] * 3
     other = phases(rendered(IMAGE, "train.seed=2"), s3)
     assert other["prepare"] == both["prepare"] and other["train"].startswith("no cached result")
     assert "demo-one" not in phases(rendered(IMAGE, "data.test_weeks=1"), s3)["prepare"]
     assert "not pinned by digest" in phases(rendered(), s3)["prepare"]
     assert "demo-one" not in phases(rendered(IMAGE + "cd"), s3)["prepare"]
-    assert "demo-one" not in phases(manifest, s3, on_cluster=False)["prepare"], "this machine runs other code"
+    assert "demo-one" not in phases(manifest, s3, on_cluster=False)["prepare"], (
+        "this machine runs other code"
+    )
 
 
 def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> None:
     manifest = rendered()
     value = lookup.cached_parameter(
-        manifest, [lookup.CacheResult("prepare", Entry("k", "demo-one/prepare", {"digest": "ab" * 32}, {}, {}, 1))]
+        manifest,
+        [
+            lookup.CacheResult(
+                "prepare", Entry("k", "demo-one/prepare", {"digest": "ab" * 32}, {}, {}, 1)
+            )
+        ],
     )
+
     parameter = next(p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED)
     original = manifest_sha256(manifest)
     parameter["value"] = value

@@ -1,4 +1,5 @@
-"""Random changes of the demo's config, code, input and image: no outdated result is reused, and no miss is needless."""
+"""Random changes of the demo's config, code, input and image: no outdated result is reused, and no
+miss is needless."""
 
 import random
 from collections import Counter
@@ -15,9 +16,13 @@ from rekindle.storage import Store
 from tests.commands import ROOT
 
 IMAGE = "registry.example.com/rekindle@sha256:"
-# key of the config → its values, and the tasks whose results it changes; a change of `prepare` also changes `train`
+# key of the config → its values, and the tasks whose results it changes; a change of `prepare` also
+# changes `train`
 SETTINGS: dict[str, tuple[list[Any], str]] = {
-    "data.source": ([f"simulate://{seed}?cards=700&terminals=1400&days=91" for seed in (7, 8)], "prepare"),
+    "data.source": (
+        [f"simulate://{seed}?cards=700&terminals=1400&days=91" for seed in (7, 8)],
+        "prepare",
+    ),
     "data.test_weeks": ([1, 2], "prepare"),
     "data.label_delay_days": ([5, 7], "prepare"),
     "model.width": ([32, 48], "train"),
@@ -35,7 +40,8 @@ SETTINGS: dict[str, tuple[list[Any], str]] = {
     "cluster.retries": ([2, 3], ""),
     "cache.keep_days": ([30, 90], ""),
 }
-CODE = {  # file of the project → whether the workload imports it
+# file of the project → whether the workload imports it
+CODE = {
     "mine.py": ("from steps.fraud import *\nimport help_of_mine\n# {}\n", True),
     "help_of_mine.py": ("VALUE = {}\n", True),
     "stray.py": ("VALUE = {}\n", False),
@@ -46,10 +52,13 @@ class Demo:
     """The demo with a workload of the project; each change is one draw."""
 
     def __init__(self, folder: Path, store: Store, seed: int) -> None:
-        self.folder, self.store, self.random = folder, store, random.Random(seed)
+        self.folder = folder
+        self.store = store
+        self.random = random.Random(seed)
         self.settings: dict[str, Any] = {name: values[-1] for name, (values, _) in SETTINGS.items()}
         self.versions = dict.fromkeys(CODE, 0)
-        self.image, self.on_cluster = "ab" * 32, False
+        self.image = "ab" * 32
+        self.on_cluster = False
         self.results: set[tuple[Any, ...]] = set()  # everything that the recorded results depend on
         for name in CODE:
             self._write(name)
@@ -74,9 +83,12 @@ class Demo:
             function.cache_clear()  # each command is a process of its own
 
     def origin(self, task: str) -> tuple[Any, ...]:
-        """Return everything that the result of `task` depends on, independently of the cache key."""
+        """Return everything that the result of `task` depends on, independently of the cache
+        key."""
         parts = ("prepare",) if task == "prepare" else ("prepare", "train")
-        values = [(name, self.settings[name]) for name, (_, part) in SETTINGS.items() if part in parts]
+        values = [
+            (name, self.settings[name]) for name, (_, part) in SETTINGS.items() if part in parts
+        ]
         versions = [(name, version) for name, version in self.versions.items() if CODE[name][1]]
         return (task, self.image if self.on_cluster else tuple(versions), *values)
 
@@ -84,42 +96,65 @@ class Demo:
         """Look up both tasks, and record the results that are missing."""
         sets = [f"{name}={value}" for name, value in self.settings.items()]
         sets += ["workload=mine", "families=[transformer]", f"cluster.image={IMAGE}{self.image}"]
-        manifest = render_manifest(load_config(ROOT / "configs/demo.yaml", sets, environment={}).config)
+        manifest = render_manifest(
+            load_config(ROOT / "configs/demo.yaml", sets, environment={}).config
+        )
         counts: Counter[str] = Counter()
+
         for task in ("prepare", "train"):  # the key of `train` is known after `prepare` is recorded
             found = {
-                result.task: result for result in lookup.look_up(manifest, {}, self.store, on_cluster=self.on_cluster)
+                result.task: result
+                for result in lookup.look_up(manifest, {}, self.store, on_cluster=self.on_cluster)
             }[task]
             origin = self.origin(task)
             counts["stale" if found.entry and origin not in self.results else ""] += 1
             counts["needless" if not found.entry and origin in self.results else ""] += 1
             counts["hit" if found.entry else "miss"] += 1
+
             if not found.entry:
                 self._record(found, sha256(repr(origin).encode()).hexdigest())
+
             self.results.add(origin)
+
         return counts
 
     def _record(self, found: lookup.CacheResult, digest: str) -> None:
         assert found.key, found.reason
-        name, at = {"prepare": "dataset", "train": "model"}[found.task], f"run-{digest[:12]}/{found.task}"
+        name = {"prepare": "dataset", "train": "model"}[found.task]
+        at = f"run-{digest[:12]}/{found.task}"
         self.store.put(f"{at}/{name}/part", b"123")
-        outputs = {"digest": digest, "rows": "7"} if found.task == "prepare" else {}
+        if found.task == "prepare":
+            outputs = {"digest": digest, "rows": "7"}
+        else:
+            outputs = {}
         artifacts = {name: {"sha256": digest, "files": 1, "bytes": 3}}
-        entries.record(self.store, entries.Entry(found.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0))
+        entries.record(
+            self.store, entries.Entry(found.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0)
+        )
 
 
-@pytest.mark.parametrize("changes", [12, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize(
+    "changes", [12, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
+)
 def test_random_changes_reuse_exactly_the_results_that_they_leave_valid(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REKINDLE_PATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    demo, counts = Demo(tmp_path, s3, seed=changes), Counter[str]()
+    demo = Demo(tmp_path, s3, seed=changes)
+    counts = Counter[str]()
+
     for number in range(changes):
         demo.change()
         found = demo.look_up()
-        assert not found["stale"] and not found["needless"], (number, demo.settings, demo.versions, found)
+        assert not found["stale"] and not found["needless"], (
+            number,
+            demo.settings,
+            demo.versions,
+            found,
+        )
         counts += found
+
     assert counts["hit"] and counts["miss"]
     print(f"{changes} changes: {counts['hit']} hits, {counts['miss']} misses")

@@ -1,4 +1,5 @@
-"""The pod that prepares the data finds the models of identical trainings, and copies them to its own run."""
+"""The pod that prepares the data finds the models of identical trainings, and copies them to its
+own run."""
 
 import json
 import uuid
@@ -25,7 +26,9 @@ OUTPUTS = {"digest": "ab" * 32, "rows": "7", "unchanged": ""}
 
 
 def config(*sets: str) -> Any:
-    return load_config(ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}).config
+    return load_config(
+        ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}
+    ).config
 
 
 def rendered(*sets: str) -> dict[str, Any]:
@@ -39,11 +42,16 @@ def parameters(manifest: dict[str, Any]) -> dict[str, str]:
 def reused_models(
     store: Store, manifest: dict[str, Any], run: str, outputs: dict[str, str] = OUTPUTS
 ) -> dict[str, str]:
-    """Return the location of the model of each training, after `prepare` of `run` has looked it up."""
+    """Return the location of the model of each training, after `prepare` of `run` has looked it
+    up."""
     cached = json.loads(parameters(manifest)[CACHED])
     rows = copy_reused_models(store, pack(json.dumps(manifest)), cached, f"{run}/prepare", outputs)
     assert rows.keys() == cached.keys(), "the conditions of the workflow need every row"
-    return {row["task"]: row["at"] for row in rows.values() if isinstance(row, dict) and row["task"] != "prepare"}
+    return {
+        row["task"]: row["at"]
+        for row in rows.values()
+        if isinstance(row, dict) and row["task"] != "prepare"
+    }
 
 
 SETTINGS = IMAGE, f"train.seed={uuid.uuid4().int % 10**9}"
@@ -51,40 +59,57 @@ SETTINGS = IMAGE, f"train.seed={uuid.uuid4().int % 10**9}"
 
 @pytest.fixture
 def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
-    """RUN/TASK of a training on a cluster with the config `SETTINGS`; the cache has an entry of it."""
+    """RUN/TASK of a training on a cluster with the config `SETTINGS`; the cache has an entry of
+    it."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     at = f"one-{uuid.uuid4().hex[:6]}/train"
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
     (result,) = lookup.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, on_cluster=True)
+
     for name in FILES:
         s3.put(f"{at}/model/{name}", name.encode())
+
     artifacts = {"model": {"sha256": "", "files": len(FILES), "bytes": len("".join(FILES))}}
     entries.remove(s3, [entry] if (entry := entries.read(s3, result.key)) else [])
     entries.record(s3, Entry(result.key, at, {}, artifacts, result.facts or {}, 1.0))
+
     return at
 
 
 def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trained: str) -> None:
     changes = [(), ("gate.minimum.auc=0.7",), ("train.workers=4", "data.tolerated_rejects=0.01")]
     for number, change in enumerate(changes):
-        assert reused_models(s3, rendered(*SETTINGS, *change), f"two-{number}") == {"train": trained}
-        assert [s3.get(f"two-{number}/train/model/{name}") for name in FILES] == [name.encode() for name in FILES]
+        assert reused_models(s3, rendered(*SETTINGS, *change), f"two-{number}") == {
+            "train": trained
+        }
+        assert [s3.get(f"two-{number}/train/model/{name}") for name in FILES] == [
+            name.encode() for name in FILES
+        ]
         assert s3.get(f"two-{number}/train/cached").decode() == trained
-    assert reused_models(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, "a retry of the same run"
+    assert reused_models(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, (
+        "a retry of the same run"
+    )
 
 
 def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
     image, seed = SETTINGS
-    for settings in [(*SETTINGS, "train.seed=1"), (*SETTINGS, "model.layers=1"), (f"{image}cd", seed), (seed,)]:
+    for settings in [
+        (*SETTINGS, "train.seed=1"),
+        (*SETTINGS, "model.layers=1"),
+        (f"{image}cd", seed),
+        (seed,),
+    ]:
         assert reused_models(s3, rendered(*settings), "with-another-training") == {"train": ""}
-    assert reused_models(s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "de" * 32}) == {
-        "train": ""
-    }
+    assert reused_models(
+        s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "de" * 32}
+    ) == {"train": ""}
     assert not list(s3.list("with-another-training/"))
 
 
-def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest(s3: Store, trained: str) -> None:
+def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest(
+    s3: Store, trained: str
+) -> None:
     loaded = config(*SETTINGS)
     models = {}
     for start in ("", "{{workflow.parameters.start}}"):
@@ -108,18 +133,26 @@ def test_a_training_in_a_group_is_found(s3: Store, trained: str) -> None:
 def test_a_failure_of_the_look_up_leads_to_a_training(
     s3: Store, trained: str, loss: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest, store = rendered(*SETTINGS), s3
+    manifest = rendered(*SETTINGS)
+    store = s3
     cached = json.loads(parameters(manifest)[CACHED])
     packed = "" if loss == "manifest" else pack(json.dumps(manifest))
-    if loss == "file":  # the entry looks complete, because another file has the size of the missing one
+
+    # the entry looks complete, because another file has the size of the missing one
+    if loss == "file":
         curve = f"{trained}/model/{FILES[1]}"
         s3.put(f"{curve}.copy", s3.get(curve))
         s3.delete([curve])
     elif loss == "store":
-        store = Store(s3.bucket, f"http://127.0.0.1:{free_port()}", "key", "secret", short_retries=True)
+        store = Store(
+            s3.bucket, f"http://127.0.0.1:{free_port()}", "key", "secret", short_retries=True
+        )
+
     assert copy_reused_models(store, packed, cached, f"lost-{loss}/prepare", OUTPUTS) == cached
     assert "are not looked up further" in capsys.readouterr().err
-    assert s3.head(f"lost-{loss}/train/model/model.json") is None, "it would mark the training as complete"
+    assert s3.head(f"lost-{loss}/train/model/model.json") is None, (
+        "it would mark the training as complete"
+    )
 
 
 @pytest.mark.slow
@@ -127,26 +160,41 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
 def test_a_scheduled_run_with_a_reused_model_starts_no_job(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
-    settings = {"DATA__SOURCE": "simulate://7?cards=150&terminals=300&days=70", "FAMILIES": "[transformer]"}
-    settings |= {"TRAIN__EPOCHS": "1", "GATE__MINIMUM": "{auc: 0.999}", "HOME": str(tmp_path / "home")}
+    settings = {
+        "DATA__SOURCE": "simulate://7?cards=150&terminals=300&days=70",
+        "FAMILIES": "[transformer]",
+        "TRAIN__EPOCHS": "1",
+        "GATE__MINIMUM": "{auc: 0.999}",
+        "HOME": str(tmp_path / "home"),
+    }
+
     environment = {f"REKINDLE_{name}": value for name, value in settings.items()} | s3_environment
     # the parameters of a CronWorkflow's run: without a look-up before the run
     cached = parameters(rendered())[CACHED]
-    command = f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"
-    results, seed = [], uuid.uuid4().int % 10**9
+    command = (
+        f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"
+    )
+    results = []
+    seed = uuid.uuid4().int % 10**9
+
     with shell(tmp_path, **environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         # with other limits of the data, `prepare` computes the same dataset again
         for more in ("", "--set gate.tolerance=0.02", "--set data.tolerated_rejects=0.01"):
             done = typed(f"{command} -p 'cached={cached}' --set train.seed={seed} {more}")
             assert done.returncode == 3, f"{done.stdout}{done.stderr}"
             results.append(json.loads(done.stdout))
+
     first, *later = results
     for result in later:
         step = next(step for step in result["steps"] if step["name"] == "train")
         assert (step["phase"], step["message"]) == ("Cached", f"by {first['workflow']}/train")
-        assert (result["verdict"], result["model_sha256"]) == (first["verdict"], first["model_sha256"])
+        assert (result["verdict"], result["model_sha256"]) == (
+            first["verdict"],
+            first["model_sha256"],
+        )
         tags = tracking.tags_of(result["run_id"])
         assert tags["rekindle.cached.train"] == f"{first['workflow']}/train"
         assert ("rekindle.cached.prepare" in tags) == (result is results[1])
+
     jobs = [file.stem for file in (tmp_path / "home/objects/PyTorchJob").glob("[!.]*.json")]
     assert jobs == [f"{first['workflow']}-train"]

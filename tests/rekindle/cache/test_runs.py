@@ -1,4 +1,5 @@
-"""A run reuses cached outputs without starting a process; a step of unknown key looks up the cache itself."""
+"""A run reuses cached outputs without starting a process; a step of unknown key looks up the cache
+itself."""
 
 import json
 import os
@@ -59,21 +60,36 @@ def run(inputs):
 
 @pytest.fixture
 def run_pipeline(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
-    """A function that runs the pipeline of a project, with S3 as its object store, and returns its JSON."""
-    for path, text in {"pipelines/pair.py": PIPELINE, "steps/first.py": FIRST, "steps/second.py": SECOND}.items():
+    """A function that runs the pipeline of a project, with S3 as its object store, and returns its
+    JSON."""
+    for path, text in {
+        "pipelines/pair.py": PIPELINE,
+        "steps/first.py": FIRST,
+        "steps/second.py": SECOND,
+    }.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    config = {"name": "pair", "pipeline": "pipelines.pair", "workload": "steps.digits", "data": {}, "model": {}}
+    config = {
+        "name": "pair",
+        "pipeline": "pipelines.pair",
+        "workload": "steps.digits",
+        "data": {},
+        "model": {},
+    }
+
     (tmp_path / "pair.yaml").write_text(json.dumps(config))
     environment = {**os.environ, **s3_environment}
-    environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]  # not used, but it must be reachable
-    environment |= {"REKINDLE_HOME": str(tmp_path / "home")}
+    # not used, but it must be reachable
+    environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]
+    environment["REKINDLE_HOME"] = str(tmp_path / "home")
     environment.pop("REKINDLE_PATH", None)
 
     def run(*more: str) -> dict[str, Any]:
         command = [REKINDLE, "run", "pair.yaml", "-o", "json", *more]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout) | {"stderr": done.stderr}
 
@@ -94,7 +110,10 @@ def test_a_second_run_starts_no_process_for_cached_steps(run_pipeline: Any, s3: 
 def test_a_pod_looks_up_the_cache_itself(run_pipeline: Any, s3: Store) -> None:
     first = run_pipeline("--set", "train.seed=5")
     late = run_pipeline(
-        "--set", "train.seed=5", "-p", "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"})
+        "--set",
+        "train.seed=5",
+        "-p",
+        "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"}),
     )
     assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # the pod has found the entry
     assert s3.get(f"{late['workflow']}/first/cached").decode() == f"{first['workflow']}/first"

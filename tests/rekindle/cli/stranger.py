@@ -15,10 +15,51 @@ from argolocal.common.processes import start_time
 
 # names of libraries, of standard library modules, and of modules that Python imports by itself
 MODULES = (
-    *("argparse", "asyncio", "base64", "contextlib", "dataclasses", "hashlib", "json", "logging", "pathlib", "random"),
-    *("re", "runpy", "signal", "sitecustomize", "socket", "subprocess", "tempfile", "typing", "usercustomize", "uuid"),
-    *("boto3", "click", "hera", "mlflow", "numpy", "polars", "pydantic", "rich", "starlette", "torch", "yaml"),
-    *("conftest", "evil", "rekindle/__init__", "rekindle/__main__", "rekindle/cli/__init__", "tomllib"),
+    *(
+        "argparse",
+        "asyncio",
+        "base64",
+        "contextlib",
+        "dataclasses",
+        "hashlib",
+        "json",
+        "logging",
+        "pathlib",
+        "random",
+    ),
+    *(
+        "re",
+        "runpy",
+        "signal",
+        "sitecustomize",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "typing",
+        "usercustomize",
+        "uuid",
+    ),
+    *(
+        "boto3",
+        "click",
+        "hera",
+        "mlflow",
+        "numpy",
+        "polars",
+        "pydantic",
+        "rich",
+        "starlette",
+        "torch",
+        "yaml",
+    ),
+    *(
+        "conftest",
+        "evil",
+        "rekindle/__init__",
+        "rekindle/__main__",
+        "rekindle/cli/__init__",
+        "tomllib",
+    ),
 )
 OWN = ("steps/__init__", "steps/evil", "pipelines/__init__", "pipelines/evil", "pipelines/training")
 CONFIG = """
@@ -29,13 +70,30 @@ data: {source: simulate://7}
 """
 
 
-HOOKS = ("fsmonitor-watchman", "post-checkout", "post-index-change", "reference-transaction", "pre-auto-gc")
+HOOKS = (
+    "fsmonitor-watchman",
+    "post-checkout",
+    "post-index-change",
+    "reference-transaction",
+    "pre-auto-gc",
+)
 
 
 def git(folder: Path, *arguments: str) -> str:
     """Return the output of plain git, which obeys the configuration of the repository."""
-    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "advice.addEmbeddedRepo=false")
-    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    identity = (
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@example.com",
+        "-c",
+        "advice.addEmbeddedRepo=false",
+    )
+
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+
     return done.stdout
 
 
@@ -44,7 +102,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
-        self.port, self.connections = self.socket.getsockname()[1], 0
+        self.port = self.socket.getsockname()[1]
+        self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -61,7 +120,9 @@ class Folder:
     """The folder, a process that its files try to end, and a port that they try to connect to."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.marks, self.secret = root / "fetched", root / "marks", root / "secret"
+        self.root = root / "fetched"
+        self.marks = root / "marks"
+        self.secret = root / "secret"
         self.home = self.root / ".rekindle"
         self.listener = Listener()
         self.victim = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -85,7 +146,9 @@ class Folder:
 
     def mark_command(self, name: str) -> str:
         """Return a shell command that marks the file `name` as executed."""
-        return f"echo -n {shlex.quote(name)} > {shlex.quote(str(self.marks / name.replace('/', '!')))}"
+        return (
+            f"echo -n {shlex.quote(name)} > {shlex.quote(str(self.marks / name.replace('/', '!')))}"
+        )
 
     def plant_modules(self, folder: Path, names: tuple[str, ...] = MODULES) -> None:
         """Plant modules that shadow others."""
@@ -97,6 +160,7 @@ class Folder:
     def plant_project(self) -> None:
         """Plant a project, and files that programs read in their working directory."""
         self.plant_modules(self.root, (*MODULES, *OWN))
+
         texts = {
             "pyproject.toml": "[tool.rekindle]\n",
             "configs/evil.yaml": CONFIG,
@@ -104,7 +168,9 @@ class Folder:
             "configs/chaos.yaml": CONFIG,
             "configs/platform/accounts.yaml": "kind: ClusterRoleBinding\nmetadata: {name: evil}\n",
             "matplotlibrc": "backend: module://evil\n",
-            ".env": f"PYTHONPATH={self.root}\nREKINDLE_HOME={self.root}\nMLFLOW_TRACKING_URI={self.address}\n",
+            ".env": (
+                f"PYTHONPATH={self.root}\nREKINDLE_HOME={self.root}\nMLFLOW_TRACKING_URI={self.address}\n"
+            ),
             ".flaskenv": f"PYTHONPATH={self.root}\nFLASK_APP=evil\n",
             "rekindle.pth": "import evil\n",
         }
@@ -113,34 +179,75 @@ class Folder:
             (self.root / name).write_text(text)
 
     def plant_repository(self) -> None:
-        """Make it a git repository with a changed file, which names a program wherever git takes one."""
+        """Make it a git repository with a changed file, which names a program wherever git takes
+        one."""
         kinds = "filter=evil diff=evil merge=evil"
         (self.root / ".gitattributes").write_text(f"* {kinds}\n*.toml {kinds} ident export-subst\n")
+
         inner = self.root / "inner"
         for folder in (inner, self.root):
             folder.mkdir(exist_ok=True)
             git(folder, "init", "-q")
             git(folder, "commit", "-q", "--allow-empty", "-m", "first")
+
         git(self.root, "add", "pyproject.toml", ".gitattributes", "inner")
         git(self.root, "commit", "-qm", "all")
-        (self.root / ".gitmodules").write_text('[submodule "inner"]\n\tpath = inner\n\turl = ext::false\n')
+        (self.root / ".gitmodules").write_text(
+            '[submodule "inner"]\n\tpath = inner\n\turl = ext::false\n'
+        )
+
         for folder in (inner, self.root):
             self._plant_git_programs(folder)
+
         with (self.root / "pyproject.toml").open("a") as file:
             file.write("# changed\n")
 
     def _plant_git_programs(self, folder: Path) -> None:
-        """Let the configuration and the hooks of a repository name programs, also by files that they include."""
-        names = ("core.alternateRefsCommand", "core.askPass", "core.editor", "core.fsmonitor", "core.gitProxy",
-                 "core.pager", "core.sshCommand", "credential.helper", "diff.evil.command", "diff.evil.textconv",
-                 "diff.external", "gpg.program", "gpg.ssh.program", "interactive.diffFilter", "merge.evil.driver",
-                 "pager.status", "remote.origin.proxy", "remote.origin.receivepack", "remote.origin.uploadpack",
-                 "sequence.editor", "submodule.inner.update", "uploadpack.packObjectsHook",
-                 "filter.evil.process", "alias.status", "alias.rev-parse", "trailer.evil.command")  # fmt: skip
+        """Let the configuration and the hooks of a repository name programs, also by files that
+        they include."""
+        names = (
+            "core.alternateRefsCommand",
+            "core.askPass",
+            "core.editor",
+            "core.fsmonitor",
+            "core.gitProxy",
+            "core.pager",
+            "core.sshCommand",
+            "credential.helper",
+            "diff.evil.command",
+            "diff.evil.textconv",
+            "diff.external",
+            "gpg.program",
+            "gpg.ssh.program",
+            "interactive.diffFilter",
+            "merge.evil.driver",
+            "pager.status",
+            "remote.origin.proxy",
+            "remote.origin.receivepack",
+            "remote.origin.uploadpack",
+            "sequence.editor",
+            "submodule.inner.update",
+            "uploadpack.packObjectsHook",
+            "filter.evil.process",
+            "alias.status",
+            "alias.rev-parse",
+            "trailer.evil.command",
+        )
+
         settings = {name: self.mark_command(f"git {name}") for name in names}
-        settings |= {name: f"!{settings[name]}" for name in settings if name.startswith("alias")}
-        settings |= {f"filter.evil.{name}": f"{self.mark_command('git ' + name)}; cat" for name in ("clean", "smudge")}
+        settings.update(
+            {name: f"!{settings[name]}" for name in settings if name.startswith("alias")}
+        )
+
+        settings.update(
+            {
+                f"filter.evil.{name}": f"{self.mark_command('git ' + name)}; cat"
+                for name in ("clean", "smudge")
+            }
+        )
+
         hooks = folder / "elsewhere"
+
         settings |= {
             "filter.evil.required": "true",
             "core.hooksPath": str(hooks),
@@ -159,10 +266,17 @@ class Folder:
             "include.path": str(folder / ".git/included"),
             "includeIf.gitdir:/.path": str(folder / ".git/included"),
         }
-        (folder / ".git/included").write_text(f'[core]\nfsmonitor = "{self.mark_command("git include")}"\n')
+
+        (folder / ".git/included").write_text(
+            f'[core]\nfsmonitor = "{self.mark_command("git include")}"\n'
+        )
         shutil.copyfile(folder / ".git/included", folder / ".git/config.worktree")
+
         for name, value in settings.items():
-            subprocess.run(["git", "config", "--file", ".git/config", name, value], cwd=folder, check=True)
+            subprocess.run(
+                ["git", "config", "--file", ".git/config", name, value], cwd=folder, check=True
+            )
+
         for place in (folder / ".git/hooks", hooks):
             place.mkdir(exist_ok=True)
             for hook in HOOKS:
@@ -181,21 +295,64 @@ class Folder:
         labels = {"app": "evil", "app.kubernetes.io/name": "evil"}
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
         spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
-        metadata = {"name": "evil", "labels": labels, "generation": 1, "resourceVersion": "1", "annotations": {}}
+
+        metadata = {
+            "name": "evil",
+            "labels": labels,
+            "generation": 1,
+            "resourceVersion": "1",
+            "annotations": {},
+        }
+
         metadata["annotations"] = {"rekindle.dev/version": "1"}
-        deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+        deployment = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": spec,
+        }
+
         ports = [{"port": self.listener.port, "targetPort": 1}]
-        service = {"kind": "Service", "metadata": metadata, "spec": {"selector": labels, "ports": ports}}
-        records = {name: {"name": name, "port": self.listener.port, **victim} for name in ("s3", "mlflow")}
+
+        service = {
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": labels, "ports": ports},
+        }
+
+        records = {
+            name: {"name": name, "port": self.listener.port, **victim} for name in ("s3", "mlflow")
+        }
         keys = {"AWS_ACCESS_KEY_ID": "stranger", "AWS_SECRET_ACCESS_KEY": "stranger"}
         templates = [{"name": "main", "container": container}]
-        workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {**metadata}}
-        workflow["spec"] = {"entrypoint": "main", "templates": templates, "onExit": "main"}
+
+        workflow = {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "metadata": {**metadata},
+            "spec": {"entrypoint": "main", "templates": templates, "onExit": "main"},
+        }
+
         time = "2026-01-01T00:00:00Z"
-        node = {"id": "evil", "name": "evil", "displayName": "evil", "type": "Pod", "phase": "Running"}
-        node |= {"templateName": "main", "startedAt": time, "children": []}
-        entry = {"status": {"phase": "Running", "startedAt": time}, "nodes": {"evil": node}}
-        entry["pods"] = {"evil": [victim["pid"], victim["since"]]}
+
+        node = {
+            "id": "evil",
+            "name": "evil",
+            "displayName": "evil",
+            "type": "Pod",
+            "phase": "Running",
+            "templateName": "main",
+            "startedAt": time,
+            "children": [],
+        }
+
+        entry = {
+            "status": {"phase": "Running", "startedAt": time},
+            "nodes": {"evil": node},
+            "pods": {"evil": [victim["pid"], victim["since"]]},
+        }
+
         texts: dict[str, Any] = {
             "objects/Deployment/evil.json": deployment,
             "objects/Service/evil.json": service,
@@ -207,20 +364,29 @@ class Folder:
             "runs/evil/journal.jsonl": entry,
             "images.yaml": {"any": {"python": str(self.root / "evil.py"), "command": program}},
         }
+
         for name, content in texts.items():
             file = self.home / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(content) + "\n")
+
         (self.home / "notify-url").write_text(self.address)
         (self.home / "runs/evil/logs").mkdir()
         (self.home / "runs/evil/logs/evil.log").symlink_to(self.secret)
         (self.home / "s3/rekindle/evil").mkdir(parents=True)
         (self.home / "s3/rekindle/evil/secret").symlink_to(self.secret)
-        for folder in [path for path in self.home.rglob("*") if path.is_dir() and not path.is_symlink()]:
+
+        for folder in [
+            path for path in self.home.rglob("*") if path.is_dir() and not path.is_symlink()
+        ]:
             self.plant_modules(folder)
+
         self.plant_modules(self.home, (*MODULES, *OWN))
 
     def content(self) -> dict[str, bytes]:
         """Return the content of every file of the home."""
         files = (path for path in self.home.rglob("*") if path.is_file() or path.is_symlink())
-        return {str(path): os.readlink(path).encode() if path.is_symlink() else path.read_bytes() for path in files}
+        return {
+            str(path): os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+            for path in files
+        }

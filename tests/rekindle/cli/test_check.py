@@ -6,8 +6,17 @@ from pathlib import Path
 from tests.rekindle.cli.test_cli import rekindle
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
-FRAUD = {"name": "fraud", "workload": "steps.fraud", "families": ["trees"], "train": {"validation": 0.1}}
-FRAUD |= {"data": {"source": "simulate://7?cards=150&terminals=300&days=91", "window": "8w", "test_weeks": 1}}
+FRAUD = {
+    "name": "fraud",
+    "workload": "steps.fraud",
+    "families": ["trees"],
+    "train": {"validation": 0.1},
+    "data": {
+        "source": "simulate://7?cards=150&terminals=300&days=91",
+        "window": "8w",
+        "test_weeks": 1,
+    },
+}
 
 
 def write_config(folder: Path, name: str, code: str) -> str:
@@ -21,9 +30,20 @@ def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
     config = write_config(tmp_path, "sound", TEMPLATE)
     done = rekindle("check", config, "--rows", "500", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for line in ("data        500 rows", "batch       float32 [32, 2]", "model       Sequential: 133 parameters"):
+
+    for line in (
+        "data        500 rows",
+        "batch       float32 [32, 2]",
+        "model       Sequential: 133 parameters",
+    ):
         assert line in done.stdout
-    for line in ("1.weight: float32 [32, 2]", "bytes of training state per worker", "FLOPs", "metrics     rmse "):
+
+    for line in (
+        "1.weight: float32 [32, 2]",
+        "bytes of training state per worker",
+        "FLOPs",
+        "metrics     rmse ",
+    ):
         assert line in done.stdout
 
 
@@ -31,9 +51,16 @@ def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: 
     (tmp_path / "fraud.yaml").write_text(json.dumps(FRAUD))
     done = rekindle("check", "fraud.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    for part in ("the data is from 2024-01-01 to 2024-03-31. data.window (8w) sets both", "-p scheduled-time=TIME"):
+
+    for part in (
+        "the data is from 2024-01-01 to 2024-03-31. data.window (8w) sets both",
+        "-p scheduled-time=TIME",
+    ):
         assert part in done.stdout
-    done = rekindle("check", "fraud.yaml", "-p", "scheduled-time=2024-03-25", "-o", "json", cwd=tmp_path)
+
+    done = rekindle(
+        "check", "fraud.yaml", "-p", "scheduled-time=2024-03-25", "-o", "json", cwd=tmp_path
+    )
     assert done.returncode == 0 and json.loads(done.stdout)["rows"] > 0, done.stdout
     done = rekindle("check", "fraud.yaml", "-p", "time=2024-03-25", cwd=tmp_path)
     assert (done.returncode, "uses only the parameter scheduled-time" in done.stderr) == (2, True)

@@ -45,11 +45,19 @@ def prompt() -> Prompt:
 
 def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
     """Return a manifest that runs (name, shell script) pairs one after the other."""
-    tasks, templates = [], []
+    tasks = []
+    templates = []
+
     for index, (name, script) in enumerate(scripts):
-        tasks.append({"name": name, "template": name} | ({"depends": scripts[index - 1][0]} if index else {}))
-        templates.append({"name": name, "script": {"image": "python:3.11", "command": ["sh"], "source": script}})
+        tasks.append(
+            {"name": name, "template": name} | ({"depends": scripts[index - 1][0]} if index else {})
+        )
+        templates.append(
+            {"name": name, "script": {"image": "python:3.11", "command": ["sh"], "source": script}}
+        )
+
     main = {"name": "main", "dag": {"tasks": tasks}}
+
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
@@ -63,7 +71,9 @@ def gated_workflow(verdict: str) -> dict[str, Any]:
     manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     manifest["spec"]["templates"][1]["outputs"] = {
-        "parameters": [{"name": "verdict", "valueFrom": {"path": "/tmp/verdict"}, "globalName": "verdict"}]
+        "parameters": [
+            {"name": "verdict", "valueFrom": {"path": "/tmp/verdict"}, "globalName": "verdict"}
+        ]
     }
     return manifest
 
@@ -79,12 +89,16 @@ def test_help_imports_no_heavy_package():
         "try: commands.main(['--help'])\n"
         f"except SystemExit: print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
     )
-    output = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    ).stdout
     assert output.splitlines()[-1] == "heavy: []"
 
 
 def test_help_lists_every_command_once_with_its_complete_summary():
-    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(commands.commands)
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(
+        commands.commands
+    )
     text = commands.get_help(click.Context(commands, info_name="rekindle", terminal_width=80))
     for title, names in SECTIONS.items():
         lines = text.partition(f"\n{title}:\n")[2].splitlines()[: len(names)]
@@ -105,14 +119,20 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
     text = command.get_help(click.Context(command, info_name=name))
     examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
     assert examples and name in " ".join(examples)
+
     for example in examples:
         called: click.Command = commands
         args = shlex.split(example.partition(" | ")[0])
         while isinstance(called, click.Group):
-            called, args = called.commands[args[0]], args[1:]
+            called = called.commands[args[0]]
+            args = args[1:]
+
         with contextlib.suppress(click.exceptions.Exit):  # `--help` raises Exit
             called.make_context(name, args)
-    documents = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+    documents = "\n".join(
+        path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    )
     assert f"rekindle {name}" in documents
 
 
@@ -130,7 +150,10 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["run", "--manifest", DEMO], "one of Workflow"),
         (["render", DEMO, "--kind", "corn"], "cron"),
         (["status", "--watch"], "--cluster"),
-        *(([name, DEMO, "-p", "scheduled-time=yesterday"], "'yesterday': it must be ISO 8601") for name in TIMED),
+        *(
+            ([name, DEMO, "-p", "scheduled-time=yesterday"], "'yesterday': it must be ISO 8601")
+            for name in TIMED
+        ),
         (["submit", DEMO], "no cluster is configured"),
         (["submit", "--dry-run"], "configs/demo.yaml"),
         (["stop", "--cluster"], "no cluster is configured"),
@@ -153,8 +176,15 @@ def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: P
     plain = write_manifest(tmp_path / "plain.yaml", workflow(("a", "exit 0"), arguments=arguments))
     rendered = tmp_path / "rendered.yaml"
     rendered.write_text(rekindle("render", DEMO, cwd=tmp_path).stdout)
-    for manifest, time, code in ((plain, "soon", 10), (rendered, "soon", 2), (rendered, "2024-03-25", 10)):
-        done = rekindle("plan", "--manifest", str(manifest), "-p", f"scheduled-time={time}", cwd=tmp_path)
+
+    for manifest, time, code in (
+        (plain, "soon", 10),
+        (rendered, "soon", 2),
+        (rendered, "2024-03-25", 10),
+    ):
+        done = rekindle(
+            "plan", "--manifest", str(manifest), "-p", f"scheduled-time={time}", cwd=tmp_path
+        )
         assert done.returncode == code, done.stderr
 
 
@@ -162,14 +192,18 @@ def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: P
 def test_a_home_that_is_not_writable_is_named(tmp_path: Path, args: tuple[str, ...]):
     write_manifest(tmp_path / "w.yaml", workflow(("a", "exit 0")))
     (tmp_path / "home").write_text("")
-    done = rekindle(*args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI="")
+    done = rekindle(
+        *args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI=""
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert str(tmp_path / "home") in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_config_shows_each_value_and_its_origin(tmp_path: Path):
-    done = rekindle("config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5")
+    done = rekindle(
+        "config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5"
+    )
     origins = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "9999" in origins["serve.port"] and "--set serve.port=9999" in origins["serve.port"]
     assert origins["train.seed"].split()[1:] == ["5", "REKINDLE_TRAIN__SEED"]
@@ -180,12 +214,19 @@ def test_config_shows_each_value_and_its_origin(tmp_path: Path):
 def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Path):
     explained = rekindle("config", "--explain", "train.schedule", cwd=tmp_path).stdout
     assert explained.startswith('train.schedule: linear | cosine | constant  (default: "linear")\n')
+
     keys = [
         setting["key"]
-        for setting in json.loads(rekindle("config", "--explain", "train", "-o", "json", cwd=tmp_path).stdout)
+        for setting in json.loads(
+            rekindle("config", "--explain", "train", "-o", "json", cwd=tmp_path).stdout
+        )
     ]
+
     assert keys == [f"train.{name}" for name in TrainConfig.model_fields]
-    assert "data.columns.card: text" in rekindle("config", DEMO, "--explain", "data", cwd=tmp_path).stdout
+    assert (
+        "data.columns.card: text"
+        in rekindle("config", DEMO, "--explain", "data", cwd=tmp_path).stdout
+    )
     wrong = rekindle("config", DEMO, "--explain", "train.shedule", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == 'error: train.shedule is not a known key. Did you mean "schedule"?\n'
@@ -193,20 +234,46 @@ def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["HOME", "PATH"])
 def test_a_mistyped_environment_variable_is_refused(tmp_path: Path, name: str):
-    done = rekindle("status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"})
+    done = rekindle(
+        "status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"}
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
+    assert (
+        done.stderr == f"error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean"
+        f' "REKINDLE_{name}"?\n'
+    )
 
 
 def test_json_output_is_one_object_on_stdout(tmp_path: Path):
-    file = write_manifest(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
+    file = write_manifest(
+        tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")])
+    )
     done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     output = json.loads(done.stdout)
-    keys = {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"}
+
+    keys = {
+        "workflow",
+        "phase",
+        "manifest_sha256",
+        "model_sha256",
+        "verdict",
+        "metrics",
+        "endpoint",
+        "run_id",
+    }
+
     assert keys <= set(output)
-    assert (output["workflow"], output["phase"], output["status"]["phase"]) == ("four", "Succeeded", "Succeeded")
-    assert [(step["name"], step["phase"]) for step in output["steps"]] == [(name, "Succeeded") for name in "abcd"]
+
+    assert (output["workflow"], output["phase"], output["status"]["phase"]) == (
+        "four",
+        "Succeeded",
+        "Succeeded",
+    )
+
+    assert [(step["name"], step["phase"]) for step in output["steps"]] == [
+        (name, "Succeeded") for name in "abcd"
+    ]
     assert re.fullmatch("[0-9a-f]{64}", output["manifest_sha256"])
     assert "a succeeded" in done.stderr
     status = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)
@@ -215,7 +282,10 @@ def test_json_output_is_one_object_on_stdout(tmp_path: Path):
 
 
 def test_a_failure_is_short_and_ends_with_the_resume_command(tmp_path: Path):
-    broken = workflow(("good", "echo x >> good.txt"), ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"))
+    broken = workflow(
+        ("good", "echo x >> good.txt"),
+        ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"),
+    )
     file = write_manifest(tmp_path / "w.yaml", broken)
     done = rekindle("run", "--manifest", file, cwd=tmp_path)
     assert done.returncode == 1
@@ -228,24 +298,40 @@ def test_a_failure_is_short_and_ends_with_the_resume_command(tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_configured", [False, True])
-def test_an_image_with_another_python_is_a_warning_with_both_versions(tmp_path: Path, is_configured: bool):
-    other, current = f"3.{sys.version_info.minor + 1}", f"3.{sys.version_info.minor}"
+def test_an_image_with_another_python_is_a_warning_with_both_versions(
+    tmp_path: Path, is_configured: bool
+):
+    other = f"3.{sys.version_info.minor + 1}"
+    current = f"3.{sys.version_info.minor}"
     manifest = workflow(("a", "true"), ("b", "true"))
-    manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
+    manifest["spec"]["templates"][1]["script"]["image"] = image = (
+        f"registry.example/python:{other}-slim"
+    )
     manifest["spec"]["templates"][2]["script"]["image"] = f"python:{current}"
+
     if is_configured:
         (tmp_path / ".rekindle").mkdir()
         write_manifest(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
         assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
-    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+
+    done = rekindle(
+        "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
+    )
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert done.returncode == 0 and len(warnings) == (0 if is_configured else 1)
+
     if not is_configured:
-        assert f"{image} runs here on Python {current}, not {other}" in warnings[0] and "images.yaml" in warnings[0]
+        assert (
+            f"{image} runs here on Python {current}, not {other}" in warnings[0]
+            and "images.yaml" in warnings[0]
+        )
 
 
 def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
-    template = workflow(("shared", "echo from a List")) | {"kind": "WorkflowTemplate", "metadata": {"name": "base"}}
+    template = workflow(("shared", "echo from a List")) | {
+        "kind": "WorkflowTemplate",
+        "metadata": {"name": "base"},
+    }
     folder = tmp_path / "flows"
     folder.mkdir()
     write_manifest(folder / "a.yml", {"apiVersion": "v1", "kind": "List", "items": [template]})
@@ -257,11 +343,23 @@ def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
     assert rekindle("logs", cwd=tmp_path).stdout.endswith("| from a List\n")
 
 
-@pytest.mark.parametrize(("verdict", "code", "words"), [
-    ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serving"),
-])  # fmt: skip
-def test_the_exit_code_shows_the_verdict_of_the_gate(tmp_path: Path, verdict: str, code: int, words: str):
-    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", gated_workflow(verdict)), cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("verdict", "code", "words"),
+    [
+        ("release", 0, "released"),
+        ("keep", 3, "not released"),
+        ("same", 0, "already serving"),
+    ],
+)
+def test_the_exit_code_shows_the_verdict_of_the_gate(
+    tmp_path: Path, verdict: str, code: int, words: str
+):
+    done = rekindle(
+        "run",
+        "--manifest",
+        write_manifest(tmp_path / "w.yaml", gated_workflow(verdict)),
+        cwd=tmp_path,
+    )
     assert done.returncode == code
     assert words in done.stdout
 
@@ -269,20 +367,31 @@ def test_the_exit_code_shows_the_verdict_of_the_gate(tmp_path: Path, verdict: st
 def test_outputs_of_workflows_without_the_label_of_rekindle_are_not_verdicts(tmp_path: Path):
     manifest = gated_workflow("keep")
     del manifest["metadata"]["labels"]
-    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    done = rekindle(
+        "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
+    )
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
 @pytest.mark.parametrize(("second", "code"), [("keep", 3), ("release", 3), ("same", 0)])
-def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(tmp_path: Path, second: str, code: int):
+def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
+    tmp_path: Path, second: str, code: int
+):
     judge = "printf {} > /tmp/v; echo '{{\"auc\": 0.{}}}' > /tmp/m; printf 'as bad as {}' > /tmp/r"
-    scripts = [("judge-a", judge.format("keep", 5, "chance")), ("judge-b", judge.format(second, 6, "before"))]
+    scripts = [
+        ("judge-a", judge.format("keep", 5, "chance")),
+        ("judge-b", judge.format(second, 6, "before")),
+    ]
     manifest = workflow(*scripts)
+
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     for template in manifest["spec"]["templates"][1:]:
         names = {"verdict": "v", "metrics": "m", "reason": "r"}
-        files = [{"name": name, "valueFrom": {"path": f"/tmp/{file}"}} for name, file in names.items()]
+        files = [
+            {"name": name, "valueFrom": {"path": f"/tmp/{file}"}} for name, file in names.items()
+        ]
         template["outputs"] = {"parameters": files}
+
     file = write_manifest(tmp_path / "w.yaml", manifest)
     done = rekindle("run", "--manifest", file, cwd=tmp_path)
     assert done.returncode == code, done.stderr
@@ -299,28 +408,50 @@ def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(tmp_pa
 def test_only_steps_of_rekindle_can_report_an_invalid_config(tmp_path: Path, label: str, code: int):
     manifest = workflow(("only", "exit 78"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": label}
-    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    done = rekindle(
+        "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
+    )
     assert done.returncode == code
 
 
 def test_status_and_logs_show_the_steps(tmp_path: Path):
-    file = write_manifest(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
+    file = write_manifest(
+        tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1"))
+    )
     assert "no runs in" in rekindle("status", cwd=tmp_path).stdout
     assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
-    (row,) = [line for line in rekindle("status", cwd=tmp_path).stdout.splitlines() if line.startswith("four")]
+
+    (row,) = [
+        line
+        for line in rekindle("status", cwd=tmp_path).stdout.splitlines()
+        if line.startswith("four")
+    ]
+
     assert row.split()[1] == "Failed"
-    assert json.loads(rekindle("status", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["run"] == "four"
+    assert (
+        json.loads(rekindle("status", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["run"]
+        == "four"
+    )
     steps = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["steps"]
-    assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
+    assert [(step["name"], step["phase"]) for step in steps] == [
+        ("first", "Succeeded"),
+        ("second", "Failed"),
+    ]
     assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
     unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    expected = 'error: the step "secnd" does not exist in four. Did you mean "second"? Steps: first, second.\n'
+    expected = (
+        'error: the step "secnd" does not exist in four. Did you mean "second"? Steps: first,'
+        " second.\n"
+    )
     assert unknown.stderr == expected
     longer = rekindle("logs", "four", "seconds", cwd=tmp_path)
     assert (longer.returncode, 'Did you mean "second"?' in longer.stderr) == (2, True)
-    records = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
+    records = [
+        json.loads(line)
+        for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()
+    ]
     assert ["first" in line["step"] for line in records] == [True, False]
     assert [line["line"] for line in records] == ["one", "two"]
     assert json.loads(rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
@@ -331,13 +462,24 @@ def test_status_and_logs_show_the_steps(tmp_path: Path):
 def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
     manifest = json.dumps(workflow(("a", "echo it ran")))
     environ = {**os.environ, "REKINDLE": REKINDLE, "MANIFEST": manifest}
+
     for name, line in {
         "stdin": 'echo "$MANIFEST" | "$REKINDLE" run --manifest /dev/stdin',
         "pipe": '"$REKINDLE" run --manifest <(echo "$MANIFEST")',
         "fifo": 'mkfifo f; echo "$MANIFEST" > f & "$REKINDLE" run --manifest f',
     }.items():
-        (folder := tmp_path / name).mkdir()
-        done = subprocess.run(["bash", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, timeout=20)
+        folder = tmp_path / name
+        folder.mkdir()
+
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+
         assert (done.returncode, "a succeeded" in done.stdout) == (0, True), done.stderr
 
 
@@ -346,7 +488,9 @@ def test_runs_of_a_schedule_in_the_same_second_all_succeed(tmp_path: Path):
     cron["spec"] = {"schedules": ["@daily"], "workflowSpec": cron["spec"]}
     file = write_manifest(tmp_path / "w.yaml", cron)
     runs = [
-        subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            [REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
         for _ in range(3)
     ]
     assert [run.wait(20) for run in runs] == [0, 0, 0]
@@ -356,9 +500,20 @@ def test_runs_of_a_schedule_in_the_same_second_all_succeed(tmp_path: Path):
 
 def test_a_deleted_working_directory_is_an_error_message(tmp_path: Path):
     line = 'rmdir "$PWD"; exec "$REKINDLE" status'
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**os.environ, "REKINDLE": REKINDLE},
-                          capture_output=True, text=True, timeout=20)  # fmt: skip
-    assert (done.returncode, "current directory" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "REKINDLE": REKINDLE},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+    assert (done.returncode, "current directory" in done.stderr, "Traceback" in done.stderr) == (
+        2,
+        True,
+        False,
+    )
 
 
 def test_refused_commands_also_print_json(tmp_path: Path):
@@ -366,13 +521,27 @@ def test_refused_commands_also_print_json(tmp_path: Path):
     assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
 
 
-def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(tmp_path: Path, shared: Path):
-    waits_once = f"test -e {shared}/again && exec echo begun; touch {shared}/again; echo begun; sleep 100"
+def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(
+    tmp_path: Path, shared: Path
+):
+    waits_once = (
+        f"test -e {shared}/again && exec echo begun; touch {shared}/again; echo begun; sleep 100"
+    )
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", waits_once)))
-    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+    process = subprocess.Popen(
+        [REKINDLE, "run", "--manifest", file],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
     wait_until_started(process, tmp_path)
-    followed = subprocess.Popen([REKINDLE, "logs", "-f"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    followed = subprocess.Popen(
+        [REKINDLE, "logs", "-f"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
     assert rekindle("stop", cwd=tmp_path).stdout == "stopped four\n"
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 1
@@ -391,15 +560,27 @@ def shared() -> Iterator[Path]:
 def wait_until_started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
     """Wait until the step of the run prints `begun`; returns the processes of the run."""
     logs = tmp_path / ".rekindle/runs"
-    until("the step to begin", lambda: any("begun" in log.read_text() for log in logs.glob("*/logs/*.log")))
+    until(
+        "the step to begin",
+        lambda: any("begun" in log.read_text() for log in logs.glob("*/logs/*.log")),
+    )
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_a_run_quickly_and_leaves_no_process(tmp_path: Path, number: int, code: int):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
-    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [REKINDLE, "run", "--manifest", file],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
     pods = wait_until_started(process, tmp_path)
     assert pods
     process.send_signal(number)
@@ -413,8 +594,17 @@ def test_a_signal_ends_a_run_quickly_and_leaves_no_process(tmp_path: Path, numbe
 def test_ctrl_c_on_a_terminal_asks_before_it_ends_the_run(tmp_path: Path):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     terminal, child = pty.openpty()
-    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=child, stdout=child,
-                               stderr=child, start_new_session=True, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+
+    process = subprocess.Popen(
+        [REKINDLE, "run", "--manifest", file],
+        cwd=tmp_path,
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm"},
+    )
+
     os.close(child)
     wait_until_started(process, tmp_path)
     process.send_signal(signal.SIGINT)
@@ -432,9 +622,11 @@ def test_ctrl_c_on_a_terminal_asks_before_it_ends_the_run(tmp_path: Path):
     os.set_blocking(terminal, True)
     os.write(terminal, b"y\n")
     assert process.wait(timeout=25) == 130  # the grace of a pod is 30 s
+
     try:
         while chunk := os.read(terminal, 65536):
             shown += chunk
     except OSError:  # the other end is closed: everything is read
         pass
+
     assert b"rekindle resume four" in shown

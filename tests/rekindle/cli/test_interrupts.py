@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rekindle.cli.test_cli import DEMO, REKINDLE, rekindle, wait_until_started, workflow, write_manifest
+from tests.rekindle.cli.test_cli import (
+    DEMO,
+    REKINDLE,
+    rekindle,
+    wait_until_started,
+    workflow,
+    write_manifest,
+)
 
 # sends itself SIGINT at the import whose number is the first argument
 DRIVER = """
@@ -28,43 +35,67 @@ atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
 main()
 """
 # numbers of imports; the first seven precede the handler of `rekindle.__main__`
-FIRST_IMPORT, MAX_IMPORTS = 8, 20_000
+FIRST_IMPORT = 8
+MAX_IMPORTS = 20_000
 STEP_HELP = ("step", "steps.prepare", "--help")
-IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]  # as a script starts `nohup ... &`
+# as a script starts `nohup ... &`
+IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "interval"),
     [
         *((("render", DEMO), 145), (STEP_HELP, 45)),
-        *(pytest.param(arguments, 7, marks=pytest.mark.slow) for arguments in (("render", DEMO), STEP_HELP)),
+        *(
+            pytest.param(arguments, 7, marks=pytest.mark.slow)
+            for arguments in (("render", DEMO), STEP_HELP)
+        ),
     ],
 )
 def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
     tmp_path: Path, arguments: tuple[str, ...], interval: int
 ):
-    number, interrupted = FIRST_IMPORT, 0
+    number = FIRST_IMPORT
+    interrupted = 0
+
     while True:
         command = [sys.executable, "-c", DRIVER, str(number), *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         if "left: " in done.stderr and int(done.stderr.rpartition("left: ")[2]) > 0:
             break  # all imports were done before
-        assert (done.returncode, done.stderr.strip(), number < MAX_IMPORTS) == (130, "", True), number
-        number, interrupted = number + interval, interrupted + 1
+
+        assert (done.returncode, done.stderr.strip(), number < MAX_IMPORTS) == (
+            130,
+            "",
+            True,
+        ), number
+
+        number = number + interval
+        interrupted = interrupted + 1
+
     assert (done.returncode, interrupted > 3) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "stop"])
 def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how: str):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
-    process = subprocess.Popen([*IGNORING, REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [*IGNORING, REKINDLE, "run", "--manifest", file],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
     assert wait_until_started(process, tmp_path)
+
     if how == "stop":
         done = rekindle("stop", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "stopped four\n"), done.stderr
     else:
         process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
+
     output, _ = process.communicate(timeout=20)
     assert process.returncode == {"Ctrl-C": 130, "SIGTERM": 143, "stop": 1}[how], output
     assert "Traceback" not in output
@@ -74,7 +105,9 @@ def test_steps_of_a_background_run_ignore_no_signal(tmp_path: Path):
     script = "grep SigIgn /proc/self/status; kill -INT $$; echo survived"
     file = write_manifest(tmp_path / "w.yaml", workflow(("step", script)))
     command = [*IGNORING, REKINDLE, "run", "--manifest", file]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60
+    )
     (log,) = tmp_path.glob(".rekindle/runs/four/logs/*.log")
     lines = log.read_text().splitlines()
     (ignored,) = [int(line.split()[-1], 16) for line in lines]

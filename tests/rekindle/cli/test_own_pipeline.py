@@ -1,6 +1,7 @@
 """Every command of `--help`, run in a user's project with its own pipelines, steps and workload.
 
-Commands that only read share one run: the week of a backfill, whose training waits until it has been scaled.
+Commands that only read share one run: the week of a backfill, whose training waits until it has
+been scaled.
 """
 
 import json
@@ -33,7 +34,10 @@ CONFIG = "configs/shop.yaml"
 # command → command lines and patterns of their output; {run} is the shared run
 READING_COMMANDS: dict[str, list[tuple[str, str]]] = {
     "config": [(f"config {CONFIG}", r"workload +steps.paced +configs/shop.yaml\n")],
-    "render": [(f"render {CONFIG}", r"- steps\.card\n"), (f"render {CONFIG} --kind cron", "kind: CronWorkflow")],
+    "render": [
+        (f"render {CONFIG}", r"- steps\.card\n"),
+        (f"render {CONFIG} --kind cron", "kind: CronWorkflow"),
+    ],
     "lint": [(f"lint {CONFIG} configs/asking.yaml --set data.source=s3://a/b.csv", "")],
     "check": [(f"check {CONFIG}", r"model +Sequential: 133 parameters")],
     "status": [("status", r"{run} +Succeeded +keep"), ("status {run}", r"card +Succeeded")],
@@ -50,10 +54,14 @@ READING_COMMANDS: dict[str, list[tuple[str, str]]] = {
     "step": [("step steps.card --metrics {{}} --verdict keep --output card=kept.md", "")],
     "doctor": [("doctor", r"object store")],
     "platform render": [
-        ("platform render -n models --endpoint http://s3:9000 --mlflow http://mlflow", r"kind: Role\n")
+        (
+            "platform render -n models --endpoint http://s3:9000 --mlflow http://mlflow",
+            r"kind: Role\n",
+        )
     ],
 }
-TESTED_HERE = {  # command → the test below that runs it
+# command → the test below that runs it
+TESTED_HERE = {
     "run": "test_a_suspended_run_is_stopped_and_resumed",
     "stop": "test_a_suspended_run_is_stopped_and_resumed",
     "resume": "test_a_suspended_run_is_stopped_and_resumed",
@@ -70,7 +78,8 @@ TESTED_HERE = {  # command → the test below that runs it
     "rollback": "test_rollback_serves_an_earlier_release",
     "down": "test_rollback_serves_an_earlier_release",
 }
-TESTED_ELSEWHERE = {  # command → the file whose test runs it in such a project
+# command → the file whose test runs it in such a project
+TESTED_ELSEWHERE = {
     "init": "tests/rekindle/test_project.py",
     "images build": "tests/rekindle/cluster/test_images.py",
     "sweep": "tests/pipelines/test_sweep.py",
@@ -102,11 +111,23 @@ def waiting_run(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def environment(s3_environment: dict[str, str], services: Services) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))
+    }
+
     mlflow = services.url("mlflow")
     services.ready()
-    settings = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow, **services.login(), "KUBECONFIG": "/none"}
-    settings["REKINDLE_SERVE__PORT"] = str(free_port())
+
+    settings = {
+        **s3_environment,
+        "MLFLOW_TRACKING_URI": mlflow,
+        **services.login(),
+        "KUBECONFIG": "/none",
+        "REKINDLE_SERVE__PORT": str(free_port()),
+    }
+
     return {**kept, **settings, "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
 
 
@@ -118,24 +139,41 @@ def shared() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], shared: Path) -> Iterator[Project]:
+def project(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], shared: Path
+) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("own") / "shop"
     make(folder, shared / "go")
     command = f"rekindle backfill {CONFIG} {WEEK} -o json".split()
+
     with Prompt(folder, environment) as prompt, (folder / "backfill.log").open("w") as log:
-        backfill = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                                    stdout=subprocess.PIPE, stderr=log, text=True)  # fmt: skip
+        backfill = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
         try:
             read_log = (folder / "backfill.log").read_text
             run = until("a worker to wait", lambda: waiting_run(folder), 120, evidence=read_log)
             scaled = prompt(f"rekindle scale {run} 2 -o json")
             second = f".rekindle/runs/{run}/logs/{run}-train-worker-1.log"
-            until("the second worker to start", lambda: (folder / second).exists(), evidence=lambda: scaled)
+
+            until(
+                "the second worker to start",
+                lambda: (folder / second).exists(),
+                evidence=lambda: scaled,
+            )
+
             (shared / "go").touch()
             out, _ = backfill.communicate(timeout=120)
         finally:
             backfill.kill()
             backfill.wait()
+
         assert backfill.returncode == 0, out + (folder / "backfill.log").read_text()
         yield Project(prompt, run, json.loads(out), scaled)
         prompt("rekindle down")
@@ -146,7 +184,11 @@ def test_every_command_is_run_in_a_user_project() -> None:
     assert sorted(names) == sorted(leaf_commands(commands))
     text = Path(__file__).read_text()
     assert [test for name, test in TESTED_HERE.items() if f"def {test}(" not in text] == []
-    assert [name for name, file in TESTED_ELSEWHERE.items() if name.split()[0] not in (ROOT / file).read_text()] == []
+    assert [
+        name
+        for name, file in TESTED_ELSEWHERE.items()
+        if name.split()[0] not in (ROOT / file).read_text()
+    ] == []
 
 
 @pytest.mark.parametrize("command", READING_COMMANDS)
@@ -164,7 +206,10 @@ def test_a_backfilled_week_is_evaluated_with_the_data_of_its_time(project: Proje
 
 def test_a_plan_lists_the_tasks_that_would_run(project: Project) -> None:
     planned = project.prompt(f"rekindle plan {CONFIG} --no-cache")
-    assert (planned.returncode, bool(re.search(r"prepare +runs", planned.stdout))) == (10, True), planned
+    assert (planned.returncode, bool(re.search(r"prepare +runs", planned.stdout))) == (
+        10,
+        True,
+    ), planned
 
 
 def test_a_training_is_scaled_while_it_runs(project: Project) -> None:
@@ -172,15 +217,36 @@ def test_a_training_is_scaled_while_it_runs(project: Project) -> None:
     scaled = json.loads(project.scaled.stdout)
     assert (scaled["workflow"], scaled["before"], scaled["workers"]) == (project.run, 1, 2)
     refused = project.prompt(f"rekindle scale {project.run} 1")
-    assert (refused.returncode, "only a running training can be scaled" in refused.stderr) == (2, True)
+    assert (refused.returncode, "only a running training can be scaled" in refused.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_a_suspended_run_is_stopped_and_resumed(project: Project) -> None:
     # this source has been linted above, so the workload is not tried again
-    command = ["rekindle", "run", "configs/asking.yaml", "--yes", "--set", "data.source=s3://a/b.csv"]
-    folder, environment = project.prompt.folder, project.prompt.environment
-    run = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    command = [
+        "rekindle",
+        "run",
+        "configs/asking.yaml",
+        "--yes",
+        "--set",
+        "data.source=s3://a/b.csv",
+    ]
+
+    folder = project.prompt.folder
+    environment = project.prompt.environment
+
+    run = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
     try:
         suspended = re.compile(r"^(asking-\w+) +Running", re.MULTILINE)
         name = until("the run to be listed", lambda: suspended.search(project("status")))[1]
@@ -190,16 +256,29 @@ def test_a_suspended_run_is_stopped_and_resumed(project: Project) -> None:
     finally:
         run.kill()
         run.wait()
+
     assert (run.returncode, output.splitlines()[-1]) == (1, f"resume  rekindle resume {name}")
-    resumed = subprocess.Popen(["rekindle", "resume", name, "--yes"], cwd=folder, env=environment, text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    resumed = subprocess.Popen(
+        ["rekindle", "resume", name, "--yes"],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
     try:
-        until("the step to wait again", lambda: re.search("approval +Running", project(f"status {name}")))
+        until(
+            "the step to wait again",
+            lambda: re.search("approval +Running", project(f"status {name}")),
+        )
         project(f"resume {name}")
         output, _ = resumed.communicate(timeout=60)
     finally:
         resumed.kill()
         resumed.wait()
+
     assert resumed.returncode == 0 and "card succeeded" in output, output
 
 
@@ -216,9 +295,14 @@ def test_a_schedule_is_applied_started_and_deleted(project: Project, cluster: Ap
     assert re.search(r"^shop .*0 3 \* \* 1", project("status --cluster", **reach), re.MULTILINE)
     run = json.loads(project("run-now shop -o json", **reach))["workflow"]
     workflows = cluster.objects[f"{ARGO}/workflows"]
-    assert list(workflows) == [run] and workflows[run]["spec"]["workflowTemplateRef"] == {"name": "shop"}
+    assert list(workflows) == [run] and workflows[run]["spec"]["workflowTemplateRef"] == {
+        "name": "shop"
+    }
     project("unschedule shop", **reach)
-    assert not cluster.objects[f"{ARGO}/cronworkflows"] and not cluster.objects[f"{ARGO}/workflowtemplates"]
+    assert (
+        not cluster.objects[f"{ARGO}/cronworkflows"]
+        and not cluster.objects[f"{ARGO}/workflowtemplates"]
+    )
 
 
 def test_a_run_is_submitted_and_deleted(project: Project, cluster: ApiServer) -> None:
@@ -250,10 +334,14 @@ def test_rollback_serves_an_earlier_release(project: Project) -> None:
     name = f"shop-{uuid.uuid4().hex[:6]}"
     shell = Shell(project.prompt.folder, project.prompt.environment | {"REKINDLE_NAME": name})
     released = []
+
     for seed in (1, 2):
-        done = shell(f"rekindle run {CONFIG} --set train.seed={seed} --set gate.tolerance=1000 -o json")
+        done = shell(
+            f"rekindle run {CONFIG} --set train.seed={seed} --set gate.tolerance=1000 -o json"
+        )
         assert done.returncode == 0, done.stderr
         released.append(json.loads(done.stdout))
+
     first, second = (run["model_sha256"] for run in released)
     endpoint = released[1]["endpoint"]
     assert first != second and served_sha256(endpoint) == second

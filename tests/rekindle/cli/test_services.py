@@ -18,7 +18,9 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def variables(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def variables(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
     """The variables that `rekindle env` prints for the embedded services."""
     for name in ("S3_ENDPOINT_URL", "S3_BUCKET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
@@ -34,29 +36,45 @@ def run(variables: dict[str, str]) -> str:
     name = f"w-{uuid4().hex[:8]}"
     keys = (variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"])
     store = Store(variables["S3_BUCKET"], variables["S3_ENDPOINT_URL"], *keys)
-    for path in ("evaluate/report/a.json", "prepare/dataset/rejects.parquet", "prepare/dataset/shards/a.npy"):
+    for path in (
+        "evaluate/report/a.json",
+        "prepare/dataset/rejects.parquet",
+        "prepare/dataset/shards/a.npy",
+    ):
         store.put(f"{name}/{path}", path.encode())
     return name
 
 
 def test_down_is_refused_during_a_run(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
-    run = subprocess.Popen([REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE)
+    run = subprocess.Popen(
+        [REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE
+    )
+
     try:
         until("the step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
         refused = rekindle("down", cwd=tmp_path)
         assert refused.returncode == 1
-        assert "four must end before `rekindle down` stops the deployments and services." in refused.stderr
+        assert (
+            "four must end before `rekindle down` stops the deployments and services."
+            in refused.stderr
+        )
         assert "`rekindle stop four` first" in refused.stderr
     finally:
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=20)
+
     assert rekindle("down", cwd=tmp_path).returncode == 0
 
 
 def test_a_shell_can_evaluate_the_variables(variables: dict[str, str], tmp_path: Path) -> None:
-    command = f'eval "$({shlex.quote(REKINDLE)} env)"; for name in {" ".join(variables)}; do echo "${{!name}}"; done'
-    lines = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
+    command = (
+        f'eval "$({shlex.quote(REKINDLE)} env)"; for name in {" ".join(variables)}; do echo'
+        ' "${!name}"; done'
+    )
+    lines = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True
+    ).stdout.splitlines()
     assert lines == list(variables.values())
     assert variables["MLFLOW_S3_ENDPOINT_URL"] == variables["S3_ENDPOINT_URL"]
 
@@ -66,14 +84,20 @@ def test_put_stores_data_and_prints_its_uri(
 ) -> None:
     for name in ("S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, variables[name])
+
     (tmp_path / "months").mkdir()
     (tmp_path / "months/may.csv").write_text("a,b")
+
     bucket = variables["S3_BUCKET"]
-    for arguments, uri in (((), f"s3://{bucket}/data/months"), ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x")):
+    for arguments, uri in (
+        ((), f"s3://{bucket}/data/months"),
+        ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x"),
+    ):
         done = rekindle("put", "months", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr
         store = Store(bucket, variables["S3_ENDPOINT_URL"])
         assert store.get(f"{uri.removeprefix(f's3://{bucket}/')}/may.csv") == b"a,b"
+
     wrong = rekindle("put", "month", cwd=tmp_path)
     assert wrong.returncode == 2
     assert 'month does not exist: give a file or a folder. Did you mean "months"?' in wrong.stderr
@@ -83,8 +107,14 @@ def test_put_stores_data_and_prints_its_uri(
 
 def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: Path) -> None:
     listed = json.loads(rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
-    assert [(row["artifact"], row["files"]) for row in listed] == [("evaluate/report", 1), ("prepare/dataset", 2)]
-    assert rekindle("get", run, "prepare/dataset/rejects.parquet", cwd=tmp_path).stdout == "rejects.parquet\n"
+    assert [(row["artifact"], row["files"]) for row in listed] == [
+        ("evaluate/report", 1),
+        ("prepare/dataset", 2),
+    ]
+    assert (
+        rekindle("get", run, "prepare/dataset/rejects.parquet", cwd=tmp_path).stdout
+        == "rejects.parquet\n"
+    )
     assert (tmp_path / "rejects.parquet").read_text() == "prepare/dataset/rejects.parquet"
     assert rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path).returncode == 0
     assert (tmp_path / "data/shards/a.npy").read_text() == "prepare/dataset/shards/a.npy"
@@ -92,23 +122,31 @@ def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: 
     assert again.returncode == 2 and "data exists already" in again.stderr
     wrong = rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert 'Did you mean "evaluate/report"? The run has evaluate/report, prepare/dataset' in wrong.stderr
-    assert 'the run "nobody" does not have artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
+    assert (
+        'Did you mean "evaluate/report"? The run has evaluate/report, prepare/dataset'
+        in wrong.stderr
+    )
+    assert (
+        'the run "nobody" does not have artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
+    )
 
 
 def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, name = variables["MLFLOW_TRACKING_URI"], f"w-{uuid4().hex[:8]}"
+    uri = variables["MLFLOW_TRACKING_URI"]
+    name = f"w-{uuid4().hex[:8]}"
     with monkeypatch.context() as here:
         here.setenv("MLFLOW_TRACKING_URI", uri)
         here.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
         run_id = tracking.start_run("pages", name)
+
     done = rekindle("ui", name, cwd=tmp_path)
     page = done.stdout.strip()
-    assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/") and f"/runs/{run_id}?" in page, (
-        done.stderr
-    )
+    assert (
+        page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/")
+        and f"/runs/{run_id}?" in page
+    ), done.stderr
     newest = rekindle("ui", cwd=tmp_path).stdout  # the newest run may be of another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"the run {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr
@@ -121,9 +159,14 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
         ("prune --keep-runs -1", "Invalid value for '--keep-runs': -1 is not in the range x>=0."),
         ("cache prune --days=-1", "Invalid value for '--days': -1.0 is not in the range x>=0."),
         ("rollback demo --seconds=-1", "Invalid value for '--seconds': -1.0 is not in the range"),
-        ("rollback demo latest", "Invalid value for '[VERSION]': 'latest' is not a valid integer range."),
+        (
+            "rollback demo latest",
+            "Invalid value for '[VERSION]': 'latest' is not a valid integer range.",
+        ),
     ],
 )
-def test_options_with_impossible_numbers_are_refused(command: str, message: str, tmp_path: Path) -> None:
+def test_options_with_impossible_numbers_are_refused(
+    command: str, message: str, tmp_path: Path
+) -> None:
     done = rekindle(*command.split(), cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr

@@ -1,4 +1,5 @@
-"""In an untrusted folder, a command runs only the files that its user names, and does not use the folder's home."""
+"""In an untrusted folder, a command runs only the files that its user names, and does not use the
+folder's home."""
 
 import json
 import os
@@ -63,7 +64,8 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "unschedule": [(("evil",), False)],
     "delete": [(("evil",), False)],
     "step": [(("steps.evil", "--help"), False)],
-    "trust": [((), False), (("pyproject.toml",), False)],  # `trust .rekindle` would be the decision of the user
+    # `trust .rekindle` would be the decision of the user
+    "trust": [((), False), (("pyproject.toml",), False)],
 }
 
 
@@ -96,21 +98,37 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     folder.close()
 
 
-def rekindle(folder: Folder, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def rekindle(
+    folder: Folder, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `rekindle` in the folder, as a user with an empty home directory."""
     user = folder.root.parent / "user"
     user.mkdir(exist_ok=True)
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     personal = {"HOME": str(user), "KUBECONFIG": str(user / "none"), "PATH": path}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "PYTHON"))}
-    return subprocess.run([REKINDLE, *arguments], cwd=folder.root, env={**inherited, **personal, **environment},
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)  # fmt: skip
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "PYTHON"))
+    }
+
+    return subprocess.run(
+        [REKINDLE, *arguments],
+        cwd=folder.root,
+        env={**inherited, **personal, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
-def check_untouched(folder: Folder, done: subprocess.CompletedProcess[str], original: dict[str, bytes]) -> None:
+def check_untouched(
+    folder: Folder, done: subprocess.CompletedProcess[str], original: dict[str, bytes]
+) -> None:
     assert folder.victim.poll() is None, "a process named by the home was ended"
     assert folder.listener.connections == 0, "an address named by the home was contacted"
-    assert folder.secret.read_text() not in done.stdout + done.stderr, "a link in the home was followed"
+    assert folder.secret.read_text() not in done.stdout + done.stderr, (
+        "a link in the home was followed"
+    )
     assert folder.content() == original, "the home was changed"
     assert "Traceback" not in done.stderr, done.stderr
 
@@ -119,27 +137,47 @@ def check_untouched(folder: Folder, done: subprocess.CompletedProcess[str], orig
 def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder, command: str):
     manifest = write_manifest(fetched.root.parent / "own.yaml", workflow(("one", "echo one")))
     original = fetched.content()
+
     for arguments, uses_home in ARGUMENTS[command]:
         words = [*command.split(), *(argument.format(manifest=manifest) for argument in arguments)]
-        path = {"PATH": str(Path(sys.executable).parent)} if command == "images build" else {}  # without docker
+        # without docker
+        if command == "images build":
+            path = {"PATH": str(Path(sys.executable).parent)}
+        else:
+            path = {}
+
         done = rekindle(fetched, *words, **path)
-        allowed = FROM_CONFIG if CONFIG in arguments or command == "step" else set()
+        if CONFIG in arguments or command == "step":
+            allowed = FROM_CONFIG
+        else:
+            allowed = set()
+
         assert fetched.executed() <= allowed, words
         for mark in fetched.marks.iterdir():
             mark.unlink()
+
         check_untouched(fetched, done, original)
         output = done.stdout + done.stderr
         assert (REFUSED in output) == uses_home, output
         assert "name: evil" not in done.stdout
+
         if uses_home and command != "doctor":
             assert (done.returncode, done.stderr.count("\n")) == (2, 1), output
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",), ("status", "--help"), ("no-command",)])
-def test_help_and_completion_in_an_untrusted_folder_run_no_file(fetched: Folder, arguments: tuple[str, ...]):
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), ("--version",), ("status", "--help"), ("no-command",)]
+)
+def test_help_and_completion_in_an_untrusted_folder_run_no_file(
+    fetched: Folder, arguments: tuple[str, ...]
+):
     original = fetched.content()
     words = " ".join(("rekindle", *arguments))
-    completion = {"_REKINDLE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(arguments))}
+    completion = {
+        "_REKINDLE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(arguments)),
+    }
     for environment in ({}, {"_REKINDLE_COMPLETE": "bash_source"}, completion):
         check_untouched(fetched, rekindle(fetched, *arguments, **environment), original)
         assert fetched.executed() == set()
@@ -147,19 +185,31 @@ def test_help_and_completion_in_an_untrusted_folder_run_no_file(fetched: Folder,
 
 def test_reading_the_commit_runs_no_program_of_the_repository(fetched: Folder):
     program = "from rekindle.blocks.manifest.provenance import git_sha; print(git_sha())"
-    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=fetched.root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=fetched.root, capture_output=True, text=True
+    )
     head = (fetched.root / ".git/HEAD").read_text().removeprefix("ref: ").strip()
     assert done.stdout == (fetched.root / ".git" / head).read_text().strip() + "-dirty\n"
     assert fetched.executed() == set()
 
 
-SERVER = "import http.server as h, os; h.HTTPServer((os.environ['POD_IP'], 8080), h.SimpleHTTPRequestHandler)"
-STEP = {"name": "step", "container": {"image": "python", "command": ["python", "-c", "import json, yaml, click"]}}
+SERVER = (
+    "import http.server as h, os; h.HTTPServer((os.environ['POD_IP'], 8080),"
+    " h.SimpleHTTPRequestHandler)"
+)
+STEP = {
+    "name": "step",
+    "container": {"image": "python", "command": ["python", "-c", "import json, yaml, click"]},
+}
 
 
 def recorded_pids(home: Path) -> list[int]:
     """Return the pids of the supervisor and the services."""
-    files = [home / "deployments/supervisor.json", home / "services/s3.json", home / "services/mlflow.json"]
+    files = [
+        home / "deployments/supervisor.json",
+        home / "services/s3.json",
+        home / "services/mlflow.json",
+    ]
     return [json.loads(file.read_text())["pid"] for file in files]
 
 
@@ -169,16 +219,29 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
     manifest = serving("own", free_port(), "python", "-c", f"{SERVER}.serve_forever()")
     manifest["spec"]["templates"][0]["dag"]["tasks"].append({"name": "step", "template": "step"})
     manifest["spec"]["templates"].append(STEP)
-    done = rekindle(folder, "run", "--manifest", write_manifest(folder.root.parent / "own.yaml", manifest), "--yes")
+
+    done = rekindle(
+        folder,
+        "run",
+        "--manifest",
+        write_manifest(folder.root.parent / "own.yaml", manifest),
+        "--yes",
+    )
+
     assert done.returncode == 0, done.stdout + done.stderr
     assert rekindle(folder, "env").returncode == 0
+
     directories = [folder.home, *(path for path in folder.home.rglob("*") if path.is_dir())]
     for directory in directories:  # as a `git pull` could
         folder.plant_modules(directory)
+
     killed = recorded_pids(folder.home)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    until("the killed processes to be gone", lambda: not any(psutil.pid_exists(pid) for pid in killed))
+
+    until(
+        "the killed processes to be gone", lambda: not any(psutil.pid_exists(pid) for pid in killed)
+    )
     assert rekindle(folder, "env").returncode == 0
     shown: list[dict] = []
 
@@ -189,6 +252,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
     until("all services to run again", all_are_running, evidence=lambda: shown)
     for row in shown:  # a running process may be about to end
         until("it to answer", lambda url=row["address"]: answers(url), evidence=lambda row=row: row)
+
     assert not set(killed) & set(recorded_pids(folder.home))
     assert rekindle(folder, "down").returncode == 0
     assert folder.executed() == set()
@@ -197,7 +261,8 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
 def test_a_backfill_imports_no_file_of_the_working_directory(folder: Folder):
     folder.plant_modules(folder.root)
     program = (
-        "from pathlib import Path; from rekindle.view.history import backfill; backfill._rekindle(Path('l'), 'resume')"
+        "from pathlib import Path; from rekindle.view.history import backfill;"
+        " backfill._rekindle(Path('l'), 'resume')"
     )
     subprocess.run([sys.executable, "-P", "-c", program], cwd=folder.root, check=True)
     assert "there is no run that is interrupted" in (folder.root / "l").read_text()
@@ -210,11 +275,21 @@ def test_only_own_and_trusted_homes_are_used(folder: Folder):
     shutil.copytree(folder.home, copy)
     (folder.root / "link").symlink_to(folder.home)
     done = rekindle(folder, "down", REKINDLE_HOME="copy")
-    assert (done.returncode, REFUSED in done.stderr, "`rekindle trust copy`" in done.stderr) == (2, True, True)
+
+    assert (done.returncode, REFUSED in done.stderr, "`rekindle trust copy`" in done.stderr) == (
+        2,
+        True,
+        True,
+    )
+
     done = rekindle(folder, "down", REKINDLE_HOME="link")
-    assert (done.returncode, "link is a link, and is not followed" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "link is a link, and is not followed" in done.stderr) == (
+        2,
+        True,
+    ), done.stderr
     assert rekindle(folder, "trust", "copy").returncode == 0
-    assert rekindle(folder, "down", REKINDLE_HOME="copy").stdout == ""  # the services belong to the original
+    # the services belong to the original
+    assert rekindle(folder, "down", REKINDLE_HOME="copy").stdout == ""
     assert rekindle(folder, "down").stdout == "stopped s3\n"
 
 

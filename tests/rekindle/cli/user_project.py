@@ -61,7 +61,13 @@ def build(config):
 SHOP = {
     "workload": "steps.paced",
     "data": {"source": "data/power.csv", "window": "90d"},
-    "train": {"workers": 1, "max_workers": 2, "virtual_workers": 4, "epochs": 1, "learning_rate": 0.02},
+    "train": {
+        "workers": 1,
+        "max_workers": 2,
+        "virtual_workers": 4,
+        "epochs": 1,
+        "learning_rate": 0.02,
+    },
     "gate": {"maximum": {"rmse": 500}},
     "serve": {"min_replicas": 1},
     "schedule": {"cron": "0 3 * * 1"},
@@ -70,7 +76,10 @@ SEARCH = {
     "train": {"virtual_workers": 4, "epochs": 6, "validation": 0.1, "learning_rate": 0.02},
     "sweep": {
         **{"trials": 5, "lag": 3, "rungs": 2, "reduction": 3, "parallel": 2},
-        "space": {"train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}}, "model": {"hidden": [8, 32]}},
+        "space": {
+            "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}},
+            "model": {"hidden": [8, 32]},
+        },
     },
 }
 CONFIGS = {
@@ -81,9 +90,15 @@ CONFIGS = {
 
 
 def make(folder: Path, go: Path = Path("/")) -> None:
-    """Write the project into `folder`, which is named shop; its training waits for the file `go`."""
+    """Write the project into `folder`, which is named shop; its training waits for the file
+    `go`."""
     create(folder)
     files = {"steps/paced.py": PACED.replace("GO", str(go)), "pipelines/asking.py": ASKING}
-    files |= {f"configs/{name}.yaml": yaml.safe_dump({"name": name} | config) for name, config in CONFIGS.items()}
+    files.update(
+        {
+            f"configs/{name}.yaml": yaml.safe_dump({"name": name} | config)
+            for name, config in CONFIGS.items()
+        }
+    )
     for name, text in files.items():
         (folder / name).write_text(text)

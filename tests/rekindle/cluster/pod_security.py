@@ -1,7 +1,9 @@
-"""The PodSecurity standard `restricted` (Kubernetes 1.34, including `baseline`) as a function over plain data.
+"""The PodSecurity standard `restricted` (Kubernetes 1.34, including `baseline`) as a function over
+plain data.
 
-violations(pod_spec) -> ["containers[0].securityContext.allowPrivilegeEscalation must be false", ...]
-pods(manifest) -> every PodSpec in it, at any depth; for workflows, the pods that Argo creates for their steps
+violations(pod_spec) -> ["containers[0].securityContext.allowPrivilegeEscalation must be false",
+...] pods(manifest) -> every PodSpec in it, at any depth; for workflows, the pods that Argo creates
+for their steps
 """
 
 import copy
@@ -10,7 +12,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 SYSCTLS = {
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -28,14 +39,26 @@ SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_
 
 def violations(spec: dict[str, Any]) -> list[str]:
     pod = spec.get("securityContext") or {}
-    problems = [f"{field} must not be set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
+    problems = [
+        f"{field} must not be set"
+        for field in ("hostNetwork", "hostPID", "hostIPC")
+        if spec.get(field)
+    ]
     for volume in spec.get("volumes") or []:
         if not set(volume) - {"name"} <= VOLUMES:
             problems.append(f"volume {volume}: its kind is not allowed")
-    problems += [f"sysctl {s['name']} is not allowed" for s in pod.get("sysctls") or [] if s["name"] not in SYSCTLS]
+
+    problems += [
+        f"sysctl {s['name']} is not allowed"
+        for s in pod.get("sysctls") or []
+        if s["name"] not in SYSCTLS
+    ]
     for where in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(where) or []:
-            problems += [f"{container['name']}: {problem}" for problem in _container(container, pod)]
+            problems += [
+                f"{container['name']}: {problem}" for problem in _container(container, pod)
+            ]
+
     return problems
 
 
@@ -54,13 +77,16 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
         yield "runAsNonRoot must be true"
     if 0 in (context.get("runAsUser"), pod.get("runAsUser")):
         yield "runAsUser must not be 0"
+
     if (context.get("seccompProfile") or pod.get("seccompProfile") or {}).get("type") not in (
         "RuntimeDefault",
         "Localhost",
     ):
         yield "seccompProfile.type must be RuntimeDefault or Localhost"
+
     if context.get("procMount", "Default") != "Default":
         yield "procMount must be Default"
+
     for settings in (context, pod):
         selinux = settings.get("seLinuxOptions") or {}
         if selinux.get("type", "") not in SELINUX or selinux.get("user") or selinux.get("role"):
@@ -69,6 +95,7 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
             yield "appArmorProfile must not be Unconfined"
         if (settings.get("windowsOptions") or {}).get("hostProcess"):
             yield "hostProcess must be false"
+
     if any(port.get("hostPort") for port in container.get("ports") or []):
         yield "hostPort must not be set"
 
@@ -78,12 +105,16 @@ def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(manifest, dict):
         for item in manifest if isinstance(manifest, list) else ():
             yield from pods(item)
+
         return
+
     spec = manifest.get("spec") or {}
     if isinstance(spec, dict) and "templates" in spec:
         for template in spec["templates"]:
-            if text := (template.get("resource") or {}).get("manifest"):
+            text = (template.get("resource") or {}).get("manifest")
+            if text:
                 yield from pods(json.loads(re.sub(r"\{\{.*?\}\}", "1", text)))
+
             for kind in ("container", "script", "resource"):
                 if kind in template:
                     yield template["name"], _argo(template, template[kind], spec)
@@ -95,19 +126,32 @@ def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the PodSpec that Argo makes of a template: init and wait are not hardened, the main of a resource is.
+    """Return the PodSpec that Argo makes of a template: init and wait are not hardened, the main of
+    a resource is.
 
     Source: Argo 3.7 and 4.1, workflow/controller/workflowpod.go.
     """
     hardened = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    pod = {key: copy.deepcopy(spec[key]) for key in ("securityContext", "automountServiceAccountToken") if key in spec}
+
+    pod = {
+        key: copy.deepcopy(spec[key])
+        for key in ("securityContext", "automountServiceAccountToken")
+        if key in spec
+    }
+
     pod["volumes"] = [*(spec.get("volumes") or []), *(template.get("volumes") or [])]
+
     if "resource" in template:
         return pod | {"containers": [{"name": "main", "securityContext": hardened}]}
+
     pod["initContainers"] = [{"name": "init"}]
     pod["containers"] = [{"name": "wait"}, {**main, "name": "main"}]
     patch = json.loads(template.get("podSpecPatch") or "{}")
+
     for where in ("initContainers", "containers"):
         for fields in patch.pop(where, []):
-            next(container for container in pod[where] if container["name"] == fields["name"]).update(fields)
+            next(
+                container for container in pod[where] if container["name"] == fields["name"]
+            ).update(fields)
+
     return pod | patch

@@ -27,22 +27,33 @@ LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
 
 
 def status(code: int, reason: str, message: str, **details: Any) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
-            "message": message, "details": details}  # fmt: skip
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+        "details": details,
+    }
 
 
 class ApiServer:
     """Runs on its own port until the context is left."""
 
     def __init__(self, folder: Path, namespace: str = "models") -> None:
-        self.kubeconfig, self.namespace = folder / "kubeconfig", namespace
+        self.kubeconfig = folder / "kubeconfig"
+        self.namespace = namespace
         self.changed = threading.Condition()
         self.objects: dict[str, dict[str, Object]] = {}  # collection → name → object
         self.history: list[tuple[int, str, str, Object]] = []
-        self.version, self.oldest, self.generation = 100, 0, 0
+        self.version = 100
+        self.oldest = 0
+        self.generation = 0
         self.stopped = False
         self.refusals: list[tuple[str, str, int, Object | str, int]] = []
-        self.logs: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (pod, container) → time, text
+        # (pod, container) → time, text
+        self.logs: dict[tuple[str, str], list[tuple[str, str]]] = {}
         self.ended: set[tuple[str, str]] = set()
         self.requests: list[tuple[str, str, Object]] = []  # method, path with its query, body
         self.tokens: set[str | None] = set()
@@ -52,13 +63,23 @@ class ApiServer:
     def __enter__(self) -> Self:
         self.start()
         url = f"http://127.0.0.1:{self.port}"
+
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
             "clusters": [{"name": "c", "cluster": {"server": url}}],
             "users": [{"name": "u", "user": {"token": "secret"}}],
-            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": self.namespace}}],
-        }  # fmt: skip
+            "contexts": [
+                {
+                    "name": "here",
+                    "context": {"cluster": "c", "user": "u", "namespace": self.namespace},
+                }
+            ],
+        }
+
         self.kubeconfig.write_text(json.dumps(config))
+
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -90,11 +111,17 @@ class ApiServer:
             existing = self.objects.setdefault(collection, {})
             previous = existing.get(name, {}).get("metadata", {})
             self.version += 1
-            stamp = {"uid": previous.get("uid") or str(uuid.uuid4()), "namespace": self.namespace,
-                     "creationTimestamp": previous.get("creationTimestamp") or "2026-11-21T20:00:00Z"}  # fmt: skip
+
+            stamp = {
+                "uid": previous.get("uid") or str(uuid.uuid4()),
+                "namespace": self.namespace,
+                "creationTimestamp": previous.get("creationTimestamp") or "2026-11-21T20:00:00Z",
+            }
+
             metadata = {**stamp, **manifest["metadata"], "resourceVersion": str(self.version)}
             existing[name] = {**manifest, "metadata": metadata}
             self._record(collection, "MODIFIED" if previous else "ADDED", existing[name])
+
             return existing[name]
 
     def remove(self, collection: str, name: str) -> None:
@@ -122,7 +149,9 @@ class ApiServer:
 
     def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
         """Return the answer to the creation of an object, None to store it."""
-        return (201, body) if dry_run else None
+        if dry_run:
+            return (201, body)
+        return None
 
     def cut(self) -> None:
         with self.changed:
@@ -137,7 +166,9 @@ class ApiServer:
     def refusal(self, method: str, path: str) -> tuple[int, Object | str] | None:
         for i, (refused, pattern, code, body, times) in enumerate(self.refusals):
             if refused == method and re.search(pattern, path):
-                self.refusals[i : i + 1] = [(method, pattern, code, body, times - 1)] if times > 1 else []
+                self.refusals[i : i + 1] = (
+                    [(method, pattern, code, body, times - 1)] if times > 1 else []
+                )
                 return code, body
         return None
 
@@ -148,7 +179,8 @@ class ApiServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each answer waits 40 ms for the acknowledgement of its headers
+    # or each answer waits 40 ms for the acknowledgement of its headers
+    disable_nagle_algorithm = True
     api: ApiServer
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -157,13 +189,17 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         if self.api.stopped:  # the connection was kept alive
             return self.break_connection()
+
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size) or b"{}")
-        parts, api = urlsplit(self.path), self.api
+        parts = urlsplit(self.path)
+        api = self.api
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         api.requests.append((self.command, self.path, body))
         api.tokens.add(self.headers.get("Authorization"))
-        if refused := api.refusal(self.command, self.path):
+
+        refused = api.refusal(self.command, self.path)
+        if refused:
             self.answer(*refused)
         elif match := LOG.search(parts.path):
             self.log(match[2], query)
@@ -178,35 +214,57 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.api
         if self.command == "GET" and path in api.fixed:
             return 200, api.fixed[path]
+
         if self.command == "POST":
-            if answer := api.admit(path, body, "dryRun" in query):
+            answer = api.admit(path, body, "dryRun" in query)
+            if answer:
                 return answer
+
             if body["metadata"]["name"] in api.objects.get(path, {}):
-                return 409, status(409, "AlreadyExists", f'x "{body["metadata"]["name"]}" already exists')
+                return 409, status(
+                    409, "AlreadyExists", f'x "{body["metadata"]["name"]}" already exists'
+                )
+
             return 201, api.put(path, body)
+
         named = NAMED.search(path)
         if not named:
             return 200, self.list_objects(path, query)
-        collection, name = named[1], named[2]
+
+        collection = named[1]
+        name = named[2]
+
         existing = api.objects.get(collection, {}).get(name)
         if existing is None:
             return 404, status(404, "NotFound", f'x "{name}" not found', name=name)
         if self.command == "DELETE":
             api.remove(collection, name)
+
         if self.command == "PUT":
             if body["metadata"]["resourceVersion"] != existing["metadata"]["resourceVersion"]:
                 return 409, status(409, "Conflict", "the object has been modified")
+
             existing = api.put(collection, body)
+
         if self.command == "PATCH":
-            version = (body.get("metadata") or {}).get("resourceVersion", existing["metadata"]["resourceVersion"])
+            version = (body.get("metadata") or {}).get(
+                "resourceVersion", existing["metadata"]["resourceVersion"]
+            )
             if version != existing["metadata"]["resourceVersion"]:
                 return 409, status(409, "Conflict", "the object has been modified")
-            existing = merge(existing, body) if "dryRun" in query else api.put(collection, merge(existing, body))
+
+            if "dryRun" in query:
+                existing = merge(existing, body)
+            else:
+                existing = api.put(collection, merge(existing, body))
+
         return 200, existing
 
     def list_objects(self, path: str, query: dict[str, str]) -> Object:
         with self.api.changed:
-            items = [item for item in self.api.objects.get(path, {}).values() if is_selected(item, query)]
+            items = [
+                item for item in self.api.objects.get(path, {}).values() if is_selected(item, query)
+            ]
             return {
                 "kind": "List",
                 "metadata": {"resourceVersion": str(self.api.version)},
@@ -214,35 +272,52 @@ class _Handler(BaseHTTPRequestHandler):
             }  # as Go writes an empty list
 
     def watch(self, path: str, query: dict[str, str]) -> None:
-        api, since = self.api, int(query["resourceVersion"])
+        api = self.api
+        since = int(query["resourceVersion"])
         self.begin()
+
         with api.changed:
             if since < api.oldest:
                 gone = status(410, "Expired", f"too old resource version: {since} ({api.oldest})")
                 self.chunk(json.dumps({"type": "ERROR", "object": gone}))
                 return self.chunk("")
+
             generation = api.generation
             while api.generation == generation:
-                for version, collection, kind, changed in [event for event in api.history if event[0] > since]:
+                for version, collection, kind, changed in [
+                    event for event in api.history if event[0] > since
+                ]:
                     since = version
                     if collection == path and is_selected(changed, query):
                         self.chunk(json.dumps({"type": kind, "object": changed}))
+
                 api.changed.wait(0.05)
+
         self.break_connection()
 
     def log(self, pod: str, query: dict[str, str]) -> None:
-        api, key, sent = self.api, (pod, query["container"]), 0
+        api = self.api
+        key = (pod, query["container"])
+        sent = 0
         self.begin()
+
         with api.changed:
             generation = api.generation
             while api.generation == generation:
-                lines = [line for line in api.logs.get(key, []) if line[0][:19] + "Z" >= query.get("sinceTime", "")]
+                lines = [
+                    line
+                    for line in api.logs.get(key, [])
+                    if line[0][:19] + "Z" >= query.get("sinceTime", "")
+                ]
                 for timestamp, text in lines[sent:]:
                     self.chunk(f"{timestamp} {text}" if query.get("timestamps") else text)
+
                 sent = len(lines)
                 if not query.get("follow") or key in api.ended:
                     return self.chunk("")
+
                 api.changed.wait(0.05)
+
         self.break_connection()
 
     def answer(self, code: int, body: Object | str) -> None:
@@ -270,7 +345,9 @@ class _Handler(BaseHTTPRequestHandler):
 def is_selected(candidate: Object, query: dict[str, str]) -> bool:
     labels = candidate["metadata"].get("labels") or {}
     name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    requirements = [requirement for requirement in query.get("labelSelector", "").split(",") if requirement]
+    requirements = [
+        requirement for requirement in query.get("labelSelector", "").split(",") if requirement
+    ]
     for requirement in requirements:
         key, value = re.split("!?=", requirement)
         if (labels.get(key) == value) == ("!=" in requirement):

@@ -1,4 +1,5 @@
-"""The client of the Kubernetes API: watches survive restarts, calls are retried, errors come with a remedy."""
+"""The client of the Kubernetes API: watches survive restarts, calls are retried, errors come with a
+remedy."""
 
 import json
 import queue
@@ -48,16 +49,22 @@ def events(server: ApiServer, cluster: Cluster) -> Events:
     return events
 
 
-def test_a_watch_with_an_expired_version_yields_each_missed_change_once(server: ApiServer, events: Events):
+def test_a_watch_with_an_expired_version_yields_each_missed_change_once(
+    server: ApiServer, events: Events
+):
     server.stop()
     server.put(WORKFLOWS_AT, workflow("b"))
     server.put(WORKFLOWS_AT, workflow("c"))
     server.remove(WORKFLOWS_AT, "a")
     server.expire()
     server.start()
+
     assert [events.next() for _ in range(3)] == [
-        ("DELETED", "a", "Running"), ("ADDED", "b", "Running"), ("ADDED", "c", "Running"),
-    ]  # fmt: skip
+        ("DELETED", "a", "Running"),
+        ("ADDED", "b", "Running"),
+        ("ADDED", "c", "Running"),
+    ]
+
     server.put(WORKFLOWS_AT, workflow("b", "Succeeded"))
     assert events.next() == ("MODIFIED", "b", "Succeeded")
 
@@ -70,8 +77,12 @@ def test_an_interrupted_watch_continues_where_it_stopped(server: ApiServer, even
     assert events.received.empty()
 
 
-def test_a_watch_continues_after_a_restarted_server_has_briefly_no_roles(server: ApiServer, events: Events):
-    server.refuse("GET", "watch=true", 403, status(403, "Forbidden", "RBAC: clusterrole not found"), times=2)
+def test_a_watch_continues_after_a_restarted_server_has_briefly_no_roles(
+    server: ApiServer, events: Events
+):
+    server.refuse(
+        "GET", "watch=true", 403, status(403, "Forbidden", "RBAC: clusterrole not found"), times=2
+    )
     server.cut()
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
@@ -103,7 +114,9 @@ def test_pauses_between_watches_grow_if_the_server_ends_each_watch_at_once(
 ):
     server.put(WORKFLOWS_AT, workflow("a"))
     server.refuse("GET", "watch=true", 200, "", times=6)
-    other_threads, pauses = {*threading.enumerate()}, list[float]()  # watches of other tests: they end here
+    # watches of other tests: they end here
+    other_threads = {*threading.enumerate()}
+    pauses = list[float]()
 
     def sleep(seconds: float) -> None:
         if threading.current_thread() in other_threads:
@@ -132,7 +145,8 @@ def test_a_call_to_an_overloaded_server_is_retried(server: ApiServer, cluster: C
     assert cluster.get(WORKFLOWS, "a")["metadata"]["name"] == "a"
 
 
-REFUSALS = json.loads((Path(__file__).parent / "refusals.json").read_text())  # recorded from a real API server (1.34)
+# recorded from a real API server (1.34)
+REFUSALS = json.loads((Path(__file__).parent / "refusals.json").read_text())
 WORDS = {
     "stranger": ["rejects the credentials of context 'here'"],
     "forbidden": ["ann may not create workflows", "models", "rekindle platform render"],
@@ -149,8 +163,14 @@ WORDS = {
         "alphanumeric character (e.g. 'my-name',  or '123-abc')",
     ],
     "wrong type": ["cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas"],
-    "webhook": ["validator.pytorchjob.training-operator.kubeflow.org refuses", 'Unsupported value: "Boss"'],
-    "webhook away": ["webhook validator.pytorchjob.away.example.com does not answer", 'service "away" not found'],
+    "webhook": [
+        "validator.pytorchjob.training-operator.kubeflow.org refuses",
+        'Unsupported value: "Boss"',
+    ],
+    "webhook away": [
+        "webhook validator.pytorchjob.away.example.com does not answer",
+        'service "away" not found',
+    ],
     "too large": ["1.5 MB"],
     "too large for etcd": ["1.5 MB", "split the pipeline"],
     "being deleted": ["is being deleted", "--namespace"],
@@ -160,7 +180,8 @@ RETRYABLE = {"stranger", "forbidden", "quota", "webhook away", "being deleted"}
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals_of_the_server_come_with_a_remedy(server: ApiServer, cluster: Cluster, case: str):
-    code, body = REFUSALS[case]["code"], REFUSALS[case]["body"]
+    code = REFUSALS[case]["code"]
+    body = REFUSALS[case]["body"]
     server.refuse("PUT", "workflows", code, body, times=9)
     with pytest.raises(ApiError) as error:
         cluster.replace(WORKFLOWS, workflow("a"))
@@ -175,20 +196,29 @@ def test_the_answer_of_a_proxy_is_shown_unchanged(server: ApiServer, cluster: Cl
         cluster.replace(WORKFLOWS, workflow("a"))
 
 
-def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(server: ApiServer, cluster: Cluster):
+def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(
+    server: ApiServer, cluster: Cluster
+):
     for body in ("<html>log in</html>", "[" * 100_000):
         server.refuse("GET", "version", 200, body)
-        with pytest.raises(ApiError, match=f"127.0.0.1:{server.port} is not a Kubernetes API: GET /version answers"):
+        with pytest.raises(
+            ApiError, match=f"127.0.0.1:{server.port} is not a Kubernetes API: GET /version answers"
+        ):
             cluster.call("GET", "/version")
 
 
 def test_an_unreachable_cluster_is_named(server: ApiServer, cluster: Cluster):
     server.stop()
-    with pytest.raises(ApiError, match=r"http://127.0.0.1:\d+ does not answer \(Connection refused\).*context 'here'"):
+    with pytest.raises(
+        ApiError,
+        match=r"http://127.0.0.1:\d+ does not answer \(Connection refused\).*context 'here'",
+    ):
         cluster.get(PODS, "a")
 
 
-def test_missing_kubeconfigs_and_unknown_contexts_have_a_remedy(server: ApiServer, monkeypatch: pytest.MonkeyPatch):
+def test_missing_kubeconfigs_and_unknown_contexts_have_a_remedy(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+):
     with pytest.raises(ConfigError, match='Did you mean "here"'):
         Cluster.connect(context="hree")
     server.kubeconfig.write_text("{}")

@@ -1,4 +1,5 @@
-"""Submitting through an Argo server: workflows of others do no harm, and errors name their cause."""
+"""Submitting through an Argo server: workflows of others do no harm, and errors name their
+cause."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,10 @@ from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.test_workflows import manifest
 
 WORKFLOWS_PATH = "/api/v1/workflows/models"
-FOREIGN = {"metadata": {"name": "x"}, "spec": {"templates": [{"name": "m", "container": {"image": 5}}]}}
+FOREIGN = {
+    "metadata": {"name": "x"},
+    "spec": {"templates": [{"name": "m", "container": {"image": 5}}]},
+}
 
 
 @pytest.fixture
@@ -42,17 +46,26 @@ def test_an_answer_that_hera_rejects_does_not_fail_a_submit(
 ):
     server.refuse("POST", WORKFLOWS_PATH, 200, FOREIGN)
     argo.submit(workflow)
-    assert [body["workflow"] for method, _, body in server.requests if method == "POST"] == [workflow]
+    assert [body["workflow"] for method, _, body in server.requests if method == "POST"] == [
+        workflow
+    ]
 
 
 def test_the_option_yes_skips_the_search_for_duplicates(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     file = tmp_path / "workflow.yaml"
-    file.write_text(json.dumps(manifest(templates=[{"name": "main", "container": {"image": "a:1", "command": ["b"]}}])))
+    file.write_text(
+        json.dumps(
+            manifest(templates=[{"name": "main", "container": {"image": "a:1", "command": ["b"]}}])
+        )
+    )
+
     server.refuse("POST", WORKFLOWS_PATH, 200, {"metadata": {"name": "x"}, "spec": {}})
     command = ["submit", "--manifest", str(file), "-n", "models", "--yes"]
-    done = CliRunner().invoke(commands, [*command, "--argo-server", f"http://127.0.0.1:{server.port}"])
+    done = CliRunner().invoke(
+        commands, [*command, "--argo-server", f"http://127.0.0.1:{server.port}"]
+    )
     assert not done.exception, done.output
     assert [(method, path) for method, path, _ in server.requests] == [("POST", WORKFLOWS_PATH)]
 
@@ -60,7 +73,12 @@ def test_the_option_yes_skips_the_search_for_duplicates(
 @pytest.mark.parametrize(
     "code, body, kind, words",
     [
-        (400, {"code": 3, "message": "templates.main is bad"}, ConfigError, "refuses the workflow: .*main is bad"),
+        (
+            400,
+            {"code": 3, "message": "templates.main is bad"},
+            ConfigError,
+            "refuses the workflow: .*main is bad",
+        ),
         (401, {"message": "token not valid"}, RekindleError, "Set ARGO_TOKEN"),
         (500, "oops", RekindleError, "failed: 500.*oops.*again"),
         (502, {}, RekindleError, "failed: 502"),
@@ -68,7 +86,13 @@ def test_the_option_yes_skips_the_search_for_duplicates(
     ],
 )
 def test_errors_of_the_server_are_not_blamed_on_the_workflow(
-    server: ApiServer, argo: ArgoServer, workflow: dict[str, Any], code: int, body: Any, kind: type, words: str
+    server: ApiServer,
+    argo: ArgoServer,
+    workflow: dict[str, Any],
+    code: int,
+    body: Any,
+    kind: type,
+    words: str,
 ):
     server.refuse("POST", WORKFLOWS_PATH, code, body)
     with pytest.raises(kind, match=words) as error:

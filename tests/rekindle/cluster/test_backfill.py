@@ -1,4 +1,5 @@
-"""A backfill on a cluster ends with the same table, whatever kills it, and two of them share the runs."""
+"""A backfill on a cluster ends with the same table, whatever kills it, and two of them share the
+runs."""
 
 import json
 import os
@@ -17,12 +18,31 @@ from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # two dozen commands
-CONFIG = ["configs/demo.yaml", "--set", "data.source=s3://b/payments", "--set", "data.window=60d", "-n", "models"]
-BACKFILL = ["backfill", *CONFIG, "--cluster", "--from", "2026-03-02", "--to", "2026-05-24", "--parallel", "3"]
+CONFIG = [
+    "configs/demo.yaml",
+    "--set",
+    "data.source=s3://b/payments",
+    "--set",
+    "data.window=60d",
+    "-n",
+    "models",
+]
+BACKFILL = [
+    "backfill",
+    *CONFIG,
+    "--cluster",
+    "--from",
+    "2026-03-02",
+    "--to",
+    "2026-05-24",
+    "--parallel",
+    "3",
+]
 
 
 class Controller(threading.Thread):
-    """Ends each run after a moment, as Argo's controller would; the first attempt of every third run fails."""
+    """Ends each run after a moment, as Argo's controller would; the first attempt of every third
+    run fails."""
 
     def __init__(self, server: ApiServer) -> None:
         super().__init__(daemon=True)
@@ -42,12 +62,27 @@ class Controller(threading.Thread):
     def end(self, workflow: dict[str, Any], fails: bool) -> None:
         name = workflow["metadata"]["name"]
         fails = fails and name not in self.failed
-        self.failed |= {name} if fails else set()
-        arguments = {item["name"]: item.get("value") for item in workflow["spec"]["arguments"]["parameters"]}
+        self.failed.update({name} if fails else set())
+        arguments = {
+            item["name"]: item.get("value") for item in workflow["spec"]["arguments"]["parameters"]
+        }
         output = {"name": "model_sha256", "value": f"weights of {arguments['scheduled-time']}"}
         phase = "Failed" if fails else "Succeeded"
-        node = {"id": name, "name": name, "type": "DAG", "phase": phase, "startedAt": "2026-11-21T20:00:00Z"}
-        status = {"phase": phase, "nodes": {name: node}, "outputs": {"parameters": [] if fails else [output]}}
+
+        node = {
+            "id": name,
+            "name": name,
+            "type": "DAG",
+            "phase": phase,
+            "startedAt": "2026-11-21T20:00:00Z",
+        }
+
+        status = {
+            "phase": phase,
+            "nodes": {name: node},
+            "outputs": {"parameters": [] if fails else [output]},
+        }
+
         self.server.put(WORKFLOWS_AT, workflow | {"status": node | status})
 
 
@@ -63,26 +98,35 @@ def controller(server: ApiServer) -> Iterator[Controller]:
 
 def rekindle(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rekindle", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True
+    )
 
 
-def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(server: ApiServer, controller: Controller) -> None:
+def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(
+    server: ApiServer, controller: Controller
+) -> None:
     chance = random.Random(1)
     for _ in range(10):
         process = rekindle(*BACKFILL)
         time.sleep(chance.uniform(0.5, 4))
         process.kill()
         process.communicate()
+
     rekindle(*BACKFILL).communicate()
     out, _ = rekindle(*BACKFILL, "-o", "json").communicate()  # resumes the runs that failed
     weeks = json.loads(out)["weeks"]
     assert [week["phase"] for week in weeks] == ["Succeeded"] * 12
-    assert [week["model_sha256"] for week in weeks] == [f"weights of {week['scheduled']}" for week in weeks]
+    assert [week["model_sha256"] for week in weeks] == [
+        f"weights of {week['scheduled']}" for week in weeks
+    ]
     assert len(server.objects[WORKFLOWS_AT]) == 12 and controller.failed
 
 
-def test_two_backfills_at_the_same_time_submit_each_week_once(server: ApiServer, controller: Controller) -> None:
-    controller.failed |= {"none"}
+def test_two_backfills_at_the_same_time_submit_each_week_once(
+    server: ApiServer, controller: Controller
+) -> None:
+    controller.failed.add("none")
     both = [rekindle(*BACKFILL, "-o", "json") for _ in range(2)]
     tables = [json.loads(process.communicate()[0])["weeks"] for process in both]
     assert [week["workflow"] for week in tables[0]] == [week["workflow"] for week in tables[1]]

@@ -1,4 +1,5 @@
-"""`rekindle images build`: the builder's arguments, and the messages; builders are scripts on the PATH."""
+"""`rekindle images build`: the builder's arguments, and the messages; builders are scripts on the
+PATH."""
 
 import hashlib
 import json
@@ -45,7 +46,8 @@ class Builders:
     """A PATH with some builders on it, and their calls."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.call_log = folder / "bin", folder / "calls"
+        self.folder = folder / "bin"
+        self.call_log = folder / "calls"
         self.folder.mkdir()
 
     def add(self, name: str, script: str) -> "Builders":
@@ -53,10 +55,18 @@ class Builders:
         (self.folder / name).chmod(0o755)
         return self
 
-    def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = {"PATH": f"{self.folder}:/nowhere", "CALLS": str(self.call_log), "HOME": os.environ["HOME"]}
+    def __call__(
+        self, *args: str, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        path = {
+            "PATH": f"{self.folder}:/nowhere",
+            "CALLS": str(self.call_log),
+            "HOME": os.environ["HOME"],
+        }
         command = [REKINDLE, "images", "build", *args]
-        return subprocess.run(command, env=path | environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            command, env=path | environment, cwd=cwd, capture_output=True, text=True, timeout=60
+        )
 
     def calls(self) -> list[str]:
         return self.call_log.read_text().splitlines()
@@ -78,7 +88,9 @@ def test_a_pushed_image_is_named_by_its_digest(builders: Builders, name: str, sc
 
 @pytest.mark.parametrize("flags", [(), ("--insecure",)])
 def test_pushing_without_tls_needs_the_option_insecure(builders: Builders, flags: tuple[str, ...]):
-    done = builders.add("buildah", BUILDAH)("train", "--tag", "localhost:5001/rekindle:0.1", "--push", *flags)
+    done = builders.add("buildah", BUILDAH)(
+        "train", "--tag", "localhost:5001/rekindle:0.1", "--push", *flags
+    )
     assert done.stdout == f"localhost:5001/rekindle@{DIGEST}\n"
     (push,) = (call for call in builders.calls() if call.startswith("buildah push"))
     assert ("--tls-verify=false" in push) == bool(flags)
@@ -87,17 +99,28 @@ def test_pushing_without_tls_needs_the_option_insecure(builders: Builders, flags
 def test_a_failed_push_explains_registries_without_tls(builders: Builders):
     builders.add("buildah", BUILDAH.replace("while", '[ "$1" = push ] && exit 125\nwhile'))
     done = builders("train", "--tag", "r:1", "--push")
-    assert done.returncode == 1 and "--insecure" in done.stderr and "insecure-registries" in done.stderr
+    assert (
+        done.returncode == 1
+        and "--insecure" in done.stderr
+        and "insecure-registries" in done.stderr
+    )
 
 
 def test_an_image_gets_its_digest_only_by_a_push(builders: Builders):
     done = builders.add("buildah", BUILDAH)("serve", "--tag", "rekindle-serve:0.1", "-o", "json")
-    assert json.loads(done.stdout) == {"tag": "rekindle-serve:0.1", "id": "sha256:1d", "digest": None, "pinned": None}
+    assert json.loads(done.stdout) == {
+        "tag": "rekindle-serve:0.1",
+        "id": "sha256:1d",
+        "digest": None,
+        "pinned": None,
+    }
     assert not any(" push " in call for call in builders.calls())
 
 
 @pytest.mark.parametrize("name, extras", [("train", ""), ("serve", "--build-arg EXTRAS=serve")])
-def test_the_serving_image_is_built_from_the_same_dockerfile(builders: Builders, name: str, extras: str):
+def test_the_serving_image_is_built_from_the_same_dockerfile(
+    builders: Builders, name: str, extras: str
+):
     builders.add("docker", DOCKER)(name, "--tag", "r:1")
     (build,) = (call for call in builders.calls() if call.startswith("docker build"))
     assert "images/Dockerfile" in build
@@ -110,11 +133,15 @@ def test_a_project_is_built_from_its_own_dockerfile(builders: Builders, tmp_path
     create(tmp_path / "shop")
     assert builders("project", "--tag", "shop:1", cwd=tmp_path / "shop").returncode == 0
     (build,) = (call for call in builders.calls() if call.startswith("docker build"))
-    assert f"--file {tmp_path}/shop/images/Dockerfile" in build and build.endswith(f" {tmp_path}/shop")
+    assert f"--file {tmp_path}/shop/images/Dockerfile" in build and build.endswith(
+        f" {tmp_path}/shop"
+    )
 
 
 def test_flags_after_the_dashes_reach_the_builder(builders: Builders):
-    builders.add("docker", DOCKER)("mlflow", "--tag", "m:1", "--", "--build-arg", "BASE=python:3.12-slim")
+    builders.add("docker", DOCKER)(
+        "mlflow", "--tag", "m:1", "--", "--build-arg", "BASE=python:3.12-slim"
+    )
     (build,) = (call for call in builders.calls() if call.startswith("docker build"))
     assert "--build-arg BASE=python:3.12-slim" in build
     assert "--target mlflow" in build
@@ -133,7 +160,9 @@ def test_a_missing_builder_comes_with_install_instructions(builders: Builders):
 
 
 def test_a_failed_build_prints_no_image(builders: Builders):
-    done = builders.add("buildah", BUILDAH)("train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1")
+    done = builders.add("buildah", BUILDAH)(
+        "train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1"
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert "ended with 3" in done.stderr
 
@@ -143,21 +172,35 @@ TORCH = "torch==2.13.0+cpu --hash=sha256:" + "c0" * 32
 
 
 def requirements(folder: Path, torch: str) -> list[str]:
-    """Run the commands of the Dockerfile that write requirements.txt; return one line per requirement."""
+    """Run the commands of the Dockerfile that write requirements.txt; return one line per
+    requirement."""
     stage = DOCKERFILE.partition(" AS requirements")[2].partition("FROM ")[0]
     extras = re.findall(r'^ARG EXTRAS="(.+)"', stage, re.MULTILINE)[0]
+
     for name in ("pyproject.toml", "uv.lock"):
         (folder / name).write_text((ROOT / name).read_text())
-    commands = re.findall(r"^RUN ((?:.*\\\n)*.*)", stage, re.MULTILINE)[1:]  # the first one installs uv
-    environment = {"EXTRAS": extras, "TORCH": torch, "PATH": f"{BIN}:/usr/bin:/bin", "HOME": os.environ["HOME"]}
+
+    # the first one installs uv
+    commands = re.findall(r"^RUN ((?:.*\\\n)*.*)", stage, re.MULTILINE)[1:]
+    environment = {
+        "EXTRAS": extras,
+        "TORCH": torch,
+        "PATH": f"{BIN}:/usr/bin:/bin",
+        "HOME": os.environ["HOME"],
+    }
     for command in commands:
         text = re.sub(r"(?<=[ >])/(?=[a-z]+\.txt)", f"{folder}/", command)
         subprocess.run(["sh", "-ec", text], env=environment, cwd=folder, check=True)
-    return re.findall(r"^[a-z].*", (folder / "requirements.txt").read_text().replace("\\\n", ""), re.MULTILINE)
+
+    return re.findall(
+        r"^[a-z].*", (folder / "requirements.txt").read_text().replace("\\\n", ""), re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("torch", ["", TORCH])
-def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(tmp_path: Path, torch: str) -> None:
+def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(
+    tmp_path: Path, torch: str
+) -> None:
     lines = requirements(tmp_path, torch)
     assert len(lines) > 30 and [line for line in lines if "--hash=sha256:" not in line] == []
     assert any(line == TORCH for line in lines) == bool(torch)
@@ -167,12 +210,16 @@ def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(tmp_
 
 
 def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
-    """The command of the Dockerfile, on two real indexes with different files of the same version."""
+    """The command of the Dockerfile, on two real indexes with different files of the same
+    version."""
     hashes = [_add_package(tmp_path / name, content=name) for name in ("first", "second")]
     (install,) = re.findall(r"/venv/bin/pip (install .*) --requirement \S+", DOCKERFILE)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    )
     Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
+
     environment = {
         "PIP_INDEX_URL": f"{url}/first",
         "PIP_EXTRA_INDEX_URL": f"{url}/second",
@@ -181,16 +228,29 @@ def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
 
     def installed(*lines: str) -> str:
         (tmp_path / "requirements.txt").write_text("\n".join(lines))
-        target = ["--target", str(tmp_path / "site"), "--upgrade", "--requirement", str(tmp_path / "requirements.txt")]
+        target = [
+            "--target",
+            str(tmp_path / "site"),
+            "--upgrade",
+            "--requirement",
+            str(tmp_path / "requirements.txt"),
+        ]
+
         command = [BIN / "python", "-m", "pip", *shlex.split(install), *target]
+
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        return done.stderr if done.returncode else (tmp_path / "site/pkg.py").read_text()
+        if done.returncode:
+            return done.stderr
+
+        return (tmp_path / "site/pkg.py").read_text()
 
     try:
         for name, digest in zip(("first", "second"), hashes, strict=True):
             assert installed(f"pkg==1.0 --hash=sha256:{digest}") == name
+
         assert "DO NOT MATCH" in installed(f"pkg==1.0 --hash=sha256:{'0' * 64}")
-        assert "pkg==1.0 --hash=sha256:" in installed("pkg==1.0")  # pip refuses, and prints the missing hash
+        # pip refuses, and prints the missing hash
+        assert "pkg==1.0 --hash=sha256:" in installed("pkg==1.0")
     finally:
         server.shutdown()
         server.server_close()
@@ -201,11 +261,19 @@ def _add_package(index: Path, content: str) -> str:
     (index / "pkg").mkdir(parents=True)
     wheel = index / "pkg/pkg-1.0-py3-none-any.whl"
     info = "pkg-1.0.dist-info"
+
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("pkg.py", content)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pkg\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", f"pkg.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(
+            f"{info}/RECORD", f"pkg.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
+
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    (index / "pkg/index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
+    (index / "pkg/index.html").write_text(
+        f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>'
+    )
     return digest

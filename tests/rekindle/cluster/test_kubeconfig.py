@@ -12,7 +12,11 @@ from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError
 from tests.rekindle.cluster.server import ApiServer
 
-EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "no-such-plugin"}
+EXEC = {
+    "apiVersion": "client.authentication.k8s.io/v1",
+    "interactiveMode": "Never",
+    "command": "no-such-plugin",
+}
 FAILS = EXEC | {"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]}
 
 
@@ -38,7 +42,10 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         (b"\xff\xfe\x00", "must be text"),
         ("users: {a: b}", "users must be a list of entries with a name"),
         (kubeconfig("hunter2"), "the user of ann must have fields"),
-        (kubeconfig({"client-certificate-data": "hunter2!!"}), "client-certificate-data of ann must be base64"),
+        (
+            kubeconfig({"client-certificate-data": "hunter2!!"}),
+            "client-certificate-data of ann must be base64",
+        ),
         (kubeconfig({"client-certificate": "/nowhere/a.crt"}), "/nowhere/a.crt"),
         (kubeconfig({"tokenFile": "/nowhere/token"}), "/nowhere/token: No such file"),
         (kubeconfig({"token": "hunter2\nx"}), "the token of context here must be one line"),
@@ -48,7 +55,11 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
     ],
 )
 def test_an_invalid_kubeconfig_is_one_error_that_names_the_file(
-    text: str | bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    text: str | bytes,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     file = tmp_path / "mine"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -65,7 +76,9 @@ def test_the_broken_file_of_several_kubeconfigs_is_named(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "broken").write_text("a: [b")
-    monkeypatch.setenv("KUBECONFIG", f"{server.kubeconfig}:{tmp_path / 'broken'}:{tmp_path / 'none'}")
+    monkeypatch.setenv(
+        "KUBECONFIG", f"{server.kubeconfig}:{tmp_path / 'broken'}:{tmp_path / 'none'}"
+    )
     with pytest.raises(ConfigError, match=f"kubeconfig {tmp_path / 'broken'} cannot be used"):
         Cluster.connect()
 

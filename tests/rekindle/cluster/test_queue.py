@@ -9,22 +9,35 @@ from rekindle.cluster.queue import describe_waiting
 from tests.rekindle.cluster.server import ApiServer
 
 WORKLOADS = "/apis/kueue.x-k8s.io/{}/namespaces/models/workloads"
-REASON = "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default"
+REASON = (
+    "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default"
+)
 
 
-def workload(owner: str, second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str) -> dict[str, Any]:
-    states = [{"type": name, "status": status, "message": REASON} for name, status in conditions.items()]
+def workload(
+    owner: str, second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str
+) -> dict[str, Any]:
+    states = [
+        {"type": name, "status": status, "message": REASON} for name, status in conditions.items()
+    ]
     references = [{"kind": kind, "name": owner}]
     created = f"2026-11-23T10:00:{second:02}Z"
-    metadata = {"name": f"{kind.lower()}-{owner}", "creationTimestamp": created, "ownerReferences": references}
+    metadata = {
+        "name": f"{kind.lower()}-{owner}",
+        "creationTimestamp": created,
+        "ownerReferences": references,
+    }
     spec = {"queueName": "train", "priority": priority}
     return {"metadata": metadata, "spec": spec, "status": {"conditions": states}}
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
-def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(server: ApiServer, cluster: Cluster, version: str) -> None:
+def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(
+    server: ApiServer, cluster: Cluster, version: str
+) -> None:
     if version == "v1beta1":
         server.refuse("GET", "/apis/kueue.x-k8s.io/v1beta2/", 404, "404 page not found", times=9)
+
     for obj in (
         workload("demo-1-train", 9, QuotaReserved="False"),
         workload("late-1-train", 10, QuotaReserved="False"),
@@ -34,6 +47,7 @@ def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(server: ApiServer, cl
         workload("done-1-train", 3, Finished="True"),
     ):
         server.put(WORKLOADS.format(version), obj)
+
     (line,) = describe_waiting(cluster, "demo-1")
     assert line == f"train waits in the queue train, behind urgent-1-train early-1-train: {REASON}"
     assert describe_waiting(cluster, "runs-1") == describe_waiting(cluster, "done-1") == []
@@ -42,13 +56,21 @@ def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(server: ApiServer, cl
 def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster) -> None:
     for number in range(3):
         quota, admitted = ("True", "True") if number == 0 else ("False", "False")
-        pod = workload(f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted)
+        pod = workload(
+            f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted
+        )
         server.put(WORKLOADS.format("v1beta2"), pod)
-    assert describe_waiting(cluster, "demo-1") == ["2 more workers wait for idle quota in the queue train"]
+    assert describe_waiting(cluster, "demo-1") == [
+        "2 more workers wait for idle quota in the queue train"
+    ]
 
 
-def test_nothing_is_reported_without_kueue_or_permission(server: ApiServer, cluster: Cluster) -> None:
+def test_nothing_is_reported_without_kueue_or_permission(
+    server: ApiServer, cluster: Cluster
+) -> None:
     server.refuse("GET", "kueue", 404, "404 page not found", times=2)
     assert describe_waiting(cluster, "demo-1") == []
-    server.refuse("GET", "kueue", 403, {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"})
+    server.refuse(
+        "GET", "kueue", 403, {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"}
+    )
     assert describe_waiting(cluster, "demo-1") == []

@@ -11,11 +11,15 @@ from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_queue import REASON, WORKLOADS, workload
 from tests.rekindle.cluster.test_workflows import node
 
-PODS_AT, EVENTS_AT = "/api/v1/namespaces/models/pods", "/api/v1/namespaces/models/events"
+PODS_AT = "/api/v1/namespaces/models/pods"
+EVENTS_AT = "/api/v1/namespaces/models/events"
 CPU = "0/1 nodes are available: 1 Insufficient cpu."
-NO_ROOM = {"phase": "Pending", "conditions": [
-    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": CPU}
-]}  # fmt: skip
+NO_ROOM = {
+    "phase": "Pending",
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": CPU}
+    ],
+}
 UNSCHEDULABLE = f"Unschedulable: {CPU}"
 RUNNING = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
 WORKFLOW = "workflows.argoproj.io/workflow"
@@ -31,7 +35,9 @@ def run(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 
 def training(name: str = "train", **fields: Any) -> dict[str, Any]:
-    return node(f"demo.{name}(0)", phase="Running", displayName=f"{name}(0)", templateName="apply", **fields)
+    return node(
+        f"demo.{name}(0)", phase="Running", displayName=f"{name}(0)", templateName="apply", **fields
+    )
 
 
 def put_pod(server: ApiServer, name: str, pod_status: dict[str, Any], **metadata: Any) -> None:
@@ -42,7 +48,9 @@ def put_pod(server: ApiServer, name: str, pod_status: dict[str, Any], **metadata
 def described(cluster: Cluster, *nodes: dict[str, Any]) -> list[tuple[str, str]]:
     """Return phase and message of the run's nodes, then of the run."""
     workflow = add_waiting(cluster, run(*nodes))
-    steps = [(item["phase"], item.get("message") or "") for item in workflow["status"]["nodes"].values()]
+    steps = [
+        (item["phase"], item.get("message") or "") for item in workflow["status"]["nodes"].values()
+    ]
     return [*steps, (workflow["status"]["phase"], "")]
 
 
@@ -55,7 +63,14 @@ def waiting(container: str, reason: str, message: str) -> dict[str, Any]:
     ("pod_status", "reason"),
     [
         (NO_ROOM, UNSCHEDULABLE),
-        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}, "SchedulingGated"),
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+                ]
+            },
+            "SchedulingGated",
+        ),
         (waiting("containerStatuses", "ErrImagePull", "not\nfound"), "ErrImagePull: not found"),
         (waiting("initContainerStatuses", "ImagePullBackOff", "x"), "ImagePullBackOff: x"),
         (
@@ -68,35 +83,60 @@ def waiting(container: str, reason: str, message: str) -> dict[str, Any]:
         ({}, ""),
     ],
 )
-def test_a_pod_has_the_reason_of_its_scheduler_or_kubelet(pod_status: dict[str, Any], reason: str) -> None:
+def test_a_pod_has_the_reason_of_its_scheduler_or_kubelet(
+    pod_status: dict[str, Any], reason: str
+) -> None:
     assert waiting_reason({"status": pod_status}) == reason
 
 
 def test_a_job_whose_pods_fit_no_node_is_pending(server: ApiServer, cluster: Cluster) -> None:
-    put_pod(server, "demo-train-executor", RUNNING, annotations={"workflows.argoproj.io/node-id": training()["id"]})
+    put_pod(
+        server,
+        "demo-train-executor",
+        RUNNING,
+        annotations={"workflows.argoproj.io/node-id": training()["id"]},
+    )
+
     put_pod(server, "demo-train-master-0", NO_ROOM)
     put_pod(server, "demo-train-worker-0", NO_ROOM)
     assert described(cluster, training()) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
+
     table = steps_table(
-        "demo", add_waiting(cluster, run(node("demo.train", type="Retry", phase="Running"), training()))["status"]
+        "demo",
+        add_waiting(cluster, run(node("demo.train", type="Retry", phase="Running"), training()))[
+            "status"
+        ],
     )
+
     assert "demo: Pending" in table and "Insufficient cpu" in table and "Running" not in table
 
     put_pod(server, "demo-train-master-0", RUNNING)
-    assert described(cluster, training()) == [("Running", f"1 of 2 pods wait: {UNSCHEDULABLE}"), ("Running", "")]
+    assert described(cluster, training()) == [
+        ("Running", f"1 of 2 pods wait: {UNSCHEDULABLE}"),
+        ("Running", ""),
+    ]
     put_pod(server, "demo-train-worker-0", RUNNING)
     assert described(cluster, training()) == [("Running", ""), ("Running", "")]
 
 
-def test_a_pod_of_a_step_is_pending_before_argo_reports_it(server: ApiServer, cluster: Cluster) -> None:
+def test_a_pod_of_a_step_is_pending_before_argo_reports_it(
+    server: ApiServer, cluster: Cluster
+) -> None:
     step = node("demo.prepare", phase="Running", templateName="step")
-    put_pod(server, "demo-prepare", NO_ROOM, annotations={"workflows.argoproj.io/node-id": step["id"]})
+    put_pod(
+        server, "demo-prepare", NO_ROOM, annotations={"workflows.argoproj.io/node-id": step["id"]}
+    )
     assert described(cluster, step) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
     other = node("demo.other", phase="Running", templateName="step")
-    assert described(cluster, step, other)[1:] == [("Running", ""), ("Running", "")], "the other step runs"
+    assert described(cluster, step, other)[1:] == [
+        ("Running", ""),
+        ("Running", ""),
+    ], "the other step runs"
 
 
-def test_pods_of_a_job_belong_to_the_task_with_the_longest_name(server: ApiServer, cluster: Cluster) -> None:
+def test_pods_of_a_job_belong_to_the_task_with_the_longest_name(
+    server: ApiServer, cluster: Cluster
+) -> None:
     put_pod(server, "demo-train-worker-0", RUNNING)
     put_pod(server, "demo-train-b-worker-0", NO_ROOM)
     assert described(cluster, training(), training("train-b")) == [
@@ -114,11 +154,26 @@ def test_servers_that_fit_no_node_are_the_reason_of_the_step_that_waits_for_them
     assert described(cluster, step) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
 
 
-def test_a_job_without_pods_has_the_reason_of_its_controller_or_queue(server: ApiServer, cluster: Cluster) -> None:
-    message = 'pods "demo-train-master-0" is forbidden: exceeded quota: q, requested: cpu=64, limited: cpu=2'
-    for number, (owner, text) in enumerate([("demo-trainer", "other"), ("demo-train", "old"), ("demo-train", message)]):
-        event = {"reason": "FailedCreatePod", "message": text, "lastTimestamp": f"2026-11-28T10:00:0{number}Z"}
-        server.put(EVENTS_AT, {"metadata": {"name": f"e{number}"}, "involvedObject": {"name": owner}, **event})
+def test_a_job_without_pods_has_the_reason_of_its_controller_or_queue(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    message = (
+        'pods "demo-train-master-0" is forbidden: exceeded quota: q, requested: cpu=64, limited:'
+        " cpu=2"
+    )
+    for number, (owner, text) in enumerate(
+        [("demo-trainer", "other"), ("demo-train", "old"), ("demo-train", message)]
+    ):
+        event = {
+            "reason": "FailedCreatePod",
+            "message": text,
+            "lastTimestamp": f"2026-11-28T10:00:0{number}Z",
+        }
+        server.put(
+            EVENTS_AT,
+            {"metadata": {"name": f"e{number}"}, "involvedObject": {"name": owner}, **event},
+        )
+
     assert described(cluster, training())[0] == ("Pending", f"FailedCreatePod: {message}")
 
     server.objects[EVENTS_AT].clear()
@@ -127,7 +182,9 @@ def test_a_job_without_pods_has_the_reason_of_its_controller_or_queue(server: Ap
     assert described(cluster, training())[0] == ("Pending", f"waits in the queue train: {REASON}")
 
 
-def test_a_user_who_may_not_read_pods_sees_what_argo_reports(server: ApiServer, cluster: Cluster) -> None:
+def test_a_user_who_may_not_read_pods_sees_what_argo_reports(
+    server: ApiServer, cluster: Cluster
+) -> None:
     forbidden = status(403, "Forbidden", "no")
     for path in ("/pods", "/events", "/workloads"):
         server.refuse("GET", path, 403, forbidden)

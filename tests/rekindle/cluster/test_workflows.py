@@ -27,13 +27,31 @@ def manifest(**spec: Any) -> dict[str, Any]:
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": {"generateName": "demo-", "namespace": "ours"},
-        "spec": {"entrypoint": "main", "arguments": {"parameters": [{"name": "n", "value": 1}]}, **spec},
+        "spec": {
+            "entrypoint": "main",
+            "arguments": {"parameters": [{"name": "n", "value": 1}]},
+            **spec,
+        },
     }
 
 
-def node(name: str, kind: str = "Pod", phase: str = "Succeeded", children: tuple[str, ...] = (), **more: Any) -> Any:
-    return {"id": name, "name": name, "type": kind, "phase": phase, "children": list(children),
-            "startedAt": "2026-11-21T20:00:00Z", "finishedAt": "2026-11-21T20:01:00Z", **more}  # fmt: skip
+def node(
+    name: str,
+    kind: str = "Pod",
+    phase: str = "Succeeded",
+    children: tuple[str, ...] = (),
+    **more: Any,
+) -> Any:
+    return {
+        "id": name,
+        "name": name,
+        "type": kind,
+        "phase": phase,
+        "children": list(children),
+        "startedAt": "2026-11-21T20:00:00Z",
+        "finishedAt": "2026-11-21T20:01:00Z",
+        **more,
+    }
 
 
 FAILED = {
@@ -41,13 +59,20 @@ FAILED = {
     "startedAt": "2026-11-21T20:00:00Z",
     "finishedAt": "2026-11-21T20:01:00Z",
     "message": "child failed",
-    "conditions": [{"type": "PodRunning", "status": "False"}, {"type": "Completed", "status": "True"}],
+    "conditions": [
+        {"type": "PodRunning", "status": "False"},
+        {"type": "Completed", "status": "True"},
+    ],
     "taskResultsCompletionStatus": {"demo.a": True, "demo.b(0)": True},
     "nodes": {
         tree_node["id"]: tree_node
         for tree_node in [
             node("demo", "DAG", "Failed", ("demo.a",)),
-            node("demo.a", children=("demo.b",), outputs={"parameters": [{"name": "x", "value": "1"}]}),
+            node(
+                "demo.a",
+                children=("demo.b",),
+                outputs={"parameters": [{"name": "x", "value": "1"}]},
+            ),
             node("demo.b", "Retry", "Failed", ("demo.b(0)",), boundaryID="demo"),
             node("demo.b(0)", "Pod", "Failed", boundaryID="demo"),
             node("demo.onExit"),
@@ -59,11 +84,18 @@ FAILED = {
 def failed(**more: Any) -> dict[str, Any]:
     labels = {names.COMPLETED: "true", names.PHASE: "Failed", "mine": "kept"}
     spec = {"entrypoint": "main", "shutdown": "Stop"}
-    return {"kind": "Workflow", "metadata": {"name": "demo", "labels": labels}, "spec": spec, "status": FAILED | more}
+    return {
+        "kind": "Workflow",
+        "metadata": {"name": "demo", "labels": labels},
+        "spec": spec,
+        "status": FAILED | more,
+    }
 
 
 def pod(name: str, node_id: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "labels": {WORKFLOW: "demo"}, "annotations": {NODE_ID: node_id}}}
+    return {
+        "metadata": {"name": name, "labels": {WORKFLOW: "demo"}, "annotations": {NODE_ID: node_id}}
+    }
 
 
 def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
@@ -95,13 +127,21 @@ def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster:
         workflows.submit(cluster, other)
 
 
-def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(server: ApiServer, cluster: Cluster):
+def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(
+    server: ApiServer, cluster: Cluster
+):
     first = workflows.submission(manifest(), {}, "models")
     workflows.submit(cluster, first)
     same = workflows.submission(manifest(), {}, "models")
     assert workflows.find_duplicate(cluster, same) == first["metadata"]["name"]
-    assert workflows.find_duplicate(cluster, workflows.submission(manifest(), {"n": "2"}, "models")) is None
-    assert workflows.find_duplicate(cluster, workflows.submission(manifest(onExit="x"), {}, "models")) is None
+    assert (
+        workflows.find_duplicate(cluster, workflows.submission(manifest(), {"n": "2"}, "models"))
+        is None
+    )
+    assert (
+        workflows.find_duplicate(cluster, workflows.submission(manifest(onExit="x"), {}, "models"))
+        is None
+    )
     server.put(WORKFLOWS_AT, first | {"status": {"phase": "Succeeded"}})
     assert workflows.find_duplicate(cluster, same) is None
 
@@ -113,13 +153,16 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     server.put(WORKFLOWS_AT, workflows.compress_nodes(failed()) if compressed else failed())
     for name, node_id in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
         server.put(PODS_AT, pod(name, node_id))
+
     assert workflows.resume(cluster, "demo") == "retries its failed steps"
     stored = server.objects[WORKFLOWS_AT]["demo"]
     assert ("compressedNodes" in stored["status"]) == compressed
     resumed = workflows.decompress_nodes(stored)
     assert set(resumed["status"]["nodes"]) == {"demo", "demo.a"}
     assert resumed["status"]["nodes"]["demo"]["phase"] == "Running"
-    assert resumed["status"]["nodes"]["demo.a"]["outputs"] == {"parameters": [{"name": "x", "value": "1"}]}
+    assert resumed["status"]["nodes"]["demo.a"]["outputs"] == {
+        "parameters": [{"name": "x", "value": "1"}]
+    }
     assert resumed["status"]["phase"] == "Running" and "finishedAt" not in resumed["status"]
     assert resumed["status"]["startedAt"] > FAILED["startedAt"]
     assert {"type": "Completed", "status": "False"} in resumed["status"]["conditions"]
@@ -129,7 +172,9 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
 
 
 def suspended(value: dict[str, Any]) -> dict[str, Any]:
-    waiting = node("demo.wait", "Suspend", "Running", outputs={"parameters": [{"name": "go", **value}]})
+    waiting = node(
+        "demo.wait", "Suspend", "Running", outputs={"parameters": [{"name": "go", **value}]}
+    )
     return failed(phase="Running", nodes={"demo.wait": waiting})
 
 
@@ -137,16 +182,24 @@ def test_resume_of_a_suspended_run_continues_it(server: ApiServer, cluster: Clus
     server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
     assert workflows.resume(cluster, "demo") == "continues"
     released = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
-    assert (released["phase"], released["outputs"]["parameters"][0]["value"]) == ("Succeeded", "yes")
+    assert (released["phase"], released["outputs"]["parameters"][0]["value"]) == (
+        "Succeeded",
+        "yes",
+    )
 
 
-@pytest.mark.parametrize(("stored", "words"), [
-    (failed(phase="Succeeded"), "there is nothing to resume"),
-    (failed(phase="Running"), "there is nothing to resume"),
-    (failed(offloadNodeStatusVersion="fnv:1", nodes=None), "in its database"),
-    (suspended({"valueFrom": {"supplied": {}}}), "waits for the value of 'go'"),
-])  # fmt: skip
-def test_resume_explains_why_it_is_impossible(server: ApiServer, cluster: Cluster, stored: Any, words: str):
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        (failed(phase="Succeeded"), "there is nothing to resume"),
+        (failed(phase="Running"), "there is nothing to resume"),
+        (failed(offloadNodeStatusVersion="fnv:1", nodes=None), "in its database"),
+        (suspended({"valueFrom": {"supplied": {}}}), "waits for the value of 'go'"),
+    ],
+)
+def test_resume_explains_why_it_is_impossible(
+    server: ApiServer, cluster: Cluster, stored: Any, words: str
+):
     server.put(WORKFLOWS_AT, stored)
     with pytest.raises(ConfigError, match=words):
         workflows.resume(cluster, "demo")
@@ -178,11 +231,18 @@ def test_compressed_nodes_are_read():
 
 @pytest.mark.parametrize(
     "packed",
-    [lambda: b"no gzip", lambda: gzip.compress(b"[" * 2000), lambda: gzip.compress(b"[" + bytes(200 << 20), 1)],
+    [
+        lambda: b"no gzip",
+        lambda: gzip.compress(b"[" * 2000),
+        lambda: gzip.compress(b"[" + bytes(200 << 20), 1),
+    ],
     ids=["no-gzip", "cut", "too-large"],
 )
 def test_invalid_compressed_nodes_are_one_error(packed: Callable[[], bytes]):
-    workflow = {"metadata": {"name": "a"}, "status": {"compressedNodes": base64.b64encode(packed()).decode()}}
+    workflow = {
+        "metadata": {"name": "a"},
+        "status": {"compressedNodes": base64.b64encode(packed()).decode()},
+    }
     with pytest.raises(RekindleError, match="the compressed nodes of workflow a cannot be read"):
         workflows.decompress_nodes(workflow)
 
@@ -201,16 +261,26 @@ CRON = {
 }
 
 
-def test_run_now_creates_the_run_that_the_schedule_would_start(server: ApiServer, cluster: Cluster) -> None:
+def test_run_now_creates_the_run_that_the_schedule_would_start(
+    server: ApiServer, cluster: Cluster
+) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
     workflow = workflows.scheduled_workflow(cluster, "cards")
-    assert workflow["spec"]["workflowTemplateRef"] == {"name": "cards"} and workflow["kind"] == "Workflow"
+    assert (
+        workflow["spec"]["workflowTemplateRef"] == {"name": "cards"}
+        and workflow["kind"] == "Workflow"
+    )
     assert workflow["metadata"]["name"].startswith("cards-")
     assert workflow["metadata"]["labels"][names.CRON_WORKFLOW] == "cards"
-    assert workflow["metadata"]["annotations"][SHA256] == "of the template", "so that a duplicate is noticed"
+    assert workflow["metadata"]["annotations"][SHA256] == "of the template", (
+        "so that a duplicate is noticed"
+    )
     workflows.submit(cluster, workflow)
     assert workflow["metadata"]["name"] in server.objects[WORKFLOWS_AT]
-    with pytest.raises(ConfigError, match=r"schedule card does not exist in namespace models.*Did you mean"):
+
+    with pytest.raises(
+        ConfigError, match=r"schedule card does not exist in namespace models.*Did you mean"
+    ):
         workflows.scheduled_workflow(cluster, "card")
 
 
@@ -218,25 +288,46 @@ def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
     server.put(f"{ARGO}/workflowtemplates", {"metadata": {"name": "cards"}, "spec": {}})
     workflows.unschedule(cluster, "cards")
-    deleted = [(path.rpartition("/")[0], body) for method, path, body in server.requests if method == "DELETE"]
+
+    deleted = [
+        (path.rpartition("/")[0], body)
+        for method, path, body in server.requests
+        if method == "DELETE"
+    ]
+
     assert deleted == [
-        (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),  # the CronWorkflow owns its runs
+        # the CronWorkflow owns its runs
+        (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),
         (f"{ARGO}/workflowtemplates", {}),
     ]
+
     with pytest.raises(ConfigError, match="schedule cards does not exist"):
         workflows.unschedule(cluster, "cards")
 
 
-def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(server: ApiServer, cluster: Cluster):
+def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(
+    server: ApiServer, cluster: Cluster
+):
     job = {"manifest": '{\n "kind": "Job",\n "replicas": 3\n}'}
-    template = manifest(templates=[{"name": "main", "container": {"image": "a"}}, {"name": "job", "resource": job}])
-    template |= {"kind": "WorkflowTemplate", "metadata": {"name": "cards", "labels": {"ours": "1"}}}
-    cron = {"kind": "CronWorkflow", "metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"]}}
+    template = manifest(
+        templates=[{"name": "main", "container": {"image": "a"}}, {"name": "job", "resource": job}]
+    )
+    template["kind"] = "WorkflowTemplate"
+    template["metadata"] = {"name": "cards", "labels": {"ours": "1"}}
+
+    cron = {
+        "kind": "CronWorkflow",
+        "metadata": {"name": "cards"},
+        "spec": {"schedules": ["0 3 * * 1"]},
+    }
+
     apply = lambda: list(workflows.schedule(cluster, template, cron))  # noqa: E731
     assert apply() == ["WorkflowTemplate cards created", "CronWorkflow cards created"]
     assert apply() == ["WorkflowTemplate cards unchanged", "CronWorkflow cards unchanged"]
     stored = server.objects[f"{ARGO}/cronworkflows"]["cards"]
-    assert stored["spec"]["workflowMetadata"]["annotations"] == {workflows.SHA256: manifest_sha256(template)}
+    assert stored["spec"]["workflowMetadata"]["annotations"] == {
+        workflows.SHA256: manifest_sha256(template)
+    }
     server.put(f"{ARGO}/cronworkflows", stored | {"status": {"active": []}})
     template["spec"]["templates"][0]["container"]["image"] = "b"
     job["manifest"] = job["manifest"].replace("3", "8")
@@ -253,13 +344,26 @@ def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(server: A
 def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
     server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    kinds = lambda: [kind for kind in ("workflowtemplates", "cronworkflows") if server.objects.get(f"{ARGO}/{kind}")]  # noqa: E731
+    def kinds() -> list[str]:
+        return [
+            kind
+            for kind in ("workflowtemplates", "cronworkflows")
+            if server.objects.get(f"{ARGO}/{kind}")
+        ]
+
     delays: list[tuple[float, list[str]]] = []
     monkeypatch.setattr(workflows.time, "sleep", lambda seconds: delays.append((seconds, kinds())))
     template = manifest() | {"kind": "WorkflowTemplate", "metadata": {"name": "cards"}}
-    cron = {"kind": "CronWorkflow", "metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"]}}
+
+    cron = {
+        "kind": "CronWorkflow",
+        "metadata": {"name": "cards"},
+        "spec": {"schedules": ["0 3 * * 1"]},
+    }
+
     for _ in range(2):  # the second time, nothing is created
         list(workflows.schedule(cluster, template, cron))
+
     assert delays == [(workflows.TEMPLATE_DELAY_S, ["workflowtemplates"])]
 
 

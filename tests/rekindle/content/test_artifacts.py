@@ -1,4 +1,5 @@
-"""A step fails before it reads a dataset or a model whose files were changed, also a step of a user's own project."""
+"""A step fails before it reads a dataset or a model whose files were changed, also a step of a
+user's own project."""
 
 import json
 import shutil
@@ -51,10 +52,23 @@ def dataset(tmp_path: Path) -> Path:
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    tensors = {"a": torch.ones(2, 3), "scale": torch.tensor(3.0), "half": torch.ones(4, dtype=torch.bfloat16)}
+
+    tensors = {
+        "a": torch.ones(2, 3),
+        "scale": torch.tensor(3.0),
+        "half": torch.ones(4, dtype=torch.bfloat16),
+    }
+
     save_file(tensors, folder / "model.safetensors")
-    description = {"sha256": weights_sha256(tensors), "workload": "w", "model": {"heads": 4, "rate": 1e-3}}
+
+    description = {
+        "sha256": weights_sha256(tensors),
+        "workload": "w",
+        "model": {"heads": 4, "rate": 1e-3},
+    }
+
     (folder / "model.json").write_bytes(describe_model(description))
+
     return folder
 
 
@@ -72,13 +86,19 @@ def write_one_digit(path: Path, text: bytes) -> None:
 
 
 CHANGES: dict[str, Callable[[Path, Path], object]] = {
-    r"shards/ä\.bin has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(dataset / "shards/ä.bin", 0),
-    r"dataset\.json has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(dataset / "dataset.json", -4),
+    r"shards/ä\.bin has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(
+        dataset / "shards/ä.bin", 0
+    ),
+    r"dataset\.json has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(
+        dataset / "dataset.json", -4
+    ),
     "shards/more is not in": lambda dataset, model: (dataset / "shards/more").touch(),
     "empty of .* is missing": lambda dataset, model: (dataset / "empty").unlink(),
     "has 1 bytes, and 0 in": lambda dataset, model: (dataset / "empty").write_text("x"),
     "is not a list of files": lambda dataset, model: (dataset / FILES).write_text("[]"),
-    "the sha256 of its fields is": lambda dataset, model: write_one_digit(model / "model.json", b'"heads": 4'),
+    "the sha256 of its fields is": lambda dataset, model: write_one_digit(
+        model / "model.json", b'"heads": 4'
+    ),
     "model.json is malformed": lambda dataset, model: flip(model / "model.json", 0),
     r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: flip(
         model / "model.safetensors", -1
@@ -87,7 +107,9 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.fixture
-def run_reader(tmp_path: Path, dataset: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def run_reader(
+    tmp_path: Path, dataset: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
     name = f"reader_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(READER)
     monkeypatch.setenv(project.PATH, str(tmp_path))
@@ -97,7 +119,11 @@ def run_reader(tmp_path: Path, dataset: Path, model: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("message", CHANGES)
 def test_a_step_of_ones_own_does_not_get_changed_files(
-    message: str, dataset: Path, model: Path, run_reader: Callable[..., int], capfd: pytest.CaptureFixture[str]
+    message: str,
+    dataset: Path,
+    model: Path,
+    run_reader: Callable[..., int],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert run_reader() == 0
     assert "the step has started" in capfd.readouterr().out
@@ -141,7 +167,8 @@ def test_a_file_that_changes_after_its_verification_is_verified_again(dataset: P
 
 
 def test_the_sha256_of_a_model_may_be_that_of_its_file(model: Path) -> None:
-    """Programs of another framework need not know how tensors are hashed, or write other weights than tensors."""
+    """Programs of another framework need not know how tensors are hashed, or write other weights
+    than tensors."""
     for content in ((model / "model.safetensors").read_bytes(), b"trees"):
         (model / "model.safetensors").write_bytes(content)
         sha256 = file_sha256(model / "model.safetensors")
@@ -152,7 +179,9 @@ def test_the_sha256_of_a_model_may_be_that_of_its_file(model: Path) -> None:
             verify_weights(model)
 
 
-def test_files_of_other_programs_are_not_taken_for_a_model(model: Path, run_reader: Callable[..., int]) -> None:
+def test_files_of_other_programs_are_not_taken_for_a_model(
+    model: Path, run_reader: Callable[..., int]
+) -> None:
     for text in ("{}", "not JSON", '{"layers": 3}'):
         (model / "model.json").write_text(text)
         assert run_reader() == 0
@@ -161,11 +190,16 @@ def test_files_of_other_programs_are_not_taken_for_a_model(model: Path, run_read
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("model.safetensors", r"model\.safetensors have the sha256 \w{64}, but model\.json has \S{64}"),
+        (
+            "model.safetensors",
+            r"model\.safetensors have the sha256 \w{64}, but model\.json has \S{64}",
+        ),
         ("model.json", r"model\.json is malformed|but model\.json has \S{64}"),
     ],
 )
-def test_a_training_does_not_start_from_changed_weights(s3: Store, model: Path, name: str, message: str) -> None:
+def test_a_training_does_not_start_from_changed_weights(
+    s3: Store, model: Path, name: str, message: str
+) -> None:
     s3.upload(model, f"start-{name}")
     network = torch.nn.Module()
     network.a = torch.nn.Parameter(torch.zeros(2, 3))
@@ -178,7 +212,9 @@ def test_a_training_does_not_start_from_changed_weights(s3: Store, model: Path, 
         load_weights(network, s3, f"start-{name}")
 
 
-def test_a_training_does_not_start_from_a_release_without_the_hash_of_its_key(s3: Store, model: Path) -> None:
+def test_a_training_does_not_start_from_a_release_without_the_hash_of_its_key(
+    s3: Store, model: Path
+) -> None:
     def upload() -> dict[str, str]:
         hashes = {name: file_sha256(model / name) for name in ("model.json", "model.safetensors")}
         (model / "release.json").write_text(json.dumps({"files": hashes}))
@@ -193,10 +229,14 @@ def test_a_training_does_not_start_from_a_release_without_the_hash_of_its_key(s3
 
     tensors = {"a": torch.zeros(2, 3)}
     save_file(tensors, model / "model.safetensors")
-    (model / "model.json").write_bytes(describe_model({"sha256": weights_sha256(tensors), "workload": "w"}))
+    (model / "model.json").write_bytes(
+        describe_model({"sha256": weights_sha256(tensors), "workload": "w"})
+    )
     s3.upload(model, key)
+
     with pytest.raises(DataError, match=r"model\.json changed since the release"):
         load_weights(network, s3, key)
+
     upload()
     s3.upload(model, key)
     with pytest.raises(DataError, match="was changed since the release: the hash of its files is"):

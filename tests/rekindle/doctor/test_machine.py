@@ -14,12 +14,20 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 
 @pytest.fixture
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("S3_ENDPOINT_URL", "MLFLOW_TRACKING_URI", "S3_BUCKET", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    for name in (
+        "S3_ENDPOINT_URL",
+        "MLFLOW_TRACKING_URI",
+        "S3_BUCKET",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.slow
-def test_a_complete_machine_passes_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_machine_passes_all_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "MIN_DISK", 0)  # CI machines have less
     checks = doctor.check(tmp_path)
     assert [str(check) for check in checks if not check.ok and check.required] == []
@@ -52,8 +60,16 @@ def test_a_home_that_is_a_file_fails_and_starts_no_service(tmp_path: Path) -> No
 
 
 def test_the_check_names_all_missing_and_outdated_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    requirements = ["boto3>=1", "nosuch>=1", "pydantic>=99; extra == 'x'", "elsewhere>=1; extra == 'image'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*requirements, "rekindle[x]; extra == 'all'"])
+    requirements = [
+        "boto3>=1",
+        "nosuch>=1",
+        "pydantic>=99; extra == 'x'",
+        "elsewhere>=1; extra == 'image'",
+    ]
+
+    monkeypatch.setattr(
+        doctor.metadata, "requires", lambda name: [*requirements, "rekindle[x]; extra == 'all'"]
+    )
     check = doctor.check_packages(Path())
     assert not check.ok
     assert "nosuch is missing" in check.found

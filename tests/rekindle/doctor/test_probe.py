@@ -16,7 +16,9 @@ from rekindle.storage import Store
 
 def run_probe(environment: Mapping[str, str], *flags: str) -> Any:
     command = [sys.executable, "-m", "rekindle.doctor.probe", *flags]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
     return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
 
 
@@ -29,10 +31,14 @@ def test_the_probe_reports_working_and_failing_services(s3: Store, mlflow_server
     code, findings = run_probe({"S3_BUCKET": "nosuch", "MLFLOW_TRACKING_URI": ""})
     assert code == 0
     assert findings["object store"][0] is False and '"nosuch"' in findings["object store"][1]
-    assert findings["MLflow"][0] is False and "MLFLOW_TRACKING_URI is not set" in findings["MLflow"][1]
+    assert (
+        findings["MLflow"][0] is False and "MLFLOW_TRACKING_URI is not set" in findings["MLflow"][1]
+    )
 
 
-def test_a_store_that_ignores_write_conditions_fails(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_ignores_write_conditions_fails(
+    s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(s3.client, "put_object", unconditional(s3.client.put_object))
     fails = f"{s3.endpoint}: 8 of 8 concurrent creates succeeded, a stale write was accepted"
     assert probe.check_store(s3) == (False, fails)

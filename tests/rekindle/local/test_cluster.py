@@ -34,13 +34,23 @@ def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCl
     extra = {"kind": "ConfigMap", "metadata": {"name": "rekindle"}, "data": {"EXTRA": "2"}}
     Controller(cluster, "ConfigMap").apply(extra)
     assert cluster.configmap("rekindle")["EXTRA"] == "2"
-    container = {"image": "busybox", "command": ["true"], "envFrom": [{"secretRef": {"name": "rekindle-s3"}}]}
+    container = {
+        "image": "busybox",
+        "command": ["true"],
+        "envFrom": [{"secretRef": {"name": "rekindle-s3"}}],
+    }
     assert check(manifest(container), cluster) == []
 
 
-@pytest.mark.parametrize("command", [["python", "-m", "rekindle", "step", "steps.train"], ["python"]])
-def test_an_image_of_this_repository_is_recognized_by_its_command(command: list[str], cluster: LocalCluster) -> None:
-    checked = manifest({"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]})
+@pytest.mark.parametrize(
+    "command", [["python", "-m", "rekindle", "step", "steps.train"], ["python"]]
+)
+def test_an_image_of_this_repository_is_recognized_by_its_command(
+    command: list[str], cluster: LocalCluster
+) -> None:
+    checked = manifest(
+        {"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]}
+    )
     if command[1:]:
         assert check(checked, cluster) == []
     else:
@@ -49,7 +59,10 @@ def test_an_image_of_this_repository_is_recognized_by_its_command(command: list[
 
 
 def test_the_error_for_a_models_occupied_port_names_its_setting(cluster: LocalCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ConfigError, match=r"--set serve\.port="):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(ConfigError, match=r"--set serve\.port="),
+    ):
         service = {
             "metadata": {"name": "m"},
             "spec": {"selector": {"a": "b"}, "ports": [{"port": server.getsockname()[1]}]},

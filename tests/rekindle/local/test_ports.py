@@ -14,7 +14,10 @@ from tests.polling import wait
 from tests.ports import listens
 from tests.waiting import until
 
-LISTEN = "import os, socket, sys; socket.create_server((os.environ['POD_IP'], int(sys.argv[1][7:]))).accept()"
+LISTEN = (
+    "import os, socket, sys; socket.create_server((os.environ['POD_IP'],"
+    " int(sys.argv[1][7:]))).accept()"
+)
 JOB_PORT = 9999  # default port of an XGBoostJob
 
 
@@ -48,19 +51,34 @@ def address(port: int) -> dict[str, Any]:
 
 def xgboost_job(program: str) -> dict[str, Any]:
     container = {"name": "xgboost", "image": "any", "command": ["python", "-c", program]}
-    master = {"replicas": 1, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    master = {
+        "replicas": 1,
+        "restartPolicy": "Never",
+        "template": {"spec": {"containers": [container]}},
+    }
+
     spec = {"xgbReplicaSpecs": {"Master": master}}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "XGBoostJob", "metadata": {"name": "job"}, "spec": spec}
+
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "XGBoostJob",
+        "metadata": {"name": "job"},
+        "spec": spec,
+    }
 
 
-def test_model_servers_listen_at_another_port_and_clients_find_them(tmp_path: Path, taken: int) -> None:
+def test_model_servers_listen_at_another_port_and_clients_find_them(
+    tmp_path: Path, taken: int
+) -> None:
     cluster = LocalCluster(tmp_path)
     controllers = cluster.kinds.controllers(cluster, tmp_path)
+
     try:
         controllers["Service"].apply(address(taken))
         controllers["Deployment"].apply(server(taken))
         variables = cluster.service_variables()
-        host, port = variables["M_SERVICE_HOST"], int(variables["M_SERVICE_PORT"])
+        host = variables["M_SERVICE_HOST"]
+        port = int(variables["M_SERVICE_PORT"])
         assert port != taken
         until("the Service listens", lambda: listens(port, host))
         until("the server is ready", lambda: cluster.overview()[0]["ready"] == 1)
@@ -71,11 +89,16 @@ def test_model_servers_listen_at_another_port_and_clients_find_them(tmp_path: Pa
 def test_the_pods_of_a_training_job_meet_at_another_port(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     jobs = cluster.kinds.controllers(cluster, tmp_path / "run")["XGBoostJob"]
-    listen = "import os, socket; socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))"
+    listen = (
+        "import os, socket; socket.create_server((os.environ['MASTER_ADDR'],"
+        " int(os.environ['MASTER_PORT'])))"
+    )
+
     try:
         with socket.create_server(("0.0.0.0", JOB_PORT)):
             stored = jobs.apply(xgboost_job(listen))
             wait(jobs, lambda status: condition(status, "Succeeded"))
+
         port = operator_environment(stored, "Master", 0, str)["MASTER_PORT"]
         assert int(port) > JOB_PORT
         again = jobs.apply(xgboost_job(listen))

@@ -1,4 +1,5 @@
-"""A workload whose instances have a field of each type, and whose predictions are the instances that it got."""
+"""A workload whose instances have a field of each type, and whose predictions are the instances
+that it got."""
 
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -8,7 +9,16 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from tests.rekindle.release.lines import Data, Model, dataset, examples, loss, metrics, model, prepare
+from tests.rekindle.release.lines import (
+    Data,
+    Model,
+    dataset,
+    examples,
+    loss,
+    metrics,
+    model,
+    prepare,
+)
 
 __all__ = ["Data", "Model", "dataset", "examples", "loss", "metrics", "model", "prepare"]
 

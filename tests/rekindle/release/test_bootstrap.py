@@ -1,4 +1,5 @@
-"""Bootstrap intervals must cover the truth as often as they promise, or a worse model could replace a better one."""
+"""Bootstrap intervals must cover the truth as often as they promise, or a worse model could replace
+a better one."""
 
 import math
 from typing import Any
@@ -13,13 +14,16 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_promised() -> None:
     hits = 0
     for seed in range(200):
         values = np.random.default_rng(seed).normal(0.3, 1, 80)
-        _, low, high = paired_bootstrap(lambda rows, v=values: float(v[rows].mean()), 80, resamples=200, confidence=0.9)
+        _, low, high = paired_bootstrap(
+            lambda rows, v=values: float(v[rows].mean()), 80, resamples=200, confidence=0.9
+        )
         hits += low <= 0.3 <= high
     assert 0.82 <= hits / 200 <= 0.97
 
 
 def test_rows_of_one_group_are_resampled_together() -> None:
-    values = np.repeat(np.random.default_rng(1).normal(0, 1, 20), 50)  # a thousand rows of twenty customers
+    # a thousand rows of twenty customers
+    values = np.repeat(np.random.default_rng(1).normal(0, 1, 20), 50)
     customers = np.repeat(np.arange(20), 50).tolist()
     widths = []
     for groups in (None, customers):
@@ -31,7 +35,9 @@ def test_rows_of_one_group_are_resampled_together() -> None:
 
 def test_the_interval_is_deterministic() -> None:
     values = np.arange(50.0)
-    assert len({paired_bootstrap(lambda rows: float(values[rows].mean()), 50) for _ in range(3)}) == 1
+    assert (
+        len({paired_bootstrap(lambda rows: float(values[rows].mean()), 50) for _ in range(3)}) == 1
+    )
 
 
 def test_a_statistic_that_is_undefined_for_most_draws_has_a_nan_interval() -> None:
@@ -56,16 +62,23 @@ def test_the_interval_has_the_quantiles_of_the_draws(confidence: float) -> None:
     value, low, high = paired_bootstrap(mean, 30, resamples=120, confidence=confidence)
     *samples, all_rows = draws
     assert len(samples) == 120 and {len(rows) for rows in samples} == {30}
-    assert {int(row) for rows in samples for row in rows} == set(range(30)) and all_rows.tolist() == list(range(30))
+    assert {int(row) for rows in samples for row in rows} == set(
+        range(30)
+    ) and all_rows.tolist() == list(range(30))
     means = [values[rows].mean() for rows in samples]
     assert value == values.mean()
-    assert (low, high) == pytest.approx(np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
+    assert (low, high) == pytest.approx(
+        np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    )
 
 
 @pytest.mark.parametrize(("missing", "is_defined"), [(50, True), (51, False)])
 def test_an_interval_needs_values_of_half_of_the_draws(missing: int, is_defined: bool) -> None:
     results = iter([*[math.nan] * missing, *[1.0] * (101 - missing)])
-    assert math.isfinite(paired_bootstrap(lambda rows: next(results), 10, resamples=100)[1]) == is_defined
+    assert (
+        math.isfinite(paired_bootstrap(lambda rows: next(results), 10, resamples=100)[1])
+        == is_defined
+    )
 
 
 @pytest.mark.parametrize("groups", [None, [row // 3 for row in range(30)]])
@@ -76,8 +89,12 @@ def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
         weights = draws[group]
         return (values[:, None] * weights).sum(0) / weights.sum(0)
 
-    _, *expected = paired_bootstrap(lambda rows: float(values[rows].mean()), 30, groups, 80, 0.9, seed=3)
-    assert weighted_bootstrap(weighted_mean, 30, groups, 80, 0.9, seed=3) == pytest.approx(expected, rel=1e-6)
+    _, *expected = paired_bootstrap(
+        lambda rows: float(values[rows].mean()), 30, groups, 80, 0.9, seed=3
+    )
+    assert weighted_bootstrap(weighted_mean, 30, groups, 80, 0.9, seed=3) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("undefined", "is_defined"), [(40, True), (41, False)])

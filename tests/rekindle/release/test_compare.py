@@ -12,7 +12,8 @@ from rekindle.release.compare import Comparison, difference
     ("served", "offline", "expected"),
     [
         (0.25, 0.5, 0.25),
-        (3e6, 2e6, pytest.approx(1 / 3)),  # relative, so that one tolerance fits numbers of any size
+        # relative, so that one tolerance fits numbers of any size
+        (3e6, 2e6, pytest.approx(1 / 3)),
         (1, 1.0, 0.0),
         ([1, [2.0]], [1, [2.5]], pytest.approx(0.2)),
         ({"a": 1, "b": "x"}, {"b": "x", "a": 1}, 0.0),
@@ -38,7 +39,8 @@ def test_the_result_contains_the_worst_instance() -> None:
 
 
 def test_a_prediction_that_changes_with_its_neighbours_is_counted() -> None:
-    comparison, request = Comparison(tolerance=0.1), {"instances": [{"x": 1}, {"x": 2}]}
+    comparison = Comparison(tolerance=0.1)
+    request = {"instances": [{"x": 1}, {"x": 2}]}
     assert comparison.add_single(request, [0.0, 0.5], [0.05, 0.5])
     assert not comparison.add_single(request, [0.0, 0.5], [0.0, 0.9])
     assert (comparison.unstable, comparison.example) == (1, '{"x": 2}: alone 0.5, with others 0.9')

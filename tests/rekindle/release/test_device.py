@@ -35,4 +35,6 @@ def test_the_outputs_of_a_model_return_to_the_cpu() -> None:
 
 
 def test_the_numerics_of_a_server_include_the_number_of_threads() -> None:
-    assert describe_numerics(CPU).endswith(f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}")
+    assert describe_numerics(CPU).endswith(
+        f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    )

@@ -1,4 +1,5 @@
-"""The evaluation uses the predictions that servers will give, of the candidate and the champion on the same rows."""
+"""The evaluation uses the predictions that servers will give, of the candidate and the champion on
+the same rows."""
 
 import json
 import math
@@ -47,14 +48,20 @@ def write_model(folder: Path, slope: float, dataset: Path | None = None) -> Path
     return folder
 
 
-def run_evaluation(candidate: Path, champion: Path | None, dataset: Path, report: Path, workload: Any = lines) -> Any:
+def run_evaluation(
+    candidate: Path, champion: Path | None, dataset: Path, report: Path, workload: Any = lines
+) -> Any:
     return evaluate(workload, candidate, champion, dataset, report, Gate(resamples=100))
 
 
 def replayed_rows(report: Path) -> list[tuple[dict[str, Any], Any]]:
     """Return the instances that `verify` sends, with their expected predictions."""
     requests = read_predictions(report, 10_000)
-    return [row for request, expected in requests for row in zip(request["instances"], expected, strict=True)]
+    return [
+        row
+        for request, expected in requests
+        for row in zip(request["instances"], expected, strict=True)
+    ]
 
 
 def only_unseen(examples: Any) -> Any:
@@ -66,32 +73,45 @@ def only_unseen(examples: Any) -> Any:
     return unseen
 
 
-def test_candidate_champion_and_baseline_are_evaluated_on_the_same_rows(dataset: Path, tmp_path: Path) -> None:
-    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
+def test_candidate_champion_and_baseline_are_evaluated_on_the_same_rows(
+    dataset: Path, tmp_path: Path
+) -> None:
+    good = write_model(tmp_path / "good", 2.0, dataset)
+    bad = write_model(tmp_path / "bad", 1.0, dataset)
     evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
     assert evaluation.rows == 20
     assert evaluation.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
     assert evaluation.metrics["champion"]["rmse"] > evaluation.metrics["baseline"]["rmse"] / 2 > 1
-    assert evaluation.difference.high < 0, "lower is better: the candidate's error is surely the smaller one"
+    assert evaluation.difference.high < 0, (
+        "lower is better: the candidate's error is surely the smaller one"
+    )
     replayed = replayed_rows(tmp_path / "report")
     assert len(replayed) == 20
     assert replayed[3][1] == pytest.approx(2 * replayed[3][0]["x"])
 
 
-def test_a_champion_of_another_shape_is_reported_as_incomparable(dataset: Path, tmp_path: Path) -> None:
+def test_a_champion_of_another_shape_is_reported_as_incomparable(
+    dataset: Path, tmp_path: Path
+) -> None:
     other = write_model(tmp_path / "other", 1.0, dataset)
     save_file({"another": torch.zeros(3)}, other / "model.safetensors")
-    evaluation = run_evaluation(write_model(tmp_path / "good", 2.0), other, dataset, tmp_path / "report")
+    evaluation = run_evaluation(
+        write_model(tmp_path / "good", 2.0), other, dataset, tmp_path / "report"
+    )
     assert evaluation.difference is None
     assert "does not contain a model of" in evaluation.incomparable
 
 
 @pytest.mark.parametrize("name", ["test.json", "dataset.json", FILES])
-def test_a_changed_byte_of_the_dataset_is_not_evaluated(name: str, dataset: Path, tmp_path: Path) -> None:
+def test_a_changed_byte_of_the_dataset_is_not_evaluated(
+    name: str, dataset: Path, tmp_path: Path
+) -> None:
     data = bytearray((dataset / name).read_bytes())
     data[-3] ^= 1
     (dataset / name).write_bytes(data)
-    with pytest.raises(DataError, match=f"{dataset}/{FILES if name == FILES else name}.* --no-cache"):
+    with pytest.raises(
+        DataError, match=f"{dataset}/{FILES if name == FILES else name}.* --no-cache"
+    ):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
@@ -101,7 +121,10 @@ def test_a_changed_byte_of_the_weights_is_not_evaluated(dataset: Path, tmp_path:
     data = bytearray((candidate / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (candidate / "model.safetensors").write_bytes(data)
-    message = rf"{candidate}/model\.safetensors have the sha256 \w{{64}}, but model\.json has {described}: .*--no-cache"
+    message = (
+        rf"{candidate}/model\.safetensors have the sha256 \w{{64}}, but model\.json has"
+        rf" {described}: .*--no-cache"
+    )
     with pytest.raises(DataError, match=message):
         run_evaluation(candidate, None, dataset, tmp_path / "report")
 
@@ -111,7 +134,10 @@ def test_rows_that_the_champion_was_trained_on_are_excluded(
     until: float, rows: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     champion = write_model(tmp_path / "champion", 1.0, dataset)
-    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": until}}
+    record = json.loads((champion / "dataset.json").read_text()) | {
+        "digest": "older",
+        "facts": {"until": until},
+    }
     (champion / "dataset.json").write_text(json.dumps(record))
     candidate = write_model(tmp_path / "good", 2.0)
     evaluation = run_evaluation(candidate, champion, dataset, tmp_path / "report")
@@ -177,7 +203,12 @@ def test_the_error_of_an_invalid_example_has_its_row(dataset: Path, tmp_path: Pa
     ],
 )
 def test_a_mistake_in_the_workload_is_reported_and_not_retried(
-    name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    function: Any,
+    words: str,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lines, name, function)
     with pytest.raises((CodeError, DataError), match=words.replace("FILE", re.escape(__file__))):
@@ -212,23 +243,33 @@ class Server:
         self.shift = float((release / "state/shift").read_text())
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
-        return [[self.slope * instance.x + self.shift for instance in request.instances] for request in requests]
+        return [
+            [self.slope * instance.x + self.shift for instance in request.instances]
+            for request in requests
+        ]
 
 
 def test_a_custom_predictor_is_evaluated_with_the_state_of_each_dataset(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "predictor", Server, raising=False)
-    for folder, shift in ((dataset, "0.5"), (write_model(tmp_path / "champion", 2.0, dataset), "3")):
+    for folder, shift in (
+        (dataset, "0.5"),
+        (write_model(tmp_path / "champion", 2.0, dataset), "3"),
+    ):
         (folder / "state").mkdir()
         (folder / "state/shift").write_text(shift)
+
     record_files(dataset)
     evaluation = run_evaluation(
         write_model(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report"
     )
     assert evaluation.metrics["candidate"] == {"rmse": pytest.approx(0.5)}
     assert evaluation.metrics["champion"] == {"rmse": pytest.approx(3)}
-    assert [prediction - 2 * instance["x"] for instance, prediction in replayed_rows(tmp_path / "report")] == [0.5] * 20
+    assert [
+        prediction - 2 * instance["x"]
+        for instance, prediction in replayed_rows(tmp_path / "report")
+    ] == [0.5] * 20
 
 
 def accuracy(predictions: list[str], truths: list[str]) -> float:
@@ -241,13 +282,16 @@ def test_the_difference_of_the_first_metric_is_resampled_by_group(
     """The groups are ten customers, each with two equal rows."""
     rows = [({"x": float(x)}, "high" if x > 9 else "low", x // 2) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
-    monkeypatch.setattr(lines, "metrics", (Metric("accuracy", accuracy), Metric("error", lambda p, t: 1.0)))
+    monkeypatch.setattr(
+        lines, "metrics", (Metric("accuracy", accuracy), Metric("error", lambda p, t: 1.0))
+    )
 
     def labels(model: Any, instances: list[Any], facts: dict[str, Any]) -> list[str]:
         return ["high" if instance.x * float(model.slope) > 18 else "low" for instance in instances]
 
     monkeypatch.setattr(lines, "predict", labels)
-    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
+    good = write_model(tmp_path / "good", 2.0, dataset)
+    bad = write_model(tmp_path / "bad", 1.0, dataset)
     evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
     assert evaluation.metrics == {
         "candidate": {"accuracy": 1.0, "error": 1.0},
@@ -257,7 +301,10 @@ def test_the_difference_of_the_first_metric_is_resampled_by_group(
     mean, low, high = paired_bootstrap(
         lambda drawn: 1.0 - float(right[drawn].mean()), 20, [row[2] for row in rows], resamples=100
     )
-    assert (evaluation.difference.metric, evaluation.difference.mean) == ("accuracy", pytest.approx(mean))
+    assert (evaluation.difference.metric, evaluation.difference.mean) == (
+        "accuracy",
+        pytest.approx(mean),
+    )
     assert (evaluation.difference.low, evaluation.difference.high) == pytest.approx((low, high))
     assert evaluation.incomparable == "" and evaluation.warnings == []
 
@@ -266,22 +313,35 @@ def test_excluded_rows_are_excluded_from_all_columns(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     champion = write_model(tmp_path / "champion", 1.0, dataset)
-    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
+    record = json.loads((champion / "dataset.json").read_text()) | {
+        "digest": "older",
+        "facts": {"until": 9},
+    }
     (champion / "dataset.json").write_text(json.dumps(record))
     rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
     monkeypatch.setattr(lines, "examples", only_unseen(lambda path: iter(rows)))
     facts = dataset_facts(champion)
-    examples, warnings, incomparable = exclude_seen(lines, read_examples(lines, dataset), dataset, facts)
-    assert examples.instances == [row[0] for row in rows[10:]] and examples.truths == [row[1] for row in rows[10:]]
+    examples, warnings, incomparable = exclude_seen(
+        lines, read_examples(lines, dataset), dataset, facts
+    )
+    assert examples.instances == [row[0] for row in rows[10:]] and examples.truths == [
+        row[1] for row in rows[10:]
+    ]
     assert examples.groups == [row[2] for row in rows[10:]]
-    assert warnings == ["10 of 20 test rows are excluded: the champion was trained on them"] and not incomparable
+    assert (
+        warnings == ["10 of 20 test rows are excluded: the champion was trained on them"]
+        and not incomparable
+    )
 
 
 def test_examples_may_give_the_reason_why_a_champion_cannot_be_compared(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     champion = write_model(tmp_path / "champion", 1.0, dataset)
-    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
+    record = json.loads((champion / "dataset.json").read_text()) | {
+        "digest": "older",
+        "facts": {"until": 9},
+    }
     (champion / "dataset.json").write_text(json.dumps(record))
     original = lines.examples
 
@@ -291,15 +351,30 @@ def test_examples_may_give_the_reason_why_a_champion_cannot_be_compared(
         return original(path)
 
     monkeypatch.setattr(lines, "examples", refuse)
-    evaluation = run_evaluation(write_model(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report")
-    assert (evaluation.rows, evaluation.incomparable, evaluation.warnings) == (20, "it knows the rows up to 9.", [])
+    evaluation = run_evaluation(
+        write_model(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report"
+    )
+
+    assert (evaluation.rows, evaluation.incomparable, evaluation.warnings) == (
+        20,
+        "it knows the rows up to 9.",
+        [],
+    )
+
     assert set(evaluation.metrics) == {"candidate", "baseline"}
 
 
-def test_the_report_has_histograms_of_instances_and_predictions(dataset: Path, tmp_path: Path) -> None:
+def test_the_report_has_histograms_of_instances_and_predictions(
+    dataset: Path, tmp_path: Path
+) -> None:
     run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
     reference = json.loads((tmp_path / "report" / REFERENCE).read_text())
-    assert reference["rows"] == sum(reference["scores"]["prediction"]) == sum(reference["features"]["x"]) == 20
+    assert (
+        reference["rows"]
+        == sum(reference["scores"]["prediction"])
+        == sum(reference["features"]["x"])
+        == 20
+    )
     assert reference["scores"]["prediction"] != reference["features"]["x"]
 
 
@@ -318,7 +393,8 @@ def test_the_report_has_a_thousand_rows_for_the_replay(dataset: Path, tmp_path: 
 def test_a_verdict_depends_on_batches_of_a_fixed_size_and_order(
     max_batch: int, sizes: list[int], dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches, predict = list[list[float]](), lines.predict
+    batches = list[list[float]]()
+    predict = lines.predict
 
     def record(model: Any, instances: list[Any], facts: dict[str, Any]) -> list[float]:
         batches.append([instance.x for instance in instances])
@@ -326,10 +402,22 @@ def test_a_verdict_depends_on_batches_of_a_fixed_size_and_order(
 
     monkeypatch.setattr(lines, "predict", record)
     report = tmp_path / "report"
-    evaluate(lines, write_model(tmp_path / "good", 2.0), None, dataset, report, Gate(resamples=100), max_batch)
+
+    evaluate(
+        lines,
+        write_model(tmp_path / "good", 2.0),
+        None,
+        dataset,
+        report,
+        Gate(resamples=100),
+        max_batch,
+    )
+
     assert [len(batch) for batch in batches] == sizes
     assert [x for batch in batches for x in batch] == [float(x) for x in range(20)]
-    assert bool(read_numerics(report)) == (max_batch == 1), "only single predictions have the same bits in a server"
+    assert bool(read_numerics(report)) == (max_batch == 1), (
+        "only single predictions have the same bits in a server"
+    )
 
 
 def mean_of_squares(predictions: Any, truths: Any) -> float:
@@ -337,7 +425,8 @@ def mean_of_squares(predictions: Any, truths: Any) -> float:
 
 
 def weighted_squares(predictions: Any, truths: Any, group: Any, draws: Any) -> Any:
-    squares, weights = np.square(predictions - truths), draws[group]
+    squares = np.square(predictions - truths)
+    weights = draws[group]
     return (squares[:, None] * weights).sum(0) / weights.sum(0)
 
 
@@ -345,22 +434,39 @@ def weighted_squares(predictions: Any, truths: Any, group: Any, draws: Any) -> A
 def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
     weighted: Any, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: both weeks have the same weight."""
+    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: both weeks have the same
+    weight."""
     parts = ["2024-05-13" if x < 15 else "2024-05-20" for x in range(20)]
     rows = [Example({"x": float(x)}, 2.0 * x, x // 2, part=parts[x]) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows[::-1]))
-    monkeypatch.setattr(lines, "metrics", (Metric("mse", mean_of_squares, better="lower", weighted=weighted),))
-    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
+    monkeypatch.setattr(
+        lines, "metrics", (Metric("mse", mean_of_squares, better="lower", weighted=weighted),)
+    )
+    good = write_model(tmp_path / "good", 2.0, dataset)
+    bad = write_model(tmp_path / "bad", 1.0, dataset)
     evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
-    first, second = np.mean(np.square(np.arange(15))), np.mean(np.square(np.arange(15, 20)))
-    assert [(part["name"], part["rows"]) for part in evaluation.parts] == [("2024-05-13", 15), ("2024-05-20", 5)]
+    first = np.mean(np.square(np.arange(15)))
+    second = np.mean(np.square(np.arange(15, 20)))
+    assert [(part["name"], part["rows"]) for part in evaluation.parts] == [
+        ("2024-05-13", 15),
+        ("2024-05-20", 5),
+    ]
     assert [part["champion"]["mse"] for part in evaluation.parts] == pytest.approx([first, second])
     assert evaluation.metrics["champion"]["mse"] == pytest.approx((first + second) / 2)
     assert evaluation.difference.mean == pytest.approx(-(first + second) / 2)
-    assert -380 < evaluation.difference.low < evaluation.difference.mean < evaluation.difference.high < -100
+
+    assert (
+        -380
+        < evaluation.difference.low
+        < evaluation.difference.mean
+        < evaluation.difference.high
+        < -100
+    )
 
 
-def undefined_for(rows: Callable[[Any], Any], number: float = math.nan) -> Callable[[Any, Any], float]:
+def undefined_for(
+    rows: Callable[[Any], Any], number: float = math.nan
+) -> Callable[[Any, Any], float]:
     """Return a metric that is not a number if its predictions have these values."""
     return lambda predictions, truths: number if np.any(rows(predictions)) else 1.0
 
@@ -369,21 +475,31 @@ def undefined_for(rows: Callable[[Any], Any], number: float = math.nan) -> Calla
 def test_a_metric_that_is_not_finite_is_named_with_the_part_of_the_rows(
     number: float, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [Example({"x": float(x)}, 2.0 * x, part="first" if x < 15 else "last") for x in range(20)]
+    rows = [
+        Example({"x": float(x)}, 2.0 * x, part="first" if x < 15 else "last") for x in range(20)
+    ]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
     metric = Metric("auc", undefined_for(lambda predictions: predictions > 35, number))
     monkeypatch.setattr(lines, "metrics", (*lines.metrics, metric))
-    message = rf'the metric auc is {number} on the test rows of the part "last": it must be a finite number\. Let'
+
+    message = (
+        rf'the metric auc is {number} on the test rows of the part "last": it must be a finite'
+        r" number\. Let"
+    )
     with pytest.raises(DataError, match=message):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
     assert not (tmp_path / "report").exists()
 
 
 def test_a_champion_with_a_metric_that_is_not_finite_is_incomparable(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "metrics", (Metric("auc", undefined_for(lambda predictions: predictions < 0)),))
-    good, bad = write_model(tmp_path / "good", 2.0), write_model(tmp_path / "bad", -1.0, dataset)
+    monkeypatch.setattr(
+        lines, "metrics", (Metric("auc", undefined_for(lambda predictions: predictions < 0)),)
+    )
+    good = write_model(tmp_path / "good", 2.0)
+    bad = write_model(tmp_path / "bad", -1.0, dataset)
     evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
     assert "the metric auc is nan on the test rows" in evaluation.incomparable
     assert evaluation.metrics == {"candidate": {"auc": 1.0}, "baseline": {"auc": 1.0}}
@@ -392,60 +508,100 @@ def test_a_champion_with_a_metric_that_is_not_finite_is_incomparable(
 def test_a_baseline_with_a_metric_that_is_not_finite_is_left_out_with_a_warning(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [Example({"x": float(x)}, 2.0 * x, baseline=math.nan if x == 3 else 1.0) for x in range(20)]
+    rows = [
+        Example({"x": float(x)}, 2.0 * x, baseline=math.nan if x == 3 else 1.0) for x in range(20)
+    ]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
-    evaluation = run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    evaluation = run_evaluation(
+        write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report"
+    )
     assert (evaluation.metrics.keys(), evaluation.baseline_difference) == ({"candidate"}, None)
     [warning] = evaluation.warnings
-    assert warning.startswith("the baseline is not compared: the metric rmse is nan on the test rows: ")
+    assert warning.startswith(
+        "the baseline is not compared: the metric rmse is nan on the test rows: "
+    )
 
 
 @pytest.mark.parametrize("slope", [math.nan, math.inf])
-def test_a_prediction_that_is_not_finite_is_named_with_its_row(slope: float, dataset: Path, tmp_path: Path) -> None:
+def test_a_prediction_that_is_not_finite_is_named_with_its_row(
+    slope: float, dataset: Path, tmp_path: Path
+) -> None:
     rows = [[float(x), 2.0 * x] for x in range(1, 20)]
     (dataset / "test.json").write_text(json.dumps(rows))
     record_files(dataset)
-    with pytest.raises(DataError, match=rf"for test row 0: prediction is {slope}: it must be a finite number"):
+
+    with pytest.raises(
+        DataError, match=rf"for test row 0: prediction is {slope}: it must be a finite number"
+    ):
         run_evaluation(write_model(tmp_path / "broken", slope), None, dataset, tmp_path / "report")
+
     evaluation = run_evaluation(
-        write_model(tmp_path / "good", 2.0), write_model(tmp_path / "bad", slope, dataset), dataset, tmp_path / "report"
+        write_model(tmp_path / "good", 2.0),
+        write_model(tmp_path / "bad", slope, dataset),
+        dataset,
+        tmp_path / "report",
     )
-    assert f"prediction is {slope}" in evaluation.incomparable and "champion" not in evaluation.metrics
+
+    assert (
+        f"prediction is {slope}" in evaluation.incomparable and "champion" not in evaluation.metrics
+    )
 
 
 def test_an_instance_that_is_not_finite_is_named_with_its_row(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "examples", lambda path: iter([({"x": 1.0}, 2.0), ({"x": math.nan}, 2.0)]))
-    with pytest.raises(DataError, match="gives test row 1, which is not a valid instance: x is nan: it must be"):
+    monkeypatch.setattr(
+        lines, "examples", lambda path: iter([({"x": 1.0}, 2.0), ({"x": math.nan}, 2.0)])
+    )
+    with pytest.raises(
+        DataError, match="gives test row 1, which is not a valid instance: x is nan: it must be"
+    ):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 def divide(predictions: Any, truths: Any) -> float:
     """Compute a share as pure Python does: a draw without large truths raises ZeroDivisionError."""
-    large = [float(prediction) for prediction, truth in zip(predictions, truths, strict=True) if truth > 36]
+    large = [
+        float(prediction)
+        for prediction, truth in zip(predictions, truths, strict=True)
+        if truth > 36
+    ]
     return sum(large) / len(large)
 
 
-def test_a_draw_without_a_value_does_not_count(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_without_a_value_does_not_count(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lines, "metrics", (Metric("share", divide),))
-    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
+    good = write_model(tmp_path / "good", 2.0, dataset)
+    bad = write_model(tmp_path / "bad", 1.0, dataset)
     evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
-    assert evaluation.difference.mean == evaluation.difference.low == evaluation.difference.high == 19.0
+    assert (
+        evaluation.difference.mean
+        == evaluation.difference.low
+        == evaluation.difference.high
+        == 19.0
+    )
 
 
 class Extended(Examples):
     """Adds a figure that is undefined for this candidate."""
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        return replace(evaluation, metrics={"candidate": evaluation.metrics["candidate"] | {"recall": math.nan}})
+        return replace(
+            evaluation,
+            metrics={"candidate": evaluation.metrics["candidate"] | {"recall": math.nan}},
+        )
 
 
 def test_a_figure_that_report_adds_must_be_finite(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "examples", lambda path: Extended(np.array([2.0]), [{"x": 1.0}]))
-    with pytest.raises(DataError, match=r"an evaluation whose metrics\.candidate\.recall is nan: it must be a finite"):
+    with pytest.raises(
+        DataError,
+        match=r"an evaluation whose metrics\.candidate\.recall is nan: it must be a finite",
+    ):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
@@ -454,7 +610,9 @@ def test_a_metric_that_is_not_a_number_is_named(
     result: Any, text: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "metrics", (Metric("auc", lambda predictions, truths: result),))
-    with pytest.raises(CodeError, match=rf"^the metric auc is {re.escape(text)}: its function must return a number"):
+    with pytest.raises(
+        CodeError, match=rf"^the metric auc is {re.escape(text)}: its function must return a number"
+    ):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 

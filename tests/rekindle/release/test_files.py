@@ -17,7 +17,11 @@ from tests.rekindle.serving.running import release
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"model.safetensors": b"other"}, DataError, r"model\.safetensors changed since the release"),
+        (
+            {"model.safetensors": b"other"},
+            DataError,
+            r"model\.safetensors changed since the release",
+        ),
         ({"state/words.txt": None}, DataError, r"words\.txt"),
         ({"state/more.txt": b""}, DataError, r"state/more\.txt was added since the release"),
         ({"code.py": b""}, DataError, r"code\.py was added since the release"),
@@ -27,7 +31,15 @@ from tests.rekindle.serving.running import release
         ({"release.json": b'{"name": "echo"}'}, DataError, "is not a complete release"),
         ({"model.json": b"[]"}, DataError, "is not a complete release"),
         (
-            dict.fromkeys(("release.json", "model.safetensors", "model.json", "state/words.txt", "dataset.json")),
+            dict.fromkeys(
+                (
+                    "release.json",
+                    "model.safetensors",
+                    "model.json",
+                    "state/words.txt",
+                    "dataset.json",
+                )
+            ),
             StorageError,
             "not exist",
         ),
@@ -51,12 +63,17 @@ def stored(s3: Store, tmp_path: Path) -> str:
     release(s3, f"made-{tmp_path.name}/")
     s3.download(f"made-{tmp_path.name}/", folder)
     (folder / "verdict.json").write_text("{}")
-    card = json.loads((folder / "model.json").read_text()) | {"workload": "tests.rekindle.serving.echo"}
+    card = json.loads((folder / "model.json").read_text()) | {
+        "workload": "tests.rekindle.serving.echo"
+    }
     (folder / "model.json").write_text(json.dumps(card))
 
     record = json.loads((folder / "release.json").read_text())
-    hashes = {name: file_sha256(folder / name) for name in record["files"]} | pyfunc.write_mlmodel(folder)
+    hashes = {name: file_sha256(folder / name) for name in record["files"]} | pyfunc.write_mlmodel(
+        folder
+    )
     (folder / "release.json").write_text(json.dumps(record | {"files": hashes}))
+
     return upload(s3, f"m-{tmp_path.name}".replace("_", "-"), folder, hashes)
 
 
@@ -67,15 +84,20 @@ def change_record(store: Store, prefix: str, **files: Any) -> None:
     store.put(f"{prefix}release.json", json.dumps(record | {"files": hashes}).encode())
 
 
-def test_an_unchanged_release_can_be_served_and_loaded(s3: Store, tmp_path: Path, stored: str) -> None:
+def test_an_unchanged_release_can_be_served_and_loaded(
+    s3: Store, tmp_path: Path, stored: str
+) -> None:
     record = download(s3, stored, tmp_path / "release")
     assert {"MLmodel", "input_example.json", "serving_input_example.json"} < record.files.keys()
-    (tmp_path / "release/registered_model_meta").touch()  # MLflow writes this file after the download
+    # MLflow writes this file after the download
+    (tmp_path / "release/registered_model_meta").touch()
     assert pyfunc._load_pyfunc(str(tmp_path / "release")).predictor.example()
     assert download_champion(s3, stored, tmp_path / "champion")
 
 
-@pytest.mark.parametrize("name", ["MLmodel", "input_example.json", "workload.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["MLmodel", "input_example.json", "workload.json", "model.safetensors"]
+)
 def test_a_changed_file_is_found_also_if_its_hash_was_changed(
     s3: Store, tmp_path: Path, stored: str, name: str
 ) -> None:
@@ -100,14 +122,22 @@ def test_a_loader_outside_of_the_hash_is_not_loaded(s3: Store, tmp_path: Path, s
         pyfunc._load_pyfunc(str(tmp_path / "release"))
 
 
-def test_a_champion_without_its_record_is_not_compared(s3: Store, tmp_path: Path, stored: str) -> None:
+def test_a_champion_without_its_record_is_not_compared(
+    s3: Store, tmp_path: Path, stored: str
+) -> None:
     s3.delete([f"{stored}release.json"])
-    with pytest.raises(NotFound, match=r"release\.json does not exist.*remove the alias `champion`"):
+    with pytest.raises(
+        NotFound, match=r"release\.json does not exist.*remove the alias `champion`"
+    ):
         download_champion(s3, stored, tmp_path / "champion")
 
 
-@pytest.mark.parametrize("folder", ["raw/forged", "../releases/x", "releases/../raw/forged", "releases", ""])
-def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(s3: Store, tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["raw/forged", "../releases/x", "releases/../raw/forged", "releases", ""]
+)
+def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
+    s3: Store, tmp_path: Path, folder: str
+) -> None:
     if folder == "raw/forged":
         release(s3, "raw/forged/")
     for read in (download, download_champion):

@@ -1,4 +1,5 @@
-"""MLflow's predictions are those of the server for each type of a field, its missing value, and each kind of frame."""
+"""MLflow's predictions are those of the server for each type of a field, its missing value, and
+each kind of frame."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -52,18 +53,54 @@ FULL: dict[str, Any] = {
     "anything": {"a": [1, None]},
     "described": 3,
 }
-FULL |= {
-    f"maybe_{name}": FULL[name]
-    for name in ["id", "number", "flag", "text", "moment", "day", "kind", "step", "level", "price"]
-}
-FULL |= {"maybe_counts": [3], "maybe_place": PLACE, "maybe_mixed": 4}
-FULL |= {f"none_{name}": FULL[name] for name in ["id", "number", "flag", "text", "day", "counts"]}
-FULL |= {"five": 6, "half": 2, "yes": False, "word": "other"}
+FULL.update(
+    {
+        f"maybe_{name}": FULL[name]
+        for name in [
+            "id",
+            "number",
+            "flag",
+            "text",
+            "moment",
+            "day",
+            "kind",
+            "step",
+            "level",
+            "price",
+        ]
+    }
+)
+FULL["maybe_counts"] = [3]
+FULL["maybe_place"] = PLACE
+FULL["maybe_mixed"] = 4
+FULL.update(
+    {f"none_{name}": FULL[name] for name in ["id", "number", "flag", "text", "day", "counts"]}
+)
+FULL["five"] = 6
+FULL["half"] = 2
+FULL["yes"] = False
+FULL["word"] = "other"
 REQUIRED = {name for name in FULL if "_" not in name} - {"five", "half", "yes", "word"}
-EMPTY = {name: None if name.startswith("maybe_") else value for name, value in FULL.items()
-         if name in REQUIRED or name.startswith("maybe_")}  # fmt: skip
-OTHER = FULL | {"id": -1, "number": 3, "rates": [], "places": [], "mixed": 8, "maybe_id": 0, "maybe_number": 2}
-ROWS = {"complete": [FULL, OTHER], "missing": [FULL, EMPTY], "missing everywhere": [EMPTY, EMPTY], "single": [EMPTY]}
+EMPTY = {
+    name: None if name.startswith("maybe_") else value
+    for name, value in FULL.items()
+    if name in REQUIRED or name.startswith("maybe_")
+}
+OTHER = FULL | {
+    "id": -1,
+    "number": 3,
+    "rates": [],
+    "places": [],
+    "mixed": 8,
+    "maybe_id": 0,
+    "maybe_number": 2,
+}
+ROWS = {
+    "complete": [FULL, OTHER],
+    "missing": [FULL, EMPTY],
+    "missing everywhere": [EMPTY, EMPTY],
+    "single": [EMPTY],
+}
 PYTHON: dict[str, Callable[[Any], Any]] = {
     "moment": datetime.fromisoformat,
     "day": date.fromisoformat,
@@ -86,29 +123,47 @@ class Served:
     def answer(self, instances: list[dict[str, Any]]) -> Any:
         """Return the predictions of the server, or None for an invalid request."""
         answer = self.server.predict(*instances)
-        return answer.json()["predictions"] if answer.status_code == 200 else None
+        if answer.status_code == 200:
+            return answer.json()["predictions"]
+        return None
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str]) -> Iterator[Served]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str]
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("release") / "release"
     prepare(every_type, every_type.Data(source="none"), folder)
     save_file({"slope": torch.zeros(1)}, folder / "model.safetensors")
     sha256 = file_sha256(folder / "model.safetensors")
-    (folder / "model.json").write_text(json.dumps({"workload": every_type.__name__, "model": {}, "sha256": sha256}))
+    (folder / "model.json").write_text(
+        json.dumps({"workload": every_type.__name__, "model": {}, "sha256": sha256})
+    )
     (folder / EXAMPLE).write_text(json.dumps({"instances": [EMPTY]}))
     write_mlmodel(folder)
 
     files = {path.name: file_sha256(path) for path in folder.iterdir()}
-    record = {"name": "echo", "version": "1", "workload": every_type.__name__, "model_sha256": sha256, "files": files}
+
+    record = {
+        "name": "echo",
+        "version": "1",
+        "workload": every_type.__name__,
+        "model_sha256": sha256,
+        "files": files,
+    }
+
     (folder / RECORD).write_text(json.dumps(record))
+
     with pytest.MonkeyPatch.context() as environment:
         for name, value in s3_environment.items():
             environment.setenv(name, value)
+
         store = Store.from_env()
+
     prefix = f"releases/echo/{content_hash(files)}/"
     store.upload(folder, prefix)
     variables: Any = s3_environment
+
     with Running(f"--model={prefix}", **variables) as server:
         server.until_ready()
         yield Served(folder, server)
@@ -132,10 +187,14 @@ def nullable(rows: list[dict[str, Any]]) -> pd.DataFrame:
 def python_objects(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return dates, UUIDs and the like as Python's objects."""
     converted = [
-        {name: PYTHON[kind](value) if (kind := name.rpartition("_")[2]) in PYTHON and value is not None else value
-         for name, value in row.items()}
+        {
+            name: PYTHON[kind](value)
+            if (kind := name.rpartition("_")[2]) in PYTHON and value is not None
+            else value
+            for name, value in row.items()
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(converted)
 
 
@@ -147,11 +206,15 @@ def timestamps(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def categories(rows: list[dict[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
-    return frame.astype(dict.fromkeys(["text", "kind", "colour", "maybe_kind", "maybe_text"], "category"))
+    return frame.astype(
+        dict.fromkeys(["text", "kind", "colour", "maybe_kind", "maybe_text"], "category")
+    )
 
 
 def small_numbers(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows).astype({"id": "int8", "step": "uint8", "level": "uint64", "number": "float32"})
+    frame = pd.DataFrame(rows).astype(
+        {"id": "int8", "step": "uint8", "level": "uint64", "number": "float32"}
+    )
     return frame.assign(counts=[np.array(counts) for counts in frame["counts"]])
 
 
@@ -166,7 +229,16 @@ def unsorted(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 FRAMES = (
-    *(pd.DataFrame, objects, pandas_missing, nullable, python_objects, timestamps, categories, small_numbers),
+    *(
+        pd.DataFrame,
+        objects,
+        pandas_missing,
+        nullable,
+        python_objects,
+        timestamps,
+        categories,
+        small_numbers,
+    ),
     *(columns, unsorted, list),
 )
 
@@ -183,7 +255,9 @@ def test_mlflow_predicts_what_the_server_predicts(served: Served, frame: Any, ro
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("form", ["dataframe_records", "dataframe_split", "inputs"])
-def test_mlflows_server_predicts_what_the_server_predicts(served: Served, form: str, rows: str) -> None:
+def test_mlflows_server_predicts_what_the_server_predicts(
+    served: Served, form: str, rows: str
+) -> None:
     instances = ROWS[rows]
     table = columns(instances)
     split = {"columns": list(table), "data": list(zip(*table.values(), strict=True))}
@@ -204,7 +278,10 @@ def test_mlflows_server_predicts_what_the_server_predicts(served: Served, form: 
         ({"maybe_flag": 1}, "instances[0].maybe_flag is 1: "),
         ({"number": "1"}, "instances[0].number is '1': "),
         ({"number": float("inf")}, "instances[0].number is inf: it must be a finite number"),
-        ({"rates": [0.5, float("nan")]}, "instances[0].rates[1] is nan: it must be a finite number"),
+        (
+            {"rates": [0.5, float("nan")]},
+            "instances[0].rates[1] is nan: it must be a finite number",
+        ),
         ({"kind": "c"}, "instances[0].kind is 'c': "),
         ({"day": "today"}, "instances[0].day is 'today': "),
         ({"place": {"zone": "x"}}, "instances[0].place.zone is 'x': "),
@@ -234,8 +311,13 @@ def test_what_the_server_refuses_mlflow_refuses_by_its_name(
         (pd.DataFrame([FULL | {"three": 5.0}]), 5),
     ],
 )
-def test_a_missing_value_is_left_out_and_none_is_null(served: Served, values: Any, expected: int | None) -> None:
-    frame = pd.DataFrame([FULL | row for row in values]) if isinstance(values, list) else values
+def test_a_missing_value_is_left_out_and_none_is_null(
+    served: Served, values: Any, expected: int | None
+) -> None:
+    if isinstance(values, list):
+        frame = pd.DataFrame([FULL | row for row in values])
+    else:
+        frame = values
     assert served.model.predict(frame)[0]["three"] == expected
 
 
@@ -243,7 +325,9 @@ def test_large_integers_keep_their_digits_or_are_refused(served: Served) -> None
     rows = [FULL | {"maybe_id": 2**60 + 1}, EMPTY]
     exact = pd.DataFrame(rows, dtype=object).astype({"maybe_id": "Int64"})
     assert served.model.predict(exact) == served.answer(rows)
-    with pytest.raises(DataError, match=r"instances\[0\]\.maybe_id is 1152921504606846976, which has lost digits"):
+    with pytest.raises(
+        DataError, match=r"instances\[0\]\.maybe_id is 1152921504606846976, which has lost digits"
+    ):
         served.model.predict(pd.DataFrame(rows))
 
 
@@ -261,6 +345,9 @@ def test_a_dictionary_of_texts_has_a_row_for_each_of_its_values() -> None:
         instances: list[Words]
 
     frame = pd.DataFrame([{"first": ["a", "b"], "second": ["c", "d"]}])
-    assert FrameConverter(Request).to_instances(frame) == [{"first": "a", "second": "c"}, {"first": "b", "second": "d"}]
+    assert FrameConverter(Request).to_instances(frame) == [
+        {"first": "a", "second": "c"},
+        {"first": "b", "second": "d"},
+    ]
     with pytest.raises(DataError, match="the columns first, second must have the same length"):
         FrameConverter(Request).to_instances(pd.DataFrame([{"first": ["a"], "second": ["c", "d"]}]))

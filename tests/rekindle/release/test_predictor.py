@@ -48,19 +48,39 @@ def test_a_predictor_accepts_its_own_example(release: Path) -> None:
 
 
 @pytest.mark.parametrize(("max_batch", "tolerance"), [(1, 0), (16, 1e-5), (1000, 1e-5)])
-def test_a_prediction_does_not_depend_on_its_batch(release: Path, max_batch: int, tolerance: float) -> None:
-    predictor, single = open_predictor(release, max_batch), open_predictor(release, 1)
-    alone = [prediction for request in requests(single, *[1] * 300) for [prediction] in single.predict([request])]
+def test_a_prediction_does_not_depend_on_its_batch(
+    release: Path, max_batch: int, tolerance: float
+) -> None:
+    predictor = open_predictor(release, max_batch)
+    single = open_predictor(release, 1)
+
+    alone = [
+        prediction
+        for request in requests(single, *[1] * 300)
+        for [prediction] in single.predict([request])
+    ]
+
     for sizes in ((300,), (1, 7, 31, 32, 33, 100, 96), (299, 1)):
         together = predictor.predict(requests(predictor, *sizes))
         assert [len(predictions) for predictions in together] == list(sizes)
-        assert difference([prediction for predictions in together for prediction in predictions], alone) <= tolerance
+        assert (
+            difference(
+                [prediction for predictions in together for prediction in predictions], alone
+            )
+            <= tolerance
+        )
 
 
-def test_requests_share_batches_and_a_large_request_is_split(release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor, sizes, predict = open_predictor(release, 16), list[int](), images.predict
+def test_requests_share_batches_and_a_large_request_is_split(
+    release: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = open_predictor(release, 16)
+    sizes = list[int]()
+    predict = images.predict
     monkeypatch.setattr(
-        images, "predict", lambda model, rows, facts: sizes.append(len(rows)) or predict(model, rows, facts)
+        images,
+        "predict",
+        lambda model, rows, facts: sizes.append(len(rows)) or predict(model, rows, facts),
     )
     predictor.predict(requests(predictor, 1, 2, 3))
     assert sizes == [6]
@@ -69,7 +89,9 @@ def test_requests_share_batches_and_a_large_request_is_split(release: Path, monk
 
 
 def test_a_notebook_predicts_in_the_batches_of_the_evaluation(release: Path) -> None:
-    assert vars(open_predictor(release))["max_batch"] == 1, "an earlier release was evaluated one instance at a time"
+    assert vars(open_predictor(release))["max_batch"] == 1, (
+        "an earlier release was evaluated one instance at a time"
+    )
     (release / "verdict.json").write_text('{"max_batch": 32}')
     assert vars(open_predictor(release))["max_batch"] == 32
 
@@ -78,13 +100,17 @@ def test_a_notebook_predicts_in_the_batches_of_the_evaluation(release: Path) -> 
 def test_a_predict_without_a_prediction_is_rejected(release: Path, size: int, words: str) -> None:
     (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 3, "forgetful": True}}))
     predictor = open_predictor(release, 16)
-    with pytest.raises(RekindleError, match=f"`predict` returned 0 predictions for {words}: it must return one for"):
+    with pytest.raises(
+        RekindleError, match=f"`predict` returned 0 predictions for {words}: it must return one for"
+    ):
         predictor.predict(requests(predictor, size))
 
 
 def test_weights_that_no_longer_fit_the_workload_are_rejected(release: Path) -> None:
     (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 4}}))
-    with pytest.raises(DataError, match=f"not contain a model of {images.__name__} .*If the workload changed"):
+    with pytest.raises(
+        DataError, match=f"not contain a model of {images.__name__} .*If the workload changed"
+    ):
         open_predictor(release)
 
 

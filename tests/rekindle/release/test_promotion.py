@@ -32,13 +32,17 @@ def name() -> str:
 def register(mlflow_server: str, name: str) -> Register:
     run_id = tracking.start_run(name, name)
     return lambda: (
-        tracking.register(name, f"releases/{uuid.uuid4().hex}/", "s3://b/releases/x/", "ab" * 32, run_id, {}).version
+        tracking.register(
+            name, f"releases/{uuid.uuid4().hex}/", "s3://b/releases/x/", "ab" * 32, run_id, {}
+        ).version
     )
 
 
 def champion(name: str) -> str:
     release = tracking.champion(name)
-    return release.version if release else ""
+    if release:
+        return release.version
+    return ""
 
 
 def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
@@ -48,21 +52,31 @@ def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
         try:
             promotion.promote(s3, name, version, current, f"cards-{version}")
         except promotion.ChampionChanged as error:
-            assert f"was compared with {f'version {current}' if current else 'none'}, but by now" in str(error)
+            assert (
+                f"was compared with {f'version {current}' if current else 'none'}, but by now"
+                in str(error)
+            )
             return False
         return True
 
     for _ in range(4):
-        current, versions = champion(name), [register() for _ in range(4)]
+        current = champion(name)
+        versions = [register() for _ in range(4)]
         with ThreadPoolExecutor() as pool:
-            promoted = [version for version, done in zip(versions, pool.map(attempt, versions), strict=True) if done]
+            promoted = [
+                version
+                for version, done in zip(versions, pool.map(attempt, versions), strict=True)
+                if done
+            ]
+
         assert promoted == [champion(name)]
 
 
 def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment(
     s3: Store, name: str, register: Register
 ) -> None:
-    first, second = register(), register()
+    first = register()
+    second = register()
     assert promotion.promote(s3, name, first, "", "cards-1") == ""
     assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
     assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
@@ -80,24 +94,32 @@ def test_a_promotion_is_read_again_for_every_form_of_its_run(
     assert champion(name) == version
 
 
-def test_a_new_deployment_of_the_champion_replaces_its_old_one(s3: Store, name: str, register: Register) -> None:
+def test_a_new_deployment_of_the_champion_replaces_its_old_one(
+    s3: Store, name: str, register: Register
+) -> None:
     version = register()
     promotion.promote(s3, name, version, "", "cards-1")
     for _ in range(2):
         assert promotion.promote(s3, name, version, version, "cards-2") == "cards-1"
+
     champion = tracking.champion(name)
     assert champion and (champion.version, champion.deployment) == (version, "cards-2")
     assert promotion.expired_deployments(name, version, keep=3, previous="cards-1") == ["cards-1"]
     second = register()
     previous = promotion.promote(s3, name, second, version, "cards-3")
-    assert previous == "cards-2" and promotion.expired_deployments(name, second, keep=3, previous=previous) == []
+    assert (
+        previous == "cards-2"
+        and promotion.expired_deployments(name, second, keep=3, previous=previous) == []
+    )
 
 
 @pytest.mark.parametrize("write_number", [1, 2])
 def test_the_next_run_finishes_a_promotion_that_was_killed(
     s3: Store, name: str, register: Register, write_number: int
 ) -> None:
-    first, second = register(), register()
+    first = register()
+    second = register()
+
     command = """
 import os, signal, sys
 from rekindle import tracking
@@ -112,17 +134,28 @@ def write(store, key, state, etag, original=promotion._write, count=[0]):
 promotion._write = write
 promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
 """
-    process = subprocess.run([sys.executable, "-c", command, name, first, str(write_number)], env=dict(os.environ))
+
+    process = subprocess.run(
+        [sys.executable, "-c", command, name, first, str(write_number)], env=dict(os.environ)
+    )
     assert process.returncode == -signal.SIGKILL
-    with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}") as changed:
+
+    with pytest.raises(
+        promotion.ChampionChanged, match=f"by now the champion is version {first}"
+    ) as changed:
         promotion.promote(s3, name, second, "", "cards-2")
+
     assert changed.value.exit_code == 65, "a retry cannot help"
     assert champion(name) == first
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
 
-def test_a_promotion_respects_a_champion_that_was_set_by_hand(s3: Store, name: str, register: Register) -> None:
-    first, second, third = register(), register(), register()
+def test_a_promotion_respects_a_champion_that_was_set_by_hand(
+    s3: Store, name: str, register: Register
+) -> None:
+    first = register()
+    second = register()
+    third = register()
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")
     tracking.promote(name, first, "cards-1")
@@ -137,42 +170,59 @@ def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
     versions = [register() for _ in range(5)]
     for previous, version in zip(["", *versions], versions, strict=False):
         promotion.promote(s3, name, version, previous, f"cards-{version}")
-    assert promotion.expired_deployments(name, versions[-1], keep=2) == [f"cards-{version}" for version in versions[:2]]
+    assert promotion.expired_deployments(name, versions[-1], keep=2) == [
+        f"cards-{version}" for version in versions[:2]
+    ]
     assert promotion.expired_deployments(name, versions[1], keep=2) == []
 
 
 @pytest.fixture
 def versions(s3: Store, name: str, register: Register) -> list[str]:
     """Register three versions; the second is the champion, and replaced the first."""
-    first, second, third = register(), register(), register()
+    first = register()
+    second = register()
+    third = register()
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")
     return [first, second, third]
 
 
-def test_a_rollback_is_recorded_decided_and_removed(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_rollback_is_recorded_decided_and_removed(
+    s3: Store, name: str, versions: list[str]
+) -> None:
     first, second, _ = versions
     assert promotion.pending_rollback(s3, name) is None
     rollback = promotion.Rollback(first, "cards-1", second, 3)
     promotion.begin_rollback(s3, name, rollback)
     assert promotion.pending_rollback(s3, name) == rollback and champion(name) == second
+
     with pytest.raises(promotion.ChampionChanged, match=f"another command is changing {name}"):
         promotion.begin_rollback(s3, name, rollback)
+
     for _ in range(2):
         promotion.decide_rollback(s3, name, rollback)
-        assert champion(name) == first and promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
-    assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", "its servers must be stopped"
+        assert champion(name) == first and promotion.pending_rollback(s3, name) == replace(
+            rollback, decided=True
+        )
+
+    assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", (
+        "its servers must be stopped"
+    )
     assert not promotion.end_rollback(s3, name, rollback, even_if_decided=False), (
         "a decided rollback cannot be cancelled"
     )
     assert promotion.pending_rollback(s3, name)
-    assert promotion.end_rollback(s3, name, rollback) and promotion.pending_rollback(s3, name) is None
+    assert (
+        promotion.end_rollback(s3, name, rollback) and promotion.pending_rollback(s3, name) is None
+    )
     assert promotion.end_rollback(s3, name, rollback)
     promotion.decide_rollback(s3, name, rollback)  # by a command that lost its connection
     assert champion(name) == first and promotion.pending_rollback(s3, name) is None
 
 
-def test_a_rollback_that_is_not_decided_can_be_cancelled(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_rollback_that_is_not_decided_can_be_cancelled(
+    s3: Store, name: str, versions: list[str]
+) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
     promotion.begin_rollback(s3, name, rollback)
     for other in (replace(rollback, version=versions[2]), replace(rollback, champion=versions[2])):
@@ -185,21 +235,29 @@ def test_a_rollback_that_is_not_decided_can_be_cancelled(s3: Store, name: str, v
     assert champion(name) == versions[1]
 
 
-def test_a_rollback_can_restart_the_servers_of_the_champion(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_rollback_can_restart_the_servers_of_the_champion(
+    s3: Store, name: str, versions: list[str]
+) -> None:
     rollback = promotion.Rollback(versions[1], "cards-2", versions[1], 0)
     promotion.begin_rollback(s3, name, rollback)
     promotion.decide_rollback(s3, name, rollback)
     assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
-    assert promotion.promote(s3, name, versions[1], versions[0], "cards-2") == "", "no other Deployment served"
+    assert promotion.promote(s3, name, versions[1], versions[0], "cards-2") == "", (
+        "no other Deployment served"
+    )
 
 
-def test_a_promotion_overrides_a_rollback_that_is_not_decided(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_promotion_overrides_a_rollback_that_is_not_decided(
+    s3: Store, name: str, versions: list[str]
+) -> None:
     first, second, third = versions
     rollback = promotion.Rollback(first, "cards-1", second, 1)
     promotion.begin_rollback(s3, name, rollback)
     assert promotion.promote(s3, name, third, second, "cards-3") == "cards-2"
     assert promotion.pending_rollback(s3, name) is None
-    with pytest.raises(promotion.ChampionChanged, match=f"cancelled: by now the champion is version {third}."):
+    with pytest.raises(
+        promotion.ChampionChanged, match=f"cancelled: by now the champion is version {third}."
+    ):
         promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == third
 
@@ -208,20 +266,31 @@ def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: li
     first, second, third = versions
     rollback = promotion.Rollback(first, "cards-1", second, 1)
     promotion.begin_rollback(s3, name, rollback)
+
     for other in (replace(rollback, replicas=2), replace(rollback, deployment="cards-3")):
-        with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {second}."):
+        with pytest.raises(
+            promotion.ChampionChanged, match=f"by now the champion is version {second}."
+        ):
             promotion.decide_rollback(s3, name, other)
+
     promotion.decide_rollback(s3, name, rollback)
-    with pytest.raises(promotion.ChampionChanged, match=f"the champion is version {first}: version .* is not promoted"):
+    with pytest.raises(
+        promotion.ChampionChanged,
+        match=f"the champion is version {first}: version .* is not promoted",
+    ):
         promotion.promote(s3, name, third, second, "cards-3")
+
     assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
     tracking.promote(name, third, "cards-3")  # by hand
     with pytest.raises(promotion.ChampionChanged):
         promotion.decide_rollback(s3, name, rollback)
+
     assert champion(name) == third
 
 
-def test_a_champion_that_was_set_by_hand_ends_a_rollback(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_champion_that_was_set_by_hand_ends_a_rollback(
+    s3: Store, name: str, versions: list[str]
+) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
     promotion.begin_rollback(s3, name, rollback)
     tracking.promote(name, versions[2], "cards-3")
@@ -233,40 +302,61 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(s3: Store, name: str, v
 def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
     first, second, third = versions
     assert promotion.is_superseded(name, first, "", "cards-1")
-    assert not promotion.is_superseded(name, first, second, "cards-1"), "it was compared with the champion"
+    assert not promotion.is_superseded(name, first, second, "cards-1"), (
+        "it was compared with the champion"
+    )
     assert not promotion.is_superseded(name, second, first, "cards-2"), "it is the champion"
     assert not promotion.is_superseded(name, third, first, "cards-3"), "it was never promoted"
-    assert not promotion.is_superseded(name, first, "", "cards-9"), "this Deployment was never promoted"
+    assert not promotion.is_superseded(name, first, "", "cards-9"), (
+        "this Deployment was never promoted"
+    )
     assert promotion.promote(s3, name, first, "", "cards-1") == "" and champion(name) == second
     promotion.promote(s3, name, third, second, "cards-3", "run-3")
     promotion.promote(s3, name, second, third, "cards-2", "run-2")
     assert promotion.is_superseded(name, third, first, "cards-3", "run-3")
-    assert promotion.is_superseded(name, third, second, "cards-3", "run-3"), "its promotion was rolled back"
-    assert not promotion.is_superseded(name, third, first, "cards-3", "run-4"), "another run promoted it"
+    assert promotion.is_superseded(name, third, second, "cards-3", "run-3"), (
+        "its promotion was rolled back"
+    )
+    assert not promotion.is_superseded(name, third, first, "cards-3", "run-4"), (
+        "another run promoted it"
+    )
     assert promotion.is_superseded("unknown", first, "", "cards-1") is False
 
 
 def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(
-    s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    s3: Store,
+    name: str,
+    register: Register,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 0.0)
-    version, record = register(), {"version": "99", "deployment": "cards-99", "former": "", "unfinished": True}
+    version = register()
+    record = {"version": "99", "deployment": "cards-99", "former": "", "unfinished": True}
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
     assert promotion.promote(s3, name, version, "", "cards-1") == ""
-    assert f"version 99 of {name} was deleted" in capsys.readouterr().err and champion(name) == version
+    assert (
+        f"version 99 of {name} was deleted" in capsys.readouterr().err and champion(name) == version
+    )
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
     with pytest.raises(RequestRefused):
         promotion.promote(s3, name, "99", version, "cards-99")
 
 
-def test_a_release_retains_the_newest_deployments(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_release_retains_the_newest_deployments(
+    s3: Store, name: str, versions: list[str]
+) -> None:
     _, second, third = versions
     promotion.promote(s3, name, third, second, "cards-2")  # with the Deployment of the second
     assert promotion.expired_deployments(name, third, keep=1) == ["cards-1"]
     assert promotion.running_deployments(name, third, keep=1) == ["cards-2"]
     assert promotion.expired_deployments(name, third, keep=2) == []
     assert promotion.running_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
-    assert promotion.running_deployments(name, second, 1, previous="cards-9") == ["cards-9", "cards-1", "cards-2"]
+    assert promotion.running_deployments(name, second, 1, previous="cards-9") == [
+        "cards-9",
+        "cards-1",
+        "cards-2",
+    ]
 
 
 def test_a_write_succeeds_although_its_answer_was_lost(s3: Store, name: str) -> None:
@@ -279,14 +369,20 @@ def test_a_write_succeeds_although_its_answer_was_lost(s3: Store, name: str) -> 
     assert not promotion._write(s3, key, {"version": "3"}, etag)
 
 
-def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [100.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
     monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    answers: list[Any] = [StorageError("s3 is unavailable"), TrackingError("MLflow is unavailable"), "yes"]
+    answers: list[Any] = [
+        StorageError("s3 is unavailable"),
+        TrackingError("MLflow is unavailable"),
+        "yes",
+    ]
 
     def call() -> str:
         answer = answers.pop(0)
@@ -298,13 +394,15 @@ def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(monk
     answers = [StorageError("s3 is unavailable")] * 9
     with pytest.raises(StorageError):
         promotion.retry(call, deadline=104.0)
+
     assert (now, len(answers)) == ([105.0], 5)
 
 
 def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
     s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, version = [100.0], register()
+    now = [100.0]
+    version = register()
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -320,12 +418,14 @@ def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
 def test_a_process_that_paused_between_its_writes_does_not_restore_its_version(
     s3: Store, name: str, register: Register
 ) -> None:
-    first, second = register(), register()
-    key, state = f"releases/{name}/promotion.json", {"version": first, "deployment": "cards-1", "former": ""}
-    state |= {"unfinished": True}
+    first = register()
+    second = register()
+    key = f"releases/{name}/promotion.json"
+    state = {"version": first, "deployment": "cards-1", "former": "", "unfinished": True}
     s3.put(key, json.dumps(state).encode())
     _, etag = s3.get_with_etag(key)
-    assert promotion.promote(s3, name, first, "", "cards-1") == ""  # a retry of the step finishes it
+    # a retry of the step finishes it
+    assert promotion.promote(s3, name, first, "", "cards-1") == ""
     assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
     promotion._finish(s3, name, key, state, etag)
     assert champion(name) == second

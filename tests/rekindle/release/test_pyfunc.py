@@ -1,4 +1,5 @@
-"""MLflow knows the types of a model's predictions, and its users see the warnings of its predictor."""
+"""MLflow knows the types of a model's predictions, and its users see the warnings of its
+predictor."""
 
 import json
 import warnings
@@ -19,7 +20,10 @@ from rekindle.release.pyfunc import Model, type_of
         ("seven", "string (required)"),
         (True, "boolean (required)"),
         ([0.1, 0.9], "Array(double) (required)"),
-        ({"label": "a", "scores": [0.5]}, "{label: string (required), scores: Array(double) (required)} (required)"),
+        (
+            {"label": "a", "scores": [0.5]},
+            "{label: string (required), scores: Array(double) (required)} (required)",
+        ),
         (None, "Any (required)"),
     ],
 )
@@ -48,7 +52,9 @@ class Doubling:
         return [[2 * instance.x for instance in request.instances] for request in requests]
 
     def warn(self, request: Request) -> str:
-        return "x is above all training rows." if any(instance.x > 9 for instance in request.instances) else ""
+        if any(instance.x > 9 for instance in request.instances):
+            return "x is above all training rows."
+        return ""
 
 
 def test_the_warning_of_a_predictor_is_a_python_warning() -> None:

@@ -28,21 +28,39 @@ class Request(BaseModel):
 
 
 def parse_instance(**instance: Any) -> Request:
-    return parse(Request, json.dumps({"instances": [{"points": []}, {"points": [{"x": 1}], **instance}]}).encode())
+    return parse(
+        Request,
+        json.dumps({"instances": [{"points": []}, {"points": [{"x": 1}], **instance}]}).encode(),
+    )
 
 
 @pytest.mark.parametrize(
     ("instance", "message"),
     [
-        ({"points": [{"x": 1}, {"x": "2"}]}, "instances[1].points[1].x is '2': input should be a valid number."),
+        (
+            {"points": [{"x": 1}, {"x": "2"}]},
+            "instances[1].points[1].x is '2': input should be a valid number.",
+        ),
         ({"points": [{"x": 1}, {"x": True}]}, "instances[1].points[1].x is True: "),
         ({"points": [{"x": "NaN"}]}, "instances[1].points[0].x is 'NaN': "),
-        ({"points": [{"x": float("nan")}]}, "instances[1].points[0].x is nan: it must be a finite number."),
-        ({"location": {"lat": float("-inf")}}, "instances[1].location.lat is -inf: it must be a finite number."),
-        ({"points": [{"xx": 1}]}, "instances[1].points[0] has the unknown key 'xx'. Did you mean \"x\"?"),
+        (
+            {"points": [{"x": float("nan")}]},
+            "instances[1].points[0].x is nan: it must be a finite number.",
+        ),
+        (
+            {"location": {"lat": float("-inf")}},
+            "instances[1].location.lat is -inf: it must be a finite number.",
+        ),
+        (
+            {"points": [{"xx": 1}]},
+            "instances[1].points[0] has the unknown key 'xx'. Did you mean \"x\"?",
+        ),
         ({"points": [{"y": 1}]}, "instances[1].points[0].x is missing: it is required."),
         ({"cuont": 1}, "instances[1] has the unknown key 'cuont'. Did you mean \"count\"?"),
-        ({"count": 10**19}, "instances[1].count is 10000000000000000000: it must fit into 64 bits."),
+        (
+            {"count": 10**19},
+            "instances[1].count is 10000000000000000000: it must fit into 64 bits.",
+        ),
         ({"count": 1.5}, "instances[1].count is 1.5: input should be a valid integer."),
         ({"name": ["x" * 100]}, "instances[1].name is ['xxx"),
     ],
@@ -82,7 +100,10 @@ KEYS = ",".join(f'"{number}": ""' for number in range(MANY >> 2))
     ("fields", "message"),
     [
         ('"points": [' + "1," * MANY + "1]", "instances[0].points[0] is 1: input should be"),
-        ('"points": [' + "[[{}]]," * (MANY >> 1) + "1]", "instances[0].points[0] is [[{}]]: input should be"),
+        (
+            '"points": [' + "[[{}]]," * (MANY >> 1) + "1]",
+            "instances[0].points[0] is [[{}]]: input should be",
+        ),
         ('"points": [], "location": {' + KEYS + "}", "instances[0].location."),
         (KEYS, "the request has the unknown key '0' in one of its objects."),
     ],
@@ -105,7 +126,10 @@ class Either(BaseModel):
 
 
 def test_a_large_request_is_parsed_like_a_small_one() -> None:
-    rows = [{"points": [{"x": 1.5, "y": 2}], "location": {"a": 1.0}, "name": "x", "count": 3}, {"x": 1, "y": 2}]
+    rows = [
+        {"points": [{"x": 1.5, "y": 2}], "location": {"a": 1.0}, "name": "x", "count": 3},
+        {"x": 1, "y": 2},
+    ]
     body = json.dumps({"instances": rows * LARGE_BODY_BYTES}).encode()
     request = parse(Either, body)
     assert request == Either.model_validate_json(body, strict=True)

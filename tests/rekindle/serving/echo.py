@@ -16,7 +16,9 @@ from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
-Data, Model, metrics = DataConfig, Section, (Metric("loss", max),)
+Data = DataConfig
+Model = Section
+metrics = (Metric("loss", max),)
 prepare = dataset = model = loss = examples = None
 
 
@@ -42,7 +44,11 @@ class Predictor:
         self.words = (release / "state" / "words.txt").read_text()
 
     def example(self) -> dict[str, Any]:
-        return {"instances": [{"id": 0, "gate": os.environ.get("ECHO_GATE", ""), "bug": "ECHO_BUG" in os.environ}]}
+        return {
+            "instances": [
+                {"id": 0, "gate": os.environ.get("ECHO_GATE", ""), "bug": "ECHO_BUG" in os.environ}
+            ]
+        }
 
     def predict(self, requests: Sequence[Request]) -> list[list[Any]]:
         for index, instance in enumerate(i for request in requests for i in request.instances):
@@ -51,16 +57,22 @@ class Predictor:
                 Path(f"{instance.gate}.{os.getpid()}").touch()
                 with open(instance.gate) as gate:
                     fcntl.flock(gate, fcntl.LOCK_SH)
+
             if instance.bad is not None:
                 raise DataError(f"instances[{index}].bad is {instance.bad}: it must not be set.")
             if instance.bug:
                 raise KeyError("a bug in the workload")
             if instance.killed:
                 os.kill(os.getpid(), signal.SIGKILL)
+
         loaded = sorted({"torch", "mlflow", "polars", "starlette", "boto3"} & sys.modules.keys())
         about = {"loaded": loaded, "together": len(requests), "pid": os.getpid()}
+
         return [
-            [i.answer * float("inf") if i.answer is not None else {"id": i.id} | about for i in request.instances]
+            [
+                i.answer * float("inf") if i.answer is not None else {"id": i.id} | about
+                for i in request.instances
+            ]
             for request in requests
         ]
 

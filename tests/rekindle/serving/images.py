@@ -1,5 +1,5 @@
-"""A workload with a small network with BatchNorm over eight pixels. In tanh and softmax, the last bits of a row depend
-on its position in the batch."""
+"""A workload with a small network with BatchNorm over eight pixels. In tanh and softmax, the last
+bits of a row depend on its position in the batch."""
 
 from typing import Any
 
@@ -27,7 +27,9 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
     head = nn.Linear(13 * section.width, facts["classes"])
-    return nn.Sequential(nn.Conv1d(1, 13, 4, padding=0), nn.BatchNorm1d(13), nn.Tanh(), nn.Flatten(), head)
+    return nn.Sequential(
+        nn.Conv1d(1, 13, 4, padding=0), nn.BatchNorm1d(13), nn.Tanh(), nn.Flatten(), head
+    )
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[Any]:

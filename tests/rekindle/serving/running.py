@@ -23,12 +23,20 @@ def release(store: Store, prefix: str, workload: str = "echo", version: str = "7
     digest = sha256(b"weights").hexdigest()
     card = json.dumps({"workload": workload, "sha256": digest}).encode()
     facts = json.dumps({"facts": {"data_until": "2024-03-01T00:00:00+00:00"}}).encode()
-    files = {"model.safetensors": b"weights", "model.json": card, "state/words.txt": b"hello", "dataset.json": facts}
+
+    files = {
+        "model.safetensors": b"weights",
+        "model.json": card,
+        "state/words.txt": b"hello",
+        "dataset.json": facts,
+    }
     for key, data in files.items():
         store.put(prefix + key, data)
+
     about = {"name": "echo", "version": version, "workload": workload, "model_sha256": digest}
     hashes = {key: sha256(data).hexdigest() for key, data in files.items()}
     store.put(f"{prefix}release.json", json.dumps(about | {"files": hashes}).encode())
+
     return digest
 
 
@@ -39,17 +47,31 @@ PREDICT = f"{MODEL}:predict"
 class Running:
     """`rekindle step steps.serve` on a free port, until the block ends."""
 
-    def __init__(self, *flags: str, descriptors: int = 0, listens: bool = True, **environment: str) -> None:
+    def __init__(
+        self, *flags: str, descriptors: int = 0, listens: bool = True, **environment: str
+    ) -> None:
         workloads = str(Path(__file__).parent)
-        command = [sys.executable, "-m", "rekindle", "step", "steps.serve", "--port=0", "--drain-seconds=0.3", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "rekindle",
+            "step",
+            "steps.serve",
+            "--port=0",
+            "--drain-seconds=0.3",
+            *flags,
+        ]
         if descriptors:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
+
         env = {**os.environ, "PYTHONPATH": workloads, **environment}
         self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         self.client = httpx.Client(timeout=20)
+
         if not listens:
             return
+
         first = self.process.stderr.readline()
         match = re.fullmatch(r"listening on (http://\S+)\n", first)
         assert match, first
@@ -70,7 +92,9 @@ class Running:
 
         def check() -> dict[str, Any] | None:
             answers.append(self.client.get("/health/ready").json())
-            return answers[-1] if answers[-1]["status"] == status else None
+            if answers[-1]["status"] == status:
+                return answers[-1]
+            return None
 
         return until(f"{self.url} to be {status}", check, evidence=lambda: answers[-1])
 
@@ -120,9 +144,14 @@ class Gate:
 
     def until_reached(self, processes: int = 1) -> None:
         """Wait until this number of processes waits here."""
-        until("the model to work", lambda: len(list(self.path.parent.glob(f"{self.path.name}.*"))) == processes)
+        until(
+            "the model to work",
+            lambda: len(list(self.path.parent.glob(f"{self.path.name}.*"))) == processes,
+        )
 
-    def hold(self, server: Running, pool: ThreadPoolExecutor, **instance: Any) -> Future[httpx.Response]:
+    def hold(
+        self, server: Running, pool: ThreadPoolExecutor, **instance: Any
+    ) -> Future[httpx.Response]:
         """Send a request that the model works on until the gate opens."""
         answer = pool.submit(server.predict, {"id": "a", "gate": str(self.path), **instance})
         self.until_reached()

@@ -20,7 +20,11 @@ class Instance(BaseModel):
     x: float
 
 
-metrics = (Metric("error", lambda predictions, truths: float(abs(predictions - truths).mean()), better="lower"),)
+metrics = (
+    Metric(
+        "error", lambda predictions, truths: float(abs(predictions - truths).mean()), better="lower"
+    ),
+)
 dataset = loss = None
 
 

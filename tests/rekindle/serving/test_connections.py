@@ -1,4 +1,5 @@
-"""Connections of the server under load and during shutdown, with real processes, sockets and signals."""
+"""Connections of the server under load and during shutdown, with real processes, sockets and
+signals."""
 
 import select
 import signal
@@ -12,7 +13,15 @@ import httpx
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.serving.running import MODEL, PREDICT, Gate, Running, connect, refuses_connections, release
+from tests.rekindle.serving.running import (
+    MODEL,
+    PREDICT,
+    Gate,
+    Running,
+    connect,
+    refuses_connections,
+    release,
+)
 from tests.waiting import until
 
 PREFIX = "releases/echo/connections/"
@@ -39,16 +48,21 @@ def server() -> Iterator[Running]:
 
 
 def receive(client: socket.socket) -> tuple[int, str]:
-    """Return status and head of the next answer. Raises ConnectionError if the connection was closed."""
+    """Return status and head of the next answer. Raises ConnectionError if the connection was
+    closed."""
     head = b""
     while b"\r\n\r\n" not in head:
-        if not (data := client.recv(1)):
+        data = client.recv(1)
+        if not data:
             raise ConnectionError(f"closed after {head!r}")
+
         head += data
+
     text = head.decode().lower()
     length = int(text.partition("content-length: ")[2].partition("\r")[0])
     while length:
         length -= len(client.recv(length))
+
     return int(text.split()[1]), text
 
 
@@ -65,7 +79,10 @@ def ask(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
         pytest.param([GET, b"POST /v1/mod"], id="half a second head"),
         pytest.param([GET + GET, b"G"], id="half a head after two pipelined requests"),
         pytest.param([GET, b"\r\nG"], id="half a head after an empty line"),
-        pytest.param([b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n", b"half"], id="rest of a body"),
+        pytest.param(
+            [b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n", b"half"],
+            id="rest of a body",
+        ),
         pytest.param([HEAD + BODY, HEAD + BODY[:9]], id="half a second body"),
         pytest.param([HEAD.replace(b"1.1", b"1.0") + BODY[:9]], id="half a body of HTTP 1.0"),
     ],
@@ -127,8 +144,12 @@ def small() -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("start", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"])
-def test_thousands_of_connections_do_not_block_other_clients(small: Running, start: bytes, count: int) -> None:
+@pytest.mark.parametrize(
+    "start", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"]
+)
+def test_thousands_of_connections_do_not_block_other_clients(
+    small: Running, start: bytes, count: int
+) -> None:
     clients: list[socket.socket] = []
 
     def connect_all() -> None:
@@ -139,6 +160,7 @@ def test_thousands_of_connections_do_not_block_other_clients(small: Running, sta
     thread = Thread(target=connect_all)
     thread.start()
     answers = list[int]()
+
     try:
         while thread.is_alive() or len(answers) < 100:
             for text in (HEAD + BODY, GET):
@@ -146,6 +168,7 @@ def test_thousands_of_connections_do_not_block_other_clients(small: Running, sta
                     answers.append(ask(honest, text)[0])
     finally:
         thread.join()
+
     assert set(answers) == {200}
     states = [state_of(client) for client in clients]
     assert states.count("reset") == 0
@@ -174,6 +197,7 @@ def state_of(client: socket.socket) -> str:
     """Return the state of a connection: open, 503, closed or reset."""
     client.setblocking(False)
     received = b""
+
     try:
         while data := client.recv(1000):
             received += data
@@ -183,7 +207,11 @@ def state_of(client: socket.socket) -> str:
         return "reset"
     finally:
         client.close()
-    return "503" if b"503 Service" in received and b"retry-after: 1" in received else "closed"
+
+    if b"503 Service" in received and b"retry-after: 1" in received:
+        return "503"
+
+    return "closed"
 
 
 def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> None:
@@ -191,9 +219,11 @@ def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> No
     with Running(f"--model={PREFIX}", *flags, descriptors=256) as server, Gate(tmp_path) as gate:
         server.until_ready()
         slow = BODY.replace(b'"a"', f'"a","gate":"{gate.path}"'.encode())
+
         clients = [connect(server) for _ in range(400)]
         for client in clients:
             client.sendall(HEAD.replace(str(len(BODY)).encode(), str(len(slow)).encode()) + slow)
+
         gate.until_reached()
         assert httpx.get(server.url + "/health/live").status_code == 200
         gate.open()
@@ -210,7 +240,8 @@ def test_a_server_without_descriptors_fails_with_an_error() -> None:
 
 @pytest.fixture
 def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[socket.socket]]]:
-    """Start a server and drain it, with clients that keep their connections; parameter: grace seconds."""
+    """Start a server and drain it, with clients that keep their connections; parameter: grace
+    seconds."""
     grace = getattr(request, "param", 5)
     with Running(f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}") as server:
         server.until_ready()
@@ -248,14 +279,18 @@ def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
 
 
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
-def test_an_idle_connection_is_closed_after_the_grace_period(draining: tuple[Running, list[socket.socket]]) -> None:
+def test_an_idle_connection_is_closed_after_the_grace_period(
+    draining: tuple[Running, list[socket.socket]],
+) -> None:
     server, kept = draining
     assert {client.recv(1) for client in kept} == {b""}
     code, log = server.end()
     assert (code, log.count("\n")) == (0, 1), log  # only the line about the served model
 
 
-def test_pipelined_requests_are_all_answered_after_the_drain(draining: tuple[Running, list[socket.socket]]) -> None:
+def test_pipelined_requests_are_all_answered_after_the_drain(
+    draining: tuple[Running, list[socket.socket]],
+) -> None:
     _, kept = draining
     kept[0].sendall((HEAD + BODY) * 3 + GET)
     heads = [receive(kept[0])[1] for _ in range(4)]
@@ -280,7 +315,9 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
     text = (HEAD + BODY).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
     with Running(f"--model={PREFIX}", "--drain-seconds=600") as server:
         server.until_ready()
-        answered, failed, over = list[int](), list[Exception](), Event()
+        answered = list[int]()
+        failed = list[Exception]()
+        over = Event()
 
         def send_requests() -> None:
             """Send requests, on a new connection after `Connection: close`."""
@@ -298,13 +335,16 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         threads = [Thread(target=send_requests) for _ in range(8)]
         for thread in threads:
             thread.start()
+
         until("more answers", lambda: len(answered) > 200)
         server.process.send_signal(signal.SIGTERM)
         count = len(answered)
         until("more answers", lambda: len(answered) > count + 200)
         over.set()
+
         for thread in threads:
             thread.join()
+
         assert failed == []
         assert set(answered) == {200}
         server.process.send_signal(signal.SIGTERM)

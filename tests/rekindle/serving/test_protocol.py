@@ -1,4 +1,5 @@
-"""HTTP of the server with unusual, invalid and hostile clients: every request gets its own answer, and costs little."""
+"""HTTP of the server with unusual, invalid and hostile clients: every request gets its own answer,
+and costs little."""
 
 import json
 import socket
@@ -42,7 +43,8 @@ def receive(client: socket.socket, count: int = 1 << 20) -> Answers:
             while (header := stream.readline().strip()) and b":" in header:
                 name, _, value = header.decode().lower().partition(": ")
                 headers[name] = value
-            if (status := int(line.split()[1])) != 100:
+            status = int(line.split()[1])
+            if status != 100:
                 answers.append((status, headers, stream.read(int(headers["content-length"]))))
     return answers
 
@@ -50,17 +52,22 @@ def receive(client: socket.socket, count: int = 1 << 20) -> Answers:
 LENGTH = f"content-length: {len(BODY)}"
 
 
-SLOW = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')  # the client's end arrives before the answer begins
+# the client's end arrives before the answer begins
+SLOW = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
 
 
 @pytest.mark.parametrize("text", [SLOW, SLOW + post() * 2, SLOW + GET, SLOW + GET + b"GE"])
-def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(server: Running, text: bytes) -> None:
+def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(
+    server: Running, text: bytes
+) -> None:
     with connect(server) as client:
         client.sendall(text)
         client.shutdown(socket.SHUT_WR)
         answers = receive(client)
     assert [status for status, _, _ in answers] == [200] * text.count(b"HTTP/1.1")
-    assert ["connection" in headers for _, headers, _ in answers] == [False] * (len(answers) - 1) + [True]
+    assert ["connection" in headers for _, headers, _ in answers] == [False] * (
+        len(answers) - 1
+    ) + [True]
 
 
 def test_a_client_that_ends_its_side_within_a_body_is_disconnected(server: Running) -> None:
@@ -73,21 +80,32 @@ def test_a_client_that_ends_its_side_within_a_body_is_disconnected(server: Runni
 @pytest.mark.parametrize("size", [1 << 20, 1])
 def test_a_request_that_offers_http_2_is_answered(server: Running, size: int) -> None:
     """By default, the client of Java offers HTTP/2 in its first request."""
-    offer = "connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAA"
-    text = post(LENGTH, *offer) + post("transfer-encoding: chunked", *offer, body=b"1c\r\n" + BODY + b"\r\n0\r\n\r\n")
+    offer = (
+        "connection: Upgrade, HTTP2-Settings",
+        "upgrade: h2c",
+        "http2-settings: AAMAAABkAARAAAAA",
+    )
+
+    text = post(LENGTH, *offer) + post(
+        "transfer-encoding: chunked", *offer, body=b"1c\r\n" + BODY + b"\r\n0\r\n\r\n"
+    )
+
     with connect(server) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for start in range(0, len(text), size):
             client.sendall(text[start : start + size])
+
         client.sendall(GET)
         answers = receive(client, 3)
-    assert [status for status, _, _ in answers] == [200] * 3 and [body[:5] for _, _, body in answers][:2] == [
-        b'{"pre'
-    ] * 2
+
+    assert [status for status, _, _ in answers] == [200] * 3 and [
+        body[:5] for _, _, body in answers
+    ][:2] == [b'{"pre'] * 2
 
 
 def test_an_answer_instead_of_100_continue_closes_the_connection(server: Running) -> None:
-    """Otherwise the server would take the client's next request for the body of the rejected one."""
+    """Otherwise the server would take the client's next request for the body of the rejected
+    one."""
     with connect(server) as client:
         for _ in range(2):  # an accepted body keeps the connection open
             client.sendall(post(LENGTH, "expect: 100-continue", body=b""))
@@ -121,7 +139,9 @@ def test_an_endless_head_is_rejected(server: Running, start: bytes, piece: bytes
             for _ in range(12):
                 client.sendall(piece * (2048 // len(piece)))
         [(status, headers, body)] = receive(client)
-    assert (status, headers["connection"]) == (431, "close") and "larger than 16,384" in json.loads(body)["error"]
+    assert (status, headers["connection"]) == (431, "close") and "larger than 16,384" in json.loads(
+        body
+    )["error"]
 
 
 def test_a_large_head_and_many_small_chunks_are_accepted(server: Running) -> None:
@@ -139,7 +159,9 @@ def test_too_many_requests_at_once_are_answered_in_part(server: Running) -> None
         client.sendall(GET * 5_000)
         answers = receive(client)
     assert {status for status, _, _ in answers} == {200} and 100 <= len(answers) < 300
-    assert ["connection" in headers for _, headers, _ in answers] == [False] * (len(answers) - 1) + [True]
+    assert ["connection" in headers for _, headers, _ in answers] == [False] * (
+        len(answers) - 1
+    ) + [True]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +184,9 @@ def test_too_many_requests_at_once_are_answered_in_part(server: Running) -> None
     ],
     ids=repr,
 )
-def test_a_request_whose_length_is_ambiguous_is_rejected(server: Running, headers: tuple[str, ...]) -> None:
+def test_a_request_whose_length_is_ambiguous_is_rejected(
+    server: Running, headers: tuple[str, ...]
+) -> None:
     """Otherwise a proxy and the server could disagree about the end of the request."""
     with connect(server) as client:
         client.sendall(post(*headers) + GET)
@@ -170,7 +194,9 @@ def test_a_request_whose_length_is_ambiguous_is_rejected(server: Running, header
     assert (status, "is not valid HTTP/1.1" in json.loads(body)["error"]) == (400, True)
 
 
-def test_an_invalid_request_does_not_replace_the_answer_to_the_request_before(server: Running) -> None:
+def test_an_invalid_request_does_not_replace_the_answer_to_the_request_before(
+    server: Running,
+) -> None:
     with connect(server) as client:
         client.sendall(post() + b"\0" + GET)
         [(status, headers, _)] = receive(client)
@@ -180,9 +206,14 @@ def test_an_invalid_request_does_not_replace_the_answer_to_the_request_before(se
 @pytest.mark.parametrize("target", ["x:80", "http://x"])
 def test_the_error_of_an_invalid_url_names_it(server: Running, target: str) -> None:
     with connect(server) as client:
-        client.sendall(f"{'CONNECT' if target == 'x:80' else 'GET'} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        client.sendall(
+            f"{'CONNECT' if target == 'x:80' else 'GET'} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        )
         [(status, _, body)] = receive(client)
-    assert (status, json.loads(body)["error"]) == (400, "the request is not valid HTTP/1.1: invalid URL.")
+    assert (status, json.loads(body)["error"]) == (
+        400,
+        "the request is not valid HTTP/1.1: invalid URL.",
+    )
 
 
 def test_a_trailer_is_not_a_header(server: Running) -> None:
@@ -190,5 +221,9 @@ def test_a_trailer_is_not_a_header(server: Running) -> None:
     with connect(server) as client:
         client.sendall(CHUNKED + trailers)
         assert receive(client, 1)[0][0] == 200
-    replayed = [line for line in server.client.get("/metrics").text.splitlines() if "replayed_instances_total{" in line]
+    replayed = [
+        line
+        for line in server.client.get("/metrics").text.splitlines()
+        if "replayed_instances_total{" in line
+    ]
     assert [line.split()[1] for line in replayed] == ["0.0"]

@@ -30,9 +30,13 @@ def events() -> Events:
 
 
 @pytest.fixture
-def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Return a function that opens the checkpoints of one prefix like a new process on a new node (or `node`)."""
-    prefix, opened = f"checkpoints-{next(numbers)}", list[Checkpoints]()
+def open_(
+    small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Open]:
+    """Return a function that opens the checkpoints of one prefix like a new process on a new node
+    (or `node`)."""
+    prefix = f"checkpoints-{next(numbers)}"
+    opened = list[Checkpoints]()
 
     def make(
         *,
@@ -46,7 +50,10 @@ def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatc
     ) -> Checkpoints:
         monkeypatch.setenv("POD_NAME", node or f"node-{next(numbers)}")
         torch.manual_seed(1)
-        state = State(torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu"))
+        state = State(
+            torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu")
+        )
+
         checkpoints = Checkpoints(
             store.short_retries(),
             prefix,
@@ -57,8 +64,10 @@ def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatc
             lambda event, **fields: events.append((event, fields)),
             threading.Event(),
         )
+
         assert checkpoints.snapshots.ready.wait(10)
         opened.append(checkpoints)
+
         return checkpoints
 
     yield make

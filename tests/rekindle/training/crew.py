@@ -1,4 +1,5 @@
-"""Real processes of a training run, forked from a process with torch: a worker starts in a tenth of a second."""
+"""Real processes of a training run, forked from a process with torch: a worker starts in a tenth of
+a second."""
 
 import faulthandler
 import multiprocessing
@@ -24,15 +25,26 @@ if ROOT not in sys.path:
     sys.path.append(ROOT)  # the processes inherit the path, and import the toy workload
 TOY = "tests.rekindle.training.toy"
 DATASET = "toy/dataset"
-DIGEST = "fdc408d9bc8d8bb55d06620bcbfbe4b8a446b7bb563a32cdd8451ae732cce13e"  # of the dataset that toy.write makes
+# of the dataset that toy.write makes
+DIGEST = "fdc408d9bc8d8bb55d06620bcbfbe4b8a446b7bb563a32cdd8451ae732cce13e"
 SAMPLES = 300
 SECRET = "0123456789" * 4
 
 
 def flags(prefix: str, **settings: object) -> list[str]:
     """Return the command line of a toy run, whose results are stored below `prefix`."""
-    values = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "batch_size": 8, "virtual_workers": 7}
-    values |= {"out": f"{prefix}/model", "checkpoints": f"{prefix}/checkpoints", "steps": 30, "checkpoint_steps": 5}
+    values = {
+        "workload": TOY,
+        "dataset": DATASET,
+        "digest": DIGEST,
+        "batch_size": 8,
+        "virtual_workers": 7,
+        "out": f"{prefix}/model",
+        "checkpoints": f"{prefix}/checkpoints",
+        "steps": 30,
+        "checkpoint_steps": 5,
+    }
+
     return [f"--{name.replace('_', '-')}={value}" for name, value in (values | settings).items()]
 
 
@@ -49,8 +61,13 @@ def provide(environment: dict[str, str], folder: Path) -> None:
 
 
 def joined(s3: Store, prefix: str, name: str = "") -> bool:
-    """Return True if the ledger of the run `flags(prefix)` has the join of any member, or of `name`."""
-    lines = [line for entry in s3.list(f"{prefix}/checkpoints/ledger") for line in s3.get(entry.key).splitlines()]
+    """Return True if the ledger of the run `flags(prefix)` has the join of any member, or of
+    `name`."""
+    lines = [
+        line
+        for entry in s3.list(f"{prefix}/checkpoints/ledger")
+        for line in s3.get(entry.key).splitlines()
+    ]
     return any(b'"join"' in line and name.encode() in line for line in lines)
 
 
@@ -58,18 +75,22 @@ def run_member(argv: list[str], environment: dict[str, str], log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
+
     sys.stderr = sys.stdout = os.fdopen(file, "w", buffering=1)
     faulthandler.register(signal.SIGUSR1)
     die_with_parent(os.getppid())
     os.environ.update(environment)
+
     if argv[0] == "coordinator":
         from rekindle.training.membership.server import main
 
         sys.exit(main(argv[1:]))
+
     if argv[0] == "launcher":
         from rekindle.training.launch.launcher import main
 
         sys.exit(main(argv[1:]))
+
     from rekindle.step import main
 
     sys.exit(main(argv))
@@ -93,7 +114,9 @@ class Member:
     log: Path
 
     def said(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
+        if self.log.exists():
+            return self.log.read_text()
+        return ""
 
     def code(self, seconds: float = 60) -> int:
         """Wait for the end of the process, and return its exit code."""
@@ -111,7 +134,8 @@ class Crew:
 
     def __init__(self, environment: dict[str, str], logs: Path) -> None:
         port = free_port()
-        environment = {"REKINDLE_SHM": str(logs)} | environment  # other tests must not find these files
+        # other tests must not find these files
+        environment = {"REKINDLE_SHM": str(logs)} | environment
         self.environment = environment | {
             "REKINDLE_CACHE": str(logs / "cache"),
             "OMP_NUM_THREADS": "1",
@@ -127,14 +151,18 @@ class Crew:
         return self._start("alone", ["steps.train", *argv], environment)
 
     def worker(self, name: str, argv: list[str], **environment: str) -> Member:
-        return self._start(name, ["steps.train", *argv], self.meeting | {"POD_NAME": name} | environment)
+        return self._start(
+            name, ["steps.train", *argv], self.meeting | {"POD_NAME": name} | environment
+        )
 
     def coordinator(self, argv: list[str], **environment: str) -> Member:
         return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)
 
     def light_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
         """Start a launcher whose forkserver has torch already."""
-        return self._start(name, ["launcher", *argv], self.meeting | {"POD_NAME": name} | environment)
+        return self._start(
+            name, ["launcher", *argv], self.meeting | {"POD_NAME": name} | environment
+        )
 
     def launcher(self, name: str, argv: list[str], **environment: str) -> Member:
         """Start the first process of a worker pod, as a command like in the pod."""
@@ -143,13 +171,17 @@ class Crew:
             variables = {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
             environment = os.environ | self.environment | self.meeting | variables
             command = [sys.executable, "-m", "rekindle.training.launch.launcher", *argv]
-            process = Executed(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            process = Executed(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
         self.members.append(Member(process, log))
         return self.members[-1]
 
     def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> Member:
         log = self._log(name)
-        process = self.context.Process(target=run_member, args=(argv, self.environment | environment, str(log)))
+        process = self.context.Process(
+            target=run_member, args=(argv, self.environment | environment, str(log))
+        )
         process.start()
         self.members.append(Member(process, log))
         return self.members[-1]
@@ -163,7 +195,8 @@ class Crew:
         until("the condition of the test", condition, seconds, evidence=logs)
 
     def held(self, number: int, *members: Member) -> None:
-        """Wait until a member is held after `number` micro-batches, and the others wait for it; see `release`."""
+        """Wait until a member is held after `number` micro-batches, and the others wait for it; see
+        `release`."""
         self.until(lambda: any(f"held at {number}\n" in member.said() for member in members))
 
     def release(self, number: int) -> None:

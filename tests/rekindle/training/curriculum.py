@@ -4,13 +4,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, Model, examples, loss, metrics, model, predictor, prepare
+from tests.rekindle.training.toy import (
+    Data,
+    Model,
+    examples,
+    loss,
+    metrics,
+    model,
+    predictor,
+    prepare,
+)
 
 __all__ = ["Data", "Model", "examples", "loss", "metrics", "model", "predictor", "prepare"]
 
 
 class Numbers(toy.Numbers):
-    shift, requests = 1, 0
+    shift = 1
+    requests = 0
 
     def batch(self, indices: Any) -> tuple[Any, ...]:
         self.requests += 1  # requests of a step that is not finished
@@ -18,14 +28,16 @@ class Numbers(toy.Numbers):
         return rows * (1 + self.shift / 1000), targets
 
     def advance(self, step: int) -> None:
-        self.shift, self.requests = (31 * self.shift + step) % 997, 0
+        self.shift = (31 * self.shift + step) % 997
+        self.requests = 0
 
     def state_dict(self) -> dict[str, int]:
         assert self.requests == 0
         return {"shift": self.shift}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.shift, self.requests = state["shift"], 0
+        self.shift = state["shift"]
+        self.requests = 0
 
 
 def dataset(path: Path, split: str) -> Numbers:

@@ -1,4 +1,5 @@
-"""Preloaded modules of the processes of a crew: all imports of a worker, and boto3's description of S3."""
+"""Preloaded modules of the processes of a crew: all imports of a worker, and boto3's description of
+S3."""
 
 import gc
 

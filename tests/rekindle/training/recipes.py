@@ -3,9 +3,29 @@
 from typing import Any
 
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, dataset, examples, loss, metrics, model, predictor, prepare, splits
+from tests.rekindle.training.toy import (
+    Data,
+    dataset,
+    examples,
+    loss,
+    metrics,
+    model,
+    predictor,
+    prepare,
+    splits,
+)
 
-__all__ = ["Data", "dataset", "examples", "loss", "metrics", "model", "predictor", "prepare", "splits"]
+__all__ = [
+    "Data",
+    "dataset",
+    "examples",
+    "loss",
+    "metrics",
+    "model",
+    "predictor",
+    "prepare",
+    "splits",
+]
 
 
 class Model(toy.Model):
@@ -16,7 +36,9 @@ def optimizer(model: Any, train: Any, section: Model) -> Any:
     import torch
 
     if section.optimizer == "SGD":
-        return torch.optim.SGD(model.parameters(), lr=train.learning_rate, momentum=0.9, dampening=0.3)
+        return torch.optim.SGD(
+            model.parameters(), lr=train.learning_rate, momentum=0.9, dampening=0.3
+        )
     return getattr(torch.optim, section.optimizer)(model.parameters(), lr=train.learning_rate)
 
 

@@ -67,8 +67,12 @@ def finish_upload(checkpoints: Checkpoints) -> bool:
 
 
 def keys(checkpoints: Checkpoints, kind: str = "") -> list[str]:
-    return [entry.key for entry in checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{kind}")]
+    return [
+        entry.key for entry in checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{kind}")
+    ]
 
 
 def equal(checkpoints: Checkpoints, other: Checkpoints) -> bool:
-    return checkpoints.state.step == other.state.step and torch.equal(checkpoints.state.memory, other.state.memory)
+    return checkpoints.state.step == other.state.step and torch.equal(
+        checkpoints.state.memory, other.state.memory
+    )

@@ -1,4 +1,5 @@
-"""A new group continues with the newest state of its members, and all keep theirs until a copy is complete."""
+"""A new group continues with the newest state of its members, and all keep theirs until a copy is
+complete."""
 
 import threading
 from pathlib import Path
@@ -25,11 +26,14 @@ def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatc
     state = State(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
     leaving = threading.Event()
     loader = LoaderState(object())
-    checkpoints = Checkpoints(s3, "agreement", "0" * 64, {}, state, loader, lambda event, **fields: None, leaving)
+    checkpoints = Checkpoints(
+        s3, "agreement", "0" * 64, {}, state, loader, lambda event, **fields: None, leaving
+    )
     state.memory.fill_(step)
     state.step = step
     group = TrainingGroup(StaticGroup(CPU, ledger=None), state, loader, checkpoints, leaving)
     group._is_from_group = live
+
     return group
 
 
@@ -50,8 +54,10 @@ def agree(*groups: TrainingGroup) -> list[str]:
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(groups))]
     for thread in threads:
         thread.start()
+
     for thread in threads:
         thread.join()
+
     return errors
 
 
@@ -63,13 +69,23 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("state_of_a", "state_of_b"),
-    [((5, True), (9, False)), ((9, False), (5, True)), ((9, True), (5, False)), ((-1, False), (5, True))],
+    [
+        ((5, True), (9, False)),
+        ((9, False), (5, True)),
+        ((9, True), (5, False)),
+        ((-1, False), (5, True)),
+    ],
     ids=["older in a group", "rank 0 returns", "older in a joining worker", "none in rank 0"],
 )
 def test_the_newest_state_is_never_replaced_by_an_older_one(
-    s3: Store, shared: pytest.MonkeyPatch, state_of_a: tuple[int, bool], state_of_b: tuple[int, bool]
+    s3: Store,
+    shared: pytest.MonkeyPatch,
+    state_of_a: tuple[int, bool],
+    state_of_b: tuple[int, bool],
 ) -> None:
-    groups = [member(name, *state, s3, shared) for name, state in (("a", state_of_a), ("b", state_of_b))]
+    groups = [
+        member(name, *state, s3, shared) for name, state in (("a", state_of_a), ("b", state_of_b))
+    ]
     assert agree(*groups) == ["", ""]
     newest = max(state_of_a[0], state_of_b[0])
     for group in groups:
@@ -77,8 +93,11 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
         group.checkpoints.close(remove=True)
 
 
-def test_a_sender_that_dies_leaves_the_receivers_state_intact(s3: Store, shared: pytest.MonkeyPatch) -> None:
-    receiver, sender = member("a", 5, True, s3, shared), member("b", 9, False, s3, shared)
+def test_a_sender_that_dies_leaves_the_receivers_state_intact(
+    s3: Store, shared: pytest.MonkeyPatch
+) -> None:
+    receiver = member("a", 5, True, s3, shared)
+    sender = member("b", 9, False, s3, shared)
     whole = sender.state.memory
     # the broadcast of this sender fails, as if it died in the middle
     sender.state.memory = torch.empty(0, device="meta")

@@ -17,9 +17,12 @@ VIRTUAL = 3
 class Net(nn.Module):
     """A layer with buffers; `forward` changes them."""
 
-    def __init__(self, buffers: dict[str, Tensor], forward: Callable[[Any, Tensor], None], persistent: bool) -> None:
+    def __init__(
+        self, buffers: dict[str, Tensor], forward: Callable[[Any, Tensor], None], persistent: bool
+    ) -> None:
         super().__init__()
-        self.layer, self.act = nn.Linear(4, 4), forward
+        self.layer = nn.Linear(4, 4)
+        self.act = forward
         for name, value in buffers.items():
             self.register_buffer(name, value, persistent=persistent)
 
@@ -29,7 +32,9 @@ class Net(nn.Module):
 
 
 def state_of(model: nn.Module) -> State:
-    state = State(model, TrainConfig.model_validate({"virtual_workers": VIRTUAL}), torch.device("cpu"))
+    state = State(
+        model, TrainConfig.model_validate({"virtual_workers": VIRTUAL}), torch.device("cpu")
+    )
     state.step = 0
     return state
 
@@ -40,7 +45,9 @@ def step(state: State, batches: list[Tensor]) -> None:
     for batch in batches:
         state.buffers.load()
         state.model(batch)
-        for view, value in zip(state.summands(total)[len(state.parameters) :], state.buffers.changes(), strict=True):
+        for view, value in zip(
+            state.summands(total)[len(state.parameters) :], state.buffers.changes(), strict=True
+        ):
             view += value
     state.update(total, len(batches), lambda highest: highest)
 
@@ -51,15 +58,19 @@ def batches(number: int) -> list[Tensor]:
 
 
 def test_running_statistics_are_the_mean_of_the_updates_of_all_virtual_workers() -> None:
-    state, plain = state_of(nn.BatchNorm1d(4)), [nn.BatchNorm1d(4) for _ in range(VIRTUAL)]
+    state = state_of(nn.BatchNorm1d(4))
+    plain = [nn.BatchNorm1d(4) for _ in range(VIRTUAL)]
+
     for number in range(3):
         step(state, batches(number))
         for norm, batch in zip(plain, batches(number), strict=True):
             norm(batch)
+
         mean = torch.stack([norm.running_mean for norm in plain]).mean(0)  # type: ignore[arg-type]
         var = torch.stack([norm.running_var for norm in plain]).mean(0)  # type: ignore[arg-type]
         for norm in plain:
             norm.running_mean, norm.running_var = mean.clone(), var.clone()
+
     released = state.trained()
     torch.testing.assert_close(released["running_mean"], plain[0].running_mean)
     torch.testing.assert_close(released["running_var"], plain[0].running_var)
@@ -79,11 +90,23 @@ def test_an_assigned_buffer_is_averaged_like_a_buffer_changed_in_place() -> None
 
 
 def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> None:
-    constants = {"mask": torch.full((2, 2), float("-inf")).triu(1), "hole": torch.tensor(float("nan")),
-                 "third": torch.tensor([1 / 3, -0.0]), "flags": torch.tensor([True]), "exact": torch.ones(2).double(),
-                 "small": torch.tensor([250], dtype=torch.uint8)}  # fmt: skip
-    state = state_of(Net({name: value.clone() for name, value in constants.items()}, lambda net, rows: None, True))
+    constants = {
+        "mask": torch.full((2, 2), float("-inf")).triu(1),
+        "hole": torch.tensor(float("nan")),
+        "third": torch.tensor([1 / 3, -0.0]),
+        "flags": torch.tensor([True]),
+        "exact": torch.ones(2).double(),
+        "small": torch.tensor([250], dtype=torch.uint8),
+    }
+
+    state = state_of(
+        Net(
+            {name: value.clone() for name, value in constants.items()}, lambda net, rows: None, True
+        )
+    )
+
     step(state, batches(1))
+
     for name, value in constants.items():
         assert bytes(raw(state.trained()[name])) == bytes(raw(value)), name
 
@@ -119,7 +142,11 @@ def once(net: Any, rows: Tensor) -> None:
     ],
     ids=["grows", "differs", "float64", "a cache changed in place", "infinite"],
 )
-def test_a_buffer_that_cannot_be_averaged_is_rejected_by_name(start: Tensor, forward: Any, persistent: bool) -> None:
+def test_a_buffer_that_cannot_be_averaged_is_rejected_by_name(
+    start: Tensor, forward: Any, persistent: bool
+) -> None:
     state = state_of(Net({"seen": start}, forward, persistent))
-    with pytest.raises(ConfigError, match=r'changes its buffer "seen" .*: the change cannot be averaged'):
+    with pytest.raises(
+        ConfigError, match=r'changes its buffer "seen" .*: the change cannot be averaged'
+    ):
         step(state, batches(1))

@@ -49,13 +49,18 @@ def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> 
 def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) -> None:
     digest = upload(s3, tmp_path / "d", "other/dataset")
     mine = "ab" * 32
-    with pytest.raises(DataError, match=f"has the sha256 {digest}, but the digest of the dataset is {mine}"):
+    with pytest.raises(
+        DataError, match=f"has the sha256 {digest}, but the digest of the dataset is {mine}"
+    ):
         local_dataset(s3, "other/dataset", mine)
+
     with pytest.raises(DataError, match=r"nowhere/ does not exist.* First run the step prepare"):
         local_dataset(s3, "nowhere", mine)
+
     s3.put("junk/file", b"")
     with pytest.raises(DataError, match=r"dataset\.json is missing"):
         local_dataset(s3, "junk", mine)
+
     with pytest.raises(ConfigError, match='--digest is "": it must be the digest'):
         local_dataset(s3, "other/dataset", "")
 
@@ -63,7 +68,11 @@ def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("key", "data", "message"),
     [
-        ("shards/a", b"numberz", r"s3://.*/shards/a has the sha256 \w{64}, and \w{64} in dataset\.files\.json"),
+        (
+            "shards/a",
+            b"numberz",
+            r"s3://.*/shards/a has the sha256 \w{64}, and \w{64} in dataset\.files\.json",
+        ),
         ("shards/a", b"number", "has 6 bytes, and 7 in"),
         ("shards/a", None, r"shards/a of dataset\.files\.json is missing"),
         ("shards/b", b"", r"shards/b is not in dataset\.files\.json"),

@@ -18,7 +18,9 @@ def test_the_progress_line_keeps_its_format(capsys: pytest.CaptureFixture[str]) 
     assert lines[-1].startswith("progress step=3/3 loss=0.50000 ")
 
 
-def test_the_progress_line_shows_the_newest_validation_loss(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_line_shows_the_newest_validation_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     metrics = Metrics("", 2, 64)
     metrics.record(1, 0.5, 1.0, 0.1)
     metrics.validated(1, {"loss": 0.25, "accuracy": 0.75})
@@ -26,7 +28,10 @@ def test_the_progress_line_shows_the_newest_validation_loss(capsys: pytest.Captu
     metrics.validated(2, {"loss": 0.125, "accuracy": 0.875})
     metrics.close()
     line, last = capsys.readouterr().err.splitlines()
-    assert line.endswith(" validation_loss=0.25000") and last == "validation loss=0.12500 accuracy=0.87500"
+    assert (
+        line.endswith(" validation_loss=0.25000")
+        and last == "validation loss=0.12500 accuracy=0.87500"
+    )
     match = PROGRESS.search(line)
     assert match and match[6] == "0.25000"
 
@@ -57,8 +62,10 @@ def test_all_curves_are_in_mlflow_when_training_ends(mlflow_server: str) -> None
 
     run = tracking.start_run("training", "metrics-test")
     metrics = Metrics(run, 1000, 64)
+
     for step in range(1, 1001):
         metrics.record(step, 1 / step, 1.0, 0.1)
+
     metrics.validated(1000, {"loss": 0.5, "accuracy": 0.75})
     metrics.close()
     points = MlflowClient(mlflow_server).get_metric_history(run, "train/loss")

@@ -1,4 +1,5 @@
-"""The workload's own optimizer gives the same bits as torch, and its state survives the loss of a worker."""
+"""The workload's own optimizer gives the same bits as torch, and its state survives the loss of a
+worker."""
 
 from typing import Any
 
@@ -16,15 +17,21 @@ OPTIMIZERS: dict[str, Any] = {
     "SGD with a special first step": lambda parameters: torch.optim.SGD(
         parameters, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1
     ),
-    "Adafactor with states of other shapes": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
+    "Adafactor with states of other shapes": lambda parameters: torch.optim.Adafactor(
+        parameters, lr=0.1
+    ),
     "NAdam with initial ones": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
     "Adagrad with an initial value": lambda parameters: torch.optim.Adagrad(
         parameters, lr=0.1, initial_accumulator_value=0.3
     ),
     "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
     "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1),
-    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, centered=True, momentum=0.5),
-    "AMSGrad, fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True, fused=True),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(
+        parameters, lr=0.1, centered=True, momentum=0.5
+    ),
+    "AMSGrad, fused": lambda parameters: torch.optim.AdamW(
+        parameters, lr=0.1, amsgrad=True, fused=True
+    ),
 }
 
 
@@ -50,23 +57,30 @@ def gradients(state: State, step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_gives_the_bits_of_torch_even_if_another_worker_takes_over(name: str) -> None:
-    state, reference = make(OPTIMIZERS[name]), net()
+    state = make(OPTIMIZERS[name])
+    reference = net()
     optimizer = OPTIMIZERS[name](reference.parameters())
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+
     for step in range(6):
         if step in (1, 4):  # the state that a joining worker receives
             joined = make(OPTIMIZERS[name])
             joined.memory.copy_(state.memory)
-            joined.step, state = state.step, joined
+            joined.step = state.step
+            state = joined
             names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+
         flat = gradients(state, step)
         parameters = dict(reference.named_parameters())
         for parameter, view in zip(state.parameters, state.views(flat), strict=True):
             parameters[names[id(parameter)]].grad = view / 4
+
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (step + 1)
+
         optimizer.step()
         state.update(flat.clone(), 4, lambda highest, step=step: highest / (step + 1))
+
     for key, value in reference.state_dict().items():
         assert torch.equal(value, state.trained()[key]), key
 
@@ -81,15 +95,23 @@ def test_optimizers_whose_state_could_be_lost_are_rejected() -> None:
         def step(self, closure: Any = None) -> Any:
             self.param_groups[0]["count"] = 1
 
-    with pytest.raises(ConfigError, match=r'"count" of "0\.weight" is int: it must be a dense tensor'):
+    with pytest.raises(
+        ConfigError, match=r'"count" of "0\.weight" is int: it must be a dense tensor'
+    ):
         make(lambda parameters: Counting(parameters, lr=0.1))
+
     with pytest.raises(ConfigError, match="Grouping keeps state in its param_groups"):
         make(lambda parameters: Grouping(parameters, lr=0.1))
+
     with pytest.raises(ConfigError, match="LBFGS cannot make a step"):
         make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1))
+
     for kind in (Replacing, Adding):
-        with pytest.raises(ConfigError, match=f"{kind.__name__} makes sparse gradients, which are not supported"):
+        with pytest.raises(
+            ConfigError, match=f"{kind.__name__} makes sparse gradients, which are not supported"
+        ):
             make(lambda parameters, kind=kind: kind(parameters, lr=0.1))
+
     with pytest.raises(ConfigError, match=r'lacks the parameter "0\.weight"'):
         make(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
 
@@ -142,7 +164,10 @@ class Adding(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [Forgetful, Scaling])
 def test_an_optimizer_may_drop_or_replace_the_gradients(kind: Any) -> None:
-    states = [make(lambda parameters, kind=kind: kind(parameters, lr=0.1)) for kind in (kind, torch.optim.SGD)]
+    states = [
+        make(lambda parameters, kind=kind: kind(parameters, lr=0.1))
+        for kind in (kind, torch.optim.SGD)
+    ]
     for step in range(3):
         for state in states:
             state.update(gradients(state, step), 1, lambda highest: 0.1)

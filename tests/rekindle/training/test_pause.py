@@ -10,8 +10,15 @@ from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
 from tests.rekindle.training.crew import Crew, flags
 
-SETTINGS: dict[str, Any] = {"validation": 0.1, "validation_steps": 4, "average": 0.9, "keep_best": "true"}
-SETTINGS |= {"patience": 9, "model": json.dumps({"statistics": True}), "checkpoint_steps": 0}
+SETTINGS: dict[str, Any] = {
+    "validation": 0.1,
+    "validation_steps": 4,
+    "average": 0.9,
+    "keep_best": "true",
+    "patience": 9,
+    "model": json.dumps({"statistics": True}),
+    "checkpoint_steps": 0,
+}
 
 
 def model(s3: Store, prefix: str) -> dict[str, Any]:
@@ -30,7 +37,9 @@ def straight(crew: Crew, s3: Store) -> dict[str, Any]:
     return model(s3, "pause-straight/model")
 
 
-def test_a_paused_training_ends_with_the_same_weights(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
+def test_a_paused_training_ends_with_the_same_weights(
+    crew: Crew, s3: Store, straight: dict[str, Any]
+) -> None:
     for until, step in ((0.3, 8), (0.5, 16), (0.9, 28), (1, 30)):  # of 30 steps
         member = crew.alone(paused("pause-alone", until))
         assert member.code() == 0, member.said()
@@ -38,7 +47,9 @@ def test_a_paused_training_ends_with_the_same_weights(crew: Crew, s3: Store, str
         assert json.loads(s3.get(f"pause-alone/{until}/validation.json"))["step"] == step
         assert crew.alone(paused("pause-alone", until)).code() == 0  # a repetition does nothing
     assert model(s3, "pause-alone/1") == straight
-    assert not list(s3.list("pause-alone/0.5/model.safetensors")) and list(s3.list("pause-alone/1/model.safetensors"))
+    assert not list(s3.list("pause-alone/0.5/model.safetensors")) and list(
+        s3.list("pause-alone/1/model.safetensors")
+    )
 
 
 def test_workers_pause_together_and_any_number_of_workers_continues(
@@ -53,7 +64,9 @@ def test_workers_pause_together_and_any_number_of_workers_continues(
     assert model(s3, "pause-several/1")["sha256"] == straight["sha256"]
 
 
-def test_a_kill_between_two_rungs_does_not_change_the_result(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
+def test_a_kill_between_two_rungs_does_not_change_the_result(
+    crew: Crew, s3: Store, straight: dict[str, Any]
+) -> None:
     assert crew.alone(paused("whole-rung", 0.5)).code() == 0
     member = crew.alone(paused("killed-rung", 0.5), TOY_HOLD="60")
     crew.held(60, member)
@@ -67,7 +80,18 @@ def test_a_kill_between_two_rungs_does_not_change_the_result(crew: Crew, s3: Sto
 
 @pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.9, 28), (1, 0)])
 @pytest.mark.parametrize("total", [29, 30, 31])
-def test_a_pause_is_at_a_validation_and_never_at_the_end(until: float, step: int, total: int) -> None:
-    settings = {"workload": "toy", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c", "steps": total}
-    spec = TrainingSpec.model_validate(settings | {"until": until, "validation": 0.1, "validation_steps": 4})
+def test_a_pause_is_at_a_validation_and_never_at_the_end(
+    until: float, step: int, total: int
+) -> None:
+    settings = {
+        "workload": "toy",
+        "dataset": "d",
+        "digest": "d" * 64,
+        "out": "o",
+        "checkpoints": "c",
+        "steps": total,
+    }
+    spec = TrainingSpec.model_validate(
+        settings | {"until": until, "validation": 0.1, "validation_steps": 4}
+    )
     assert spec.pause(1000) == step

@@ -10,7 +10,8 @@ from rekindle.storage import Store
 from tests.chaos.schedule import RECIPES
 from tests.rekindle.training.crew import Crew, flags
 
-DEFAULT = ("BatchNorm", "early stopping", "Adafactor")  # together their states contain all kinds of tensors
+# together their states contain all kinds of tensors
+DEFAULT = ("BatchNorm", "early stopping", "Adafactor")
 
 
 def argv(name: str, run: str, **settings: Any) -> list[str]:
@@ -24,22 +25,28 @@ def result(s3: Store, name: str, run: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+    "name",
+    [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES],
 )
-def test_killing_four_workers_one_after_the_other_does_not_change_the_model(crew: Crew, s3: Store, name: str) -> None:
+def test_killing_four_workers_one_after_the_other_does_not_change_the_model(
+    crew: Crew, s3: Store, name: str
+) -> None:
     undisturbed = crew.alone(argv(name, "alone"))
     settings = argv(name, "killed", workers=4, hot_seconds=1e-9)
     coordinator = crew.coordinator(settings)
     members = [crew.worker(f"w{i}", settings, TOY_HOLD="6 10 14 30") for i in range(4)]
+
     for number in (6, 10, 14, 30):
         crew.held(number, *members)
         victim = members.pop()
         victim.send(signal.SIGKILL)
         victim.process.join()
         crew.release(number)
+
     successors = [crew.worker(f"w{i}", settings) for i in (0, 1)]
     assert coordinator.code() == 0, "".join(member.said() for member in successors)
-    assert any("was found in shared memory" in member.said() for member in successors)  # one worker may start too late
+    # one worker may start too late
+    assert any("was found in shared memory" in member.said() for member in successors)
     assert undisturbed.code() == 0, undisturbed.said()
     sha256, steps = result(s3, name, "alone")
     assert result(s3, name, "killed") == (sha256, steps)

@@ -1,4 +1,5 @@
-"""Workloads that cannot be trained are refused before their data is prepared; a passed check is not repeated."""
+"""Workloads that cannot be trained are refused before their data is prepared; a passed check is not
+repeated."""
 
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,17 @@ def test_a_workload_that_passed_the_rehearsal_is_tried_again_only_after_a_change
 @pytest.mark.parametrize(
     ("report", "count"),
     [
-        ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70}, 1),  # all of the data is needed
-        ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70, "unprepared": "no network"}, 2),
+        # all of the data is needed
+        ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70}, 1),
+        (
+            {
+                "stage": "facts",
+                "error": "the model needs facts[3]",
+                "exit_code": 70,
+                "unprepared": "no network",
+            },
+            2,
+        ),
         ({"stage": "timeout", "error": "it took more than 30 s.", "exit_code": 1}, 2),
     ],
 )
@@ -57,7 +67,9 @@ def test_a_rehearsal_that_could_have_another_result_is_repeated(
 def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) -> list[Any]:
     """Replace the process of a rehearsal by its report; return the list of calls."""
     tried: list[Any] = []
-    monkeypatch.setattr(rehearsal, "rehearse", lambda config, **options: tried.append(config) or report)
+    monkeypatch.setattr(
+        rehearsal, "rehearse", lambda config, **options: tried.append(config) or report
+    )
     return tried
 
 
@@ -71,4 +83,7 @@ def test_a_training_that_was_not_tried_in_time_is_reported(
 ) -> None:
     monkeypatch.setattr(rehearsal, "TIMEOUT_S", 0.01)
     check_trainable(write_workload(tmp_path, "late", TEMPLATE))
-    assert "not tried before the run: it took more than 0.01 s. `rekindle check CONFIG`" in capsys.readouterr().err
+    assert (
+        "not tried before the run: it took more than 0.01 s. `rekindle check CONFIG`"
+        in capsys.readouterr().err
+    )

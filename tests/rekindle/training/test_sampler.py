@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from rekindle.training.sampler import Sampler, mix
 
-runs = st.tuples(st.integers(1, 50), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**63 - 1))
+runs = st.tuples(
+    st.integers(1, 50), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**63 - 1)
+)
 
 
 @given(runs)
@@ -12,9 +14,13 @@ def test_every_epoch_visits_every_sample_exactly_once(run: tuple[int, int, int, 
     samples, batch, virtual, seed = run
     sampler = Sampler(samples, batch, virtual, seed)
     steps = -(-3 * samples // (batch * virtual))
-    stream = torch.cat([sampler.indices(step, leaf) for step in range(steps) for leaf in range(virtual)])
+    stream = torch.cat(
+        [sampler.indices(step, leaf) for step in range(steps) for leaf in range(virtual)]
+    )
     for epoch in range(3):
-        assert sorted(stream[epoch * samples : (epoch + 1) * samples].tolist()) == list(range(samples))
+        assert sorted(stream[epoch * samples : (epoch + 1) * samples].tolist()) == list(
+            range(samples)
+        )
 
 
 @given(runs, st.integers(0, 10**6), st.data())
@@ -23,14 +29,17 @@ def test_a_resumed_run_sees_the_samples_of_an_undisturbed_run(
 ) -> None:
     samples, batch, virtual, seed = run
     leaf = data.draw(st.integers(0, virtual - 1))
-    used, fresh = Sampler(samples, batch, virtual, seed), Sampler(samples, batch, virtual, seed)
+    used = Sampler(samples, batch, virtual, seed)
+    fresh = Sampler(samples, batch, virtual, seed)
     used.indices(0, 0)
     assert used.indices(step, leaf).tolist() == fresh.indices(step, leaf).tolist()
     assert len(fresh.indices(step, leaf)) == batch
 
 
 def test_epochs_and_seeds_are_shuffled_differently() -> None:
-    orders = [Sampler(100, 100, 1, seed).indices(step, 0).tolist() for seed in (0, 1) for step in (0, 1)]
+    orders = [
+        Sampler(100, 100, 1, seed).indices(step, 0).tolist() for seed in (0, 1) for step in (0, 1)
+    ]
     assert len({tuple(order) for order in orders}) == 4
 
 
@@ -38,7 +47,15 @@ def test_epochs_and_seeds_are_shuffled_differently() -> None:
 def test_neighbouring_steps_and_workers_have_different_seeds(numbers: list[int]) -> None:
     seed, step, leaf = numbers
     assert (
-        len({mix(seed, step, leaf), mix(seed + 1, step, leaf), mix(seed, step + 1, leaf), mix(seed, step, leaf + 1)})
+        len(
+            {
+                mix(seed, step, leaf),
+                mix(seed + 1, step, leaf),
+                mix(seed, step + 1, leaf),
+                mix(seed, step, leaf + 1),
+            }
+        )
         == 4
     )
+
     assert 0 <= mix(seed, step, leaf) < 2**63

@@ -12,18 +12,24 @@ def config(**settings: Any) -> TrainConfig:
 
 def test_more_workers_than_virtual_workers_is_an_error_with_a_remedy() -> None:
     with pytest.raises(
-        ValidationError, match=r"train.workers is 9: it must be at most train.virtual_workers \(8\). Lower"
+        ValidationError,
+        match=r"train.workers is 9: it must be at most train.virtual_workers \(8\). Lower",
     ):
         config(workers=9)
 
 
 def test_workers_outside_their_bounds_are_rejected() -> None:
-    with pytest.raises(ValidationError, match=r"train.workers is 2: it must lie between train.min_workers \(3\)"):
+    with pytest.raises(
+        ValidationError, match=r"train.workers is 2: it must lie between train.min_workers \(3\)"
+    ):
         config(workers=2, min_workers=3)
 
 
 def test_the_number_of_workers_is_not_part_of_the_identity() -> None:
-    assert config(workers=1, keep_checkpoints=9).identity() == config(workers=4, max_workers=6).identity()
+    assert (
+        config(workers=1, keep_checkpoints=9).identity()
+        == config(workers=4, max_workers=6).identity()
+    )
     assert config(threads=2).identity() != config(threads=1).identity()
 
 
@@ -31,7 +37,9 @@ def test_the_number_of_workers_is_not_part_of_the_identity() -> None:
     ("schedule", "at_19", "last"),
     [("linear", 0.35, 0.5 / 30), ("cosine", 0.39695, 0.00137), ("constant", 0.5, 0.5)],
 )
-def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str, at_19: float, last: float) -> None:
+def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(
+    schedule: str, at_19: float, last: float
+) -> None:
     settings = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
     rates = [settings.rate(step, 40, 0.5) for step in range(40)]
     assert rates[:10] == sorted(rates[:10]) and max(rates) == 0.5 == rates[9]
@@ -41,14 +49,20 @@ def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str, 
 
 @pytest.mark.parametrize("name", ["patience", "keep_best"])
 def test_settings_that_need_a_validation_loss_are_rejected_without_validation(name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"train.{name} is .*: it needs a validation loss. Set train.validation"):
+    with pytest.raises(
+        ValidationError,
+        match=rf"train.{name} is .*: it needs a validation loss. Set train.validation",
+    ):
         config(**{name: 1})
+
     assert config(**{name: 1}, validation="workload").validation_every(800) == 3
     for share in (1, -0.1, "half", float("nan"), None):
         with pytest.raises(
-            ValidationError, match='it must be a share of the training samples, from 0 to below 1, or "w'
+            ValidationError,
+            match='it must be a share of the training samples, from 0 to below 1, or "w',
         ):
             config(validation=share)
+
     assert config(validation="0.25").validation == 0.25
 
 

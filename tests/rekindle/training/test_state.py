@@ -13,7 +13,11 @@ from rekindle.training.state import State, weights_sha256
 def make(**settings: Any) -> State:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1))
-    return State(net, TrainConfig.model_validate({"clip": 0, "weight_decay": 0.1} | settings), torch.device("cpu"))
+    return State(
+        net,
+        TrainConfig.model_validate({"clip": 0, "weight_decay": 0.1} | settings),
+        torch.device("cpu"),
+    )
 
 
 def flat(state: State, gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -24,25 +28,31 @@ def flat(state: State, gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_updates_match_torch_adamw() -> None:
-    state, reference = make(), make()
+    state = make()
+    reference = make()
     matrices = [p for p in reference.parameters if p.ndim > 1]
     others = [p for p in reference.parameters if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, fused=True)
+
     for step in range(5):
         torch.manual_seed(step)
         gradients = [torch.randn_like(p) for p in state.parameters]
         state.step = max(state.step, 0)
         state.update(flat(state, gradients) * 4, 4, lambda highest: 0.01)
+
         for parameter, gradient in zip(reference.parameters, gradients, strict=True):
             parameter.grad = gradient
+
         optimizer.step()
+
     for actual, expected in zip(state.parameters, reference.parameters, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
-    clipped, scaled = make(clip=1.0), make()
+    clipped = make(clip=1.0)
+    scaled = make()
     gradient = flat(clipped, [torch.ones_like(p) for p in clipped.parameters])
     norm = float(gradient.norm())
     clipped.step = scaled.step = 0
@@ -66,7 +76,9 @@ def test_the_average_is_released_while_training_continues_with_the_weights() -> 
     released = state.trained()
     assert set(released) == set(state.model.state_dict()) == set(first)
     for name, weights in state.model.state_dict().items():
-        assert not torch.equal(released[name], first[name]) and not torch.equal(released[name], weights)
+        assert not torch.equal(released[name], first[name]) and not torch.equal(
+            released[name], weights
+        )
 
 
 def test_the_hash_depends_only_on_names_types_shapes_and_bytes() -> None:
@@ -75,12 +87,15 @@ def test_the_hash_depends_only_on_names_types_shapes_and_bytes() -> None:
     expected.update(b"b torch.float32 [2, 3]\n" + tensors["b"].numpy().tobytes())
     assert weights_sha256(tensors) == expected.hexdigest()
     assert weights_sha256(dict(reversed(tensors.items()))) == expected.hexdigest()
-    assert weights_sha256(tensors | {"b": tensors["b"].t().contiguous().t()}) == expected.hexdigest()
+    assert (
+        weights_sha256(tensors | {"b": tensors["b"].t().contiguous().t()}) == expected.hexdigest()
+    )
     assert weights_sha256(tensors | {"b": tensors["b"].view(3, 2)}) != expected.hexdigest()
 
 
 def test_models_that_cannot_be_trained_are_rejected() -> None:
-    config, cpu = TrainConfig.model_validate({}), torch.device("cpu")
+    config = TrainConfig.model_validate({})
+    cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="is not float32"):
         State(nn.Linear(2, 2).double(), config, cpu)
     with pytest.raises(ConfigError, match="lacks a trainable parameter"):
@@ -119,8 +134,15 @@ def test_validation_uses_the_weights_to_release_and_restores_the_model() -> None
     state.update(torch.randn(state.size), 1, lambda highest: 0.1)
     layers: Any = state.model
     layers[1].eval()
-    trained, averaged = state.model.state_dict()["0.weight"].clone(), state.trained()["0.weight"]
+    trained = state.model.state_dict()["0.weight"].clone()
+    averaged = state.trained()["0.weight"]
+
     with state.released():
-        assert torch.equal(state.model.state_dict()["0.weight"], averaged) and not state.model.training
-    assert torch.equal(state.model.state_dict()["0.weight"], trained) and not torch.equal(trained, averaged)
+        assert (
+            torch.equal(state.model.state_dict()["0.weight"], averaged) and not state.model.training
+        )
+
+    assert torch.equal(state.model.state_dict()["0.weight"], trained) and not torch.equal(
+        trained, averaged
+    )
     assert [module.training for module in layers] == [True, False, True, True]

@@ -37,8 +37,12 @@ def samples(subset: Any) -> list[int]:
 def test_held_out_samples_are_an_exact_share_chosen_by_the_seed() -> None:
     rows: Any = Rows(200)
     rest, held_out = split(spec(validation=0.1), rows, rows, Path())
-    assert len(samples(held_out)) == 20 and sorted(samples(rest) + samples(held_out)) == list(range(200))
-    assert samples(split(spec(validation=0.1, workers=1), rows, rows, Path())[1]) == samples(held_out)
+    assert len(samples(held_out)) == 20 and sorted(samples(rest) + samples(held_out)) == list(
+        range(200)
+    )
+    assert samples(split(spec(validation=0.1, workers=1), rows, rows, Path())[1]) == samples(
+        held_out
+    )
     assert samples(split(spec(validation=0.1, seed=1), rows, rows, Path())[1]) != samples(held_out)
 
 

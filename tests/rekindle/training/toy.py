@@ -22,7 +22,8 @@ FEATURES = 10
 class Model(Section):
     width: int = 24
     statistics: bool = False  # BatchNorm
-    hoarding: bool = False  # counts positive inputs in a buffer, which differs between virtual workers
+    # counts positive inputs in a buffer, which differs between virtual workers
+    hoarding: bool = False
 
 
 def write(path: Path, samples: int) -> str:
@@ -40,17 +41,24 @@ batch_numbers = itertools.count(1)
 
 
 def _hold() -> None:
-    """After each number of micro-batches in TOY_HOLD, wait for the file with that name in TOY_GATES."""
+    """After each number of micro-batches in TOY_HOLD, wait for the file with that name in
+    TOY_GATES."""
     number = str(next(batch_numbers))
     if number in os.environ.get("TOY_HOLD", "").split():
         sys.stderr.write(f"held at {number}\n")
-        until(f"the test to let {number} go", (Path(os.environ["TOY_GATES"]) / number).exists, 600, pause=0.005)
+        until(
+            f"the test to let {number} go",
+            (Path(os.environ["TOY_GATES"]) / number).exists,
+            600,
+            pause=0.005,
+        )
 
 
 class Journal:
     """Writes a line `time pid name step` to TOY_JOURNAL at the start of each step.
 
-    The first numbers of a micro-batch identify the step. TOY_SAMPLER: `batch_size,virtual_workers,steps`.
+    The first numbers of a micro-batch identify the step. TOY_SAMPLER:
+    `batch_size,virtual_workers,steps`.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -104,12 +112,20 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
     statistics = [nn.BatchNorm1d(section.width)] if section.statistics else []
+
     net = nn.Sequential(
-        nn.Linear(FEATURES, section.width), *statistics, nn.ReLU(), nn.Dropout(0.1), nn.Linear(section.width, 1)
+        nn.Linear(FEATURES, section.width),
+        *statistics,
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Linear(section.width, 1),
     )
+
     net.register_buffer("scale", torch.full((1,), 0.5))
+
     if section.hoarding:
         net.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
     return net
 
 

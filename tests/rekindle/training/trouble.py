@@ -1,4 +1,5 @@
-"""The toy workload with failures: each process ends like the next word of TROUBLE, after TROUBLE_AT micro-batches."""
+"""The toy workload with failures: each process ends like the next word of TROUBLE, after TROUBLE_AT
+micro-batches."""
 
 import os
 import signal
@@ -56,7 +57,9 @@ class Fed:
 
 
 def dataset(path: Path, split: str) -> Any:
-    return Fed(path) if os.environ.get("TOY_LOADER") else toy.dataset(path, split)
+    if os.environ.get("TOY_LOADER"):
+        return Fed(path)
+    return toy.dataset(path, split)
 
 
 done = 0
@@ -64,7 +67,8 @@ done = 0
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     global done
-    if (troubles := os.environ.get("TROUBLE", "").split()) and done == int(os.environ.get("TROUBLE_AT", STEP)):
+    troubles = os.environ.get("TROUBLE", "").split()
+    if troubles and done == int(os.environ.get("TROUBLE_AT", STEP)):
         with open(Path(os.environ["TOY_GATES"]) / "lives", "a+") as file:
             file.seek(0)
             life = len(file.read())

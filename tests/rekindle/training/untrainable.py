@@ -37,7 +37,9 @@ class Sparse(torch.optim.SGD):
     return Sparse(model.parameters(), lr=0.1)
 """
 SPARSE_ONLY = SPARSE.format(step="raise ValueError('no sparse gradient')")
-MADE_SPARSE = SPARSE.format(step="[p.data.add_(p.grad.to_sparse()) for p in self.param_groups[0]['params']]")
+MADE_SPARSE = SPARSE.format(
+    step="[p.data.add_(p.grad.to_sparse()) for p in self.param_groups[0]['params']]"
+)
 
 
 def optimizer(value: str) -> str:
@@ -57,8 +59,12 @@ def network(init: str, forward: str) -> str:
     return changed(MODEL, FORWARD.format(init=init, forward=forward))
 
 
-FAULTS = {  # code, and the beginning of the sentence that refuses it
-    "a closure": (optimizer("return torch.optim.LBFGS(model.parameters())"), "the workload's optimizer LBFGS cannot"),
+# code, and the beginning of the sentence that refuses it
+FAULTS = {
+    "a closure": (
+        optimizer("return torch.optim.LBFGS(model.parameters())"),
+        "the workload's optimizer LBFGS cannot",
+    ),
     "sparse adam": (
         optimizer("return torch.optim.SparseAdam(model.parameters())"),
         "the workload's optimizer SparseAdam cannot make a step",
@@ -67,33 +73,75 @@ FAULTS = {  # code, and the beginning of the sentence that refuses it
         network(EMBED, "return self.net(x) + self.hours(x[:, 0].long()).flatten()"),
         "a layer of the model has sparse gradients",
     ),
-    "only sparse": (optimizer(SPARSE_ONLY), "the workload's optimizer Sparse cannot make a step (no sparse gradient)"),
-    "made sparse": (optimizer(MADE_SPARSE), "the workload's optimizer Sparse makes sparse gradients"),
-    "optimizers": (optimizer("return [torch.optim.Adam(model.parameters())]"), "`optimizer` returned [Adam ("),
-    "complex": (changed(MEAN, f"{MEAN} + 0j"), "loss(model, batch) returned a complex tensor of shape ()"),
-    "lazy": (changed("Linear(2, section", "LazyLinear(section"), "parameter 1.weight of the model has no shape yet"),
-    "measures": (function("measures(model, batch)", "[1.0]"), "measures(model, batch) returned [1.0]: it must return"),
+    "only sparse": (
+        optimizer(SPARSE_ONLY),
+        "the workload's optimizer Sparse cannot make a step (no sparse gradient)",
+    ),
+    "made sparse": (
+        optimizer(MADE_SPARSE),
+        "the workload's optimizer Sparse makes sparse gradients",
+    ),
+    "optimizers": (
+        optimizer("return [torch.optim.Adam(model.parameters())]"),
+        "`optimizer` returned [Adam (",
+    ),
+    "complex": (
+        changed(MEAN, f"{MEAN} + 0j"),
+        "loss(model, batch) returned a complex tensor of shape ()",
+    ),
+    "lazy": (
+        changed("Linear(2, section", "LazyLinear(section"),
+        "parameter 1.weight of the model has no shape yet",
+    ),
+    "measures": (
+        function("measures(model, batch)", "[1.0]"),
+        "measures(model, batch) returned [1.0]: it must return",
+    ),
     "measure": (
         function("measures(model, batch)", "{'m': 'x'}"),
         "measures(model, batch) returned {'m': 'x'}: ",
     ),
-    "schedule": (function("schedule(step, total)", "None"), "schedule(step, total) returned None for step 0: it must"),
+    "schedule": (
+        function("schedule(step, total)", "None"),
+        "schedule(step, total) returned None for step 0: it must",
+    ),
     "rate": (
         function("schedule(step, total)", "float('nan')"),
         "schedule(step, total) returned nan for step 0: ",
     ),
-    "no optimizer": (optimizer("torch.optim.Adam(model.parameters())"), "`optimizer` returned None"),
-    "parameters": (optimizer("return torch.optim.Adam(model[1].parameters())"), "the workload's optimizer lacks"),
-    "float64": (changed(MODEL, MODEL.replace("(0))", "(0)).double()")), "parameter 1.weight of the model is not"),
-    "frozen": (changed(MODEL, MODEL.replace("(0))", "(0)).requires_grad_(False)")), "the model lacks a trainable"),
+    "no optimizer": (
+        optimizer("torch.optim.Adam(model.parameters())"),
+        "`optimizer` returned None",
+    ),
+    "parameters": (
+        optimizer("return torch.optim.Adam(model[1].parameters())"),
+        "the workload's optimizer lacks",
+    ),
+    "float64": (
+        changed(MODEL, MODEL.replace("(0))", "(0)).double()")),
+        "parameter 1.weight of the model is not",
+    ),
+    "frozen": (
+        changed(MODEL, MODEL.replace("(0))", "(0)).requires_grad_(False)")),
+        "the model lacks a trainable",
+    ),
     "buffer": (network(SEEN.format("float64"), ADD.format("x.double().mean()")), AVERAGE),
     "integer": (
         network(SEEN.format("int64"), ADD.format("(x[:, 0] > 12).sum()")),
         'the model changes its buffer "seen"',
     ),
-    "facts": (changed("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])'), "`model` failed on a few rows: "),
-    "no module": (changed(MODEL, "    return layers\n"), "model(section, facts) returned (BatchNorm1d"),
-    "no mean": (changed(MEAN, MEAN.removesuffix(".mean()")), "loss(model, batch) returned a tensor of shape (32,)"),
+    "facts": (
+        changed("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])'),
+        "`model` failed on a few rows: ",
+    ),
+    "no module": (
+        changed(MODEL, "    return layers\n"),
+        "model(section, facts) returned (BatchNorm1d",
+    ),
+    "no mean": (
+        changed(MEAN, MEAN.removesuffix(".mean()")),
+        "loss(model, batch) returned a tensor of shape (32,)",
+    ),
     "shapes": (changed("Linear(2, section", "Linear(3, section"), "`loss` failed on a few rows: "),
     "tensors": (changed("instances])).tolist()", "instances]))"), "`predict` returned Tensor: "),
 }
@@ -106,4 +154,9 @@ def write_workload(folder: Path, name: str, code: str) -> dict[str, Any]:
     rows = (f"{hour % 24},{hour % 31},{hour % 24 / 3}\n" for hour in range(3000))
     (folder / "power.csv").write_text("hour,temperature,kwh\n" + "".join(rows))
     train = {"virtual_workers": 8, "device": "auto", "validation": 0.1}
-    return {"workload": module, "data": {"source": str(folder / "power.csv")}, "model": {}, "train": train}
+    return {
+        "workload": module,
+        "data": {"source": str(folder / "power.csv")},
+        "model": {},
+        "train": train,
+    }

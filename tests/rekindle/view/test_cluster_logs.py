@@ -1,4 +1,5 @@
-"""`rekindle logs --cluster` prints every line once, despite broken connections, new pods and deleted pods."""
+"""`rekindle logs --cluster` prints every line once, despite broken connections, new pods and
+deleted pods."""
 
 import io
 import json
@@ -28,7 +29,9 @@ PODS_AT = "/api/v1/namespaces/models/pods"
 REPLICA = {"training.kubeflow.org/replica-type": "worker"}
 
 
-def pod(name: str, node: str = "", state: str = "running", labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+def pod(
+    name: str, node: str = "", state: str = "running", labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     container = {"name": "main", "restartCount": 0, "state": {state: {}}}
     metadata = {
         "name": name,
@@ -88,7 +91,10 @@ def test_a_recreated_pod_is_read_again(server: ApiServer, out: io.StringIO):
     server.write_log("demo-train-worker-0", "second life")
     server.put(PODS_AT, pod("demo-train-worker-0"))
     until("the line", lambda: "second life" in out.getvalue())
-    assert out.getvalue().splitlines() == ["train-worker-0 | first life", "train-worker-0 | second life"]
+    assert out.getvalue().splitlines() == [
+        "train-worker-0 | first life",
+        "train-worker-0 | second life",
+    ]
 
 
 def test_pods_missed_by_the_watch_are_read_at_the_end(server: ApiServer, cluster: Cluster):
@@ -121,7 +127,9 @@ def test_json_output_has_an_object_per_line(server: ApiServer, cluster: Cluster)
 def ran(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
     """Return the run `demo` with a completed pod for each label."""
     run = workflow("demo", phase)
-    nodes = {label: {"name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"} for label in labels}
+    nodes = {
+        label: {"name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"} for label in labels
+    }
     return run | {"status": {"phase": phase, "nodes": nodes}}
 
 
@@ -132,19 +140,28 @@ def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: 
     server.put(WORKFLOWS_AT, ran("prepare(0)", "train(0)"))
     result = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
     assert result.stdout == "train(0) | 40 steps\n"
-    assert result.stderr == "prepare(0): its pod is deleted, and its log is not in the object store.\n"
+    assert (
+        result.stderr == "prepare(0): its pod is deleted, and its log is not in the object store.\n"
+    )
     selected = Logs(cluster, "demo", io.StringIO(), "train")
     assert selected.print(ran("prepare(0)", "train(0)")) == 1 and selected.gaps == {}
 
 
-def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(server: ApiServer, cluster: Cluster):
+def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
+    server: ApiServer, cluster: Cluster
+):
     server.put(WORKFLOWS_AT, ran("prepare(0)"))
     logs = Logs(cluster, "demo", io.StringIO())
     logs.follow()
-    assert "before its log was read" in logs.gaps["prepare(0)"] and "rekindle logs demo" in logs.gaps["prepare(0)"]
+    assert (
+        "before its log was read" in logs.gaps["prepare(0)"]
+        and "rekindle logs demo" in logs.gaps["prepare(0)"]
+    )
 
 
-def test_a_run_that_is_deleted_while_it_is_followed_is_reported(server: ApiServer, cluster: Cluster):
+def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
+    server: ApiServer, cluster: Cluster
+):
     server.put(WORKFLOWS_AT, workflow("demo"))
     logs = Logs(cluster, "demo", io.StringIO())
     follower = threading.Thread(target=logs.follow)
@@ -168,13 +185,21 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
 ) -> None:
     s3.put("demo/demo-own-1/main.log", b"one\ntwo\nthree\n")
     outputs = {"artifacts": [{"name": "main-logs", "s3": {"key": "demo/demo-own-1/main.log"}}]}
-    container = {"image": "rekindle:0.1", "command": ["python"], "args": ["-m", "rekindle", "step", "steps.own"]}
+
+    container = {
+        "image": "rekindle:0.1",
+        "command": ["python"],
+        "args": ["-m", "rekindle", "step", "steps.own"],
+    }
+
     nodes = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
     run = workflow("demo") | {"spec": {"templates": [{"name": "own", "container": container}]}}
-    run |= {"status": {"phase": "Succeeded", "nodes": nodes}}
+    run["status"] = {"phase": "Succeeded", "nodes": nodes}
+
     with RotatingKubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         (_, cut), end = read_archived(Cluster.connect(), run, "own")
+
     assert cut.startswith("(2 earlier lines are missing") and end == ("own", "three")
 
 
@@ -215,7 +240,9 @@ def test_the_tail_of_a_failed_step_excludes_lines_of_argo(server: ApiServer, clu
 
 def test_training_progress_is_read_from_the_workers(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
-    server.write_log("demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12")
+    server.write_log(
+        "demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12"
+    )
     progress = TrainingProgress(cluster, "demo")
     row = Step("train", "train", 0, "Pod", "Running")
     until("the line", lambda: progress.of(row))
@@ -226,15 +253,22 @@ def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, clus
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
     server.write_log("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
     server.end_log("demo-train-worker-0")
-    attempt = Step("train(0)", "(0)", 1, "Pod", "Failed", message="failure condition 'x' evaluated true")
+    attempt = Step(
+        "train(0)", "(0)", 1, "Pod", "Failed", message="failure condition 'x' evaluated true"
+    )
     progress = TrainingProgress(cluster, "demo").of
     assert cause_of(attempt, progress) == "/app/own.py:7: KeyError: 3."
     server.refuse("GET", "/pods", 403, status(403, "Forbidden", "no"))
     assert cause_of(attempt, progress) == causes.UNREPORTED
 
 
-def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(server: ApiServer, cluster: Cluster):
-    server.put(PODS_AT, pod("m-0123-abc", labels={WORKFLOW: "none", "app.kubernetes.io/instance": "m-0123"}))
+def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
+    server: ApiServer, cluster: Cluster
+):
+    server.put(
+        PODS_AT,
+        pod("m-0123-abc", labels={WORKFLOW: "none", "app.kubernetes.io/instance": "m-0123"}),
+    )
     server.write_log("m-0123-abc", "error: the model cannot be loaded: /app/own.py:7: KeyError: 3.")
     server.end_log("m-0123-abc")
     node = {"inputs": {"parameters": [{"name": "server", "value": "m-0123"}]}}
@@ -260,6 +294,7 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
             ("train", "Retry", "demo/train/main.log"),  # the logs of its last attempt
         )
     }
+
     command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
     template = {"name": "prepare", "container": {"image": "rekindle:0.1", **command}}
     # this container cannot read logs
@@ -267,18 +302,35 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
     spec = {"templates": [other, template, {"name": "main", "dag": {"tasks": tasks}}]}
     run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
+
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         cluster = Cluster.connect()
-        assert list(read_archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
+        assert list(read_archived(cluster, run, "prepare")) == [
+            ("prepare", "500 rows"),
+            ("prepare", "done"),
+        ]
         ((label, line),) = read_archived(cluster, run, "evaluate")
         assert label == "evaluate" and line.endswith("demo/gone/main.log does not exist")
-        pods = [body for method, path, body in server.requests if (method, path.partition("?")[0]) == ("POST", PODS_AT)]
-        assert [body["spec"]["containers"][0]["image"] for body in pods] == ["rekindle:0.1", "rekindle:0.1"]
+
+        pods = [
+            body
+            for method, path, body in server.requests
+            if (method, path.partition("?")[0]) == ("POST", PODS_AT)
+        ]
+
+        assert [body["spec"]["containers"][0]["image"] for body in pods] == [
+            "rekindle:0.1",
+            "rekindle:0.1",
+        ]
         count = len(server.requests)
-        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == count, "no needless pod"
+        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == count, (
+            "no needless pod"
+        )
         server.put(WORKFLOWS_AT, run)
-        result = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
+        result = CliRunner().invoke(
+            commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False
+        )
         assert result.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
         server.put(PODS_AT, pod("demo-train-master-0", state="terminated", labels=REPLICA))
         server.write_log("demo-train-master-0", "trained 40 steps")
@@ -288,5 +340,7 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
         assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < lines
         run["status"]["phase"] = "Succeeded"
         server.put(WORKFLOWS_AT, run)
-        result = CliRunner().invoke(commands, ["logs", "demo", "prepare", "-f", "--cluster"], catch_exceptions=False)
+        result = CliRunner().invoke(
+            commands, ["logs", "demo", "prepare", "-f", "--cluster"], catch_exceptions=False
+        )
         assert result.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]

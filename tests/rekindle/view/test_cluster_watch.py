@@ -33,13 +33,26 @@ def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize(("workflow", "code", "words"), [
-    (run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
-    (run("Succeeded", verdict="keep"), 3, "not released"),
-    (run("Failed", node("demo.a", phase="Failed", message="exit code 1")), 1, "resume  rekindle resume demo --cluster"),
-    (workflows.compress_nodes(run("Failed", node("demo.a", phase="Failed", message="m"))), 1, "step    a"),
-])  # fmt: skip
-def test_a_watch_ends_like_a_local_run(server: ApiServer, tmp_path: Path, workflow: Any, code: int, words: str):
+@pytest.mark.parametrize(
+    ("workflow", "code", "words"),
+    [
+        (run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
+        (run("Succeeded", verdict="keep"), 3, "not released"),
+        (
+            run("Failed", node("demo.a", phase="Failed", message="exit code 1")),
+            1,
+            "resume  rekindle resume demo --cluster",
+        ),
+        (
+            workflows.compress_nodes(run("Failed", node("demo.a", phase="Failed", message="m"))),
+            1,
+            "step    a",
+        ),
+    ],
+)
+def test_a_watch_ends_like_a_local_run(
+    server: ApiServer, tmp_path: Path, workflow: Any, code: int, words: str
+):
     server.put(WORKFLOWS_AT, workflow)
     done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
     assert done.returncode == code
@@ -47,22 +60,37 @@ def test_a_watch_ends_like_a_local_run(server: ApiServer, tmp_path: Path, workfl
 
 
 @pytest.mark.parametrize("token", [True, False])
-def test_the_request_to_try_has_the_token_if_the_servers_need_one(server: ApiServer, tmp_path: Path, token: bool):
-    config = load_config(GOLDEN / "config.yaml", sets=[f"serve.token={str(token).lower()}"], environment={}).config
+def test_the_request_to_try_has_the_token_if_the_servers_need_one(
+    server: ApiServer, tmp_path: Path, token: bool
+):
+    config = load_config(
+        GOLDEN / "config.yaml", sets=[f"serve.token={str(token).lower()}"], environment={}
+    ).config
     workflow = run("Succeeded")
     workflow["metadata"]["labels"]["app.kubernetes.io/name"] = "cards"
     server.put(WORKFLOWS_AT, workflow | {"spec": render_manifest(config)["spec"]})
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
     server.put("/api/v1/namespaces/models/services", service)
     done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
-    request = "printf 'Authorization: Bearer %s' \"$REKINDLE_TOKEN\" | curl -s -H @-" if token else "curl -s"
+
+    if token:
+        request = "printf 'Authorization: Bearer %s' \"$REKINDLE_TOKEN\" | curl -s -H @-"
+    else:
+        request = "curl -s"
+
     assert f"svc/cards 9000 & {request} localhost:9000/v1/models/cards/example" in done.stdout
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
     server.put(WORKFLOWS_AT, run("Running", node("demo.a", phase="Running")))
-    process = subprocess.Popen([REKINDLE, "status", "demo", "--cluster", "--watch"], cwd=tmp_path, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [REKINDLE, "status", "demo", "--cluster", "--watch"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
     assert process.stdout
     assert "demo running" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -75,21 +103,50 @@ def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServ
 def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_path: Path):
     job = node("demo.train", phase="Running", displayName="train", templateName="apply")
     server.put(WORKFLOWS_AT, run("Running", job))
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu."}
-    process = subprocess.Popen([REKINDLE, "status", "demo", "--cluster", "--watch"], cwd=tmp_path, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient cpu.",
+    }
+
+    process = subprocess.Popen(
+        [REKINDLE, "status", "demo", "--cluster", "--watch"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
     assert process.stdout
-    assert [process.stdout.readline()[9:] for _ in range(2)] == ["demo running\n", "train running\n"]
-    server.put(WORKFLOWS_AT.replace("apis/argoproj.io/v1alpha1", "api/v1").replace("workflows", "pods"), {
-        "metadata": {"name": "demo-train-worker-0", "labels": {"workflows.argoproj.io/workflow": "demo"}},
-        "status": {"phase": "Pending", "conditions": [condition]},
-    })  # fmt: skip
+    assert [process.stdout.readline()[9:] for _ in range(2)] == [
+        "demo running\n",
+        "train running\n",
+    ]
+
+    server.put(
+        WORKFLOWS_AT.replace("apis/argoproj.io/v1alpha1", "api/v1").replace("workflows", "pods"),
+        {
+            "metadata": {
+                "name": "demo-train-worker-0",
+                "labels": {"workflows.argoproj.io/workflow": "demo"},
+            },
+            "status": {"phase": "Pending", "conditions": [condition]},
+        },
+    )
+
     assert process.stdout.readline()[9:] == "train is waiting: Unschedulable: Insufficient cpu.\n"
     table = rekindle("status", "demo", "--cluster", cwd=tmp_path).stdout
     assert "demo: Pending" in table and "Insufficient cpu" in table
+
     assert (
-        json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["phase"] == "Pending"
+        json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)["runs"][0][
+            "phase"
+        ]
+        == "Pending"
     )
+
     server.put(WORKFLOWS_AT, run("Succeeded", {**job, "phase": "Succeeded"}))
     assert process.wait(timeout=60) == 0
 
@@ -107,15 +164,22 @@ SPEC = {
 
 def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Path):
     file = write_manifest(tmp_path, **SPEC)
-    printed = json.loads(rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout)
+    printed = json.loads(
+        rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout
+    )
     assert [request for request in server.requests if request[0] != "GET"] == []
     done = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
     ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == WORKFLOWS_AT
+
     for rendered in (printed, sent):
         assert rendered["metadata"].pop("name").startswith("demo-")
         assert rendered["metadata"]["annotations"].pop(workflows.SUBMISSION)
-    assert printed["metadata"].pop("namespace") == "ours" and sent["metadata"].pop("namespace") == "models"
+
+    assert (
+        printed["metadata"].pop("namespace") == "ours"
+        and sent["metadata"].pop("namespace") == "models"
+    )
     assert printed == sent
     result = json.loads(done.stdout)
     assert result["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
@@ -141,18 +205,32 @@ def test_an_invalid_workflow_is_not_submitted(server: ApiServer, tmp_path: Path)
     assert server.requests == []
 
 
-def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(server: ApiServer, tmp_path: Path):
+def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
+    server: ApiServer, tmp_path: Path
+):
     url_path = "/argo/api/v1/workflows/models"
     server.refuse("POST", url_path, 200, {"metadata": {"name": "x"}, "spec": {}})
     server.refuse("GET", url_path, 200, {"metadata": {}, "items": None})
     url = f"http://127.0.0.1:{server.port}/argo"
-    command = ("submit", "--manifest", write_manifest(tmp_path, **SPEC, pendingTimeout="1h"), "-n", "models")
-    done = rekindle(*command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none")
+
+    command = (
+        "submit",
+        "--manifest",
+        write_manifest(tmp_path, **SPEC, pendingTimeout="1h"),
+        "-n",
+        "models",
+    )
+
+    done = rekindle(
+        *command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none"
+    )
     assert done.returncode == 0, done.stderr
     ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == url_path and server.tokens == {"Bearer of argo"}
     assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"  # Hera's models do not know it
-    away = rekindle(*command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none")
+    away = rekindle(
+        *command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none"
+    )
     assert (away.returncode, "does not answer" in away.stderr) == (1, True)
 
 
@@ -161,7 +239,10 @@ def test_suspending_a_schedule_changes_nothing_else(server: ApiServer, tmp_path:
     assert rekindle(*command, cwd=tmp_path).returncode == 0
     for flag, change in (("--suspend", "nothing → true"), ("--unsuspend", "true → nothing")):
         changes = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
-        assert [line.rpartition(" ")[2] for line in changes[:2]] == ["unchanged", "updated"], changes
+        assert [line.rpartition(" ")[2] for line in changes[:2]] == [
+            "unchanged",
+            "updated",
+        ], changes
         assert changes[2:] == [f"  spec.suspend: {change}"]
 
 
@@ -171,7 +252,9 @@ def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_p
     cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
     server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)
     tables = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
-    assert [(row["run"], row["phase"], row["verdict"]) for row in tables["runs"]] == [("demo", "Succeeded", "release")]
+    assert [(row["run"], row["phase"], row["verdict"]) for row in tables["runs"]] == [
+        ("demo", "Succeeded", "release")
+    ]
     assert [(row["schedule"], row["at"], row["suspended"]) for row in tables["schedules"]] == [
         ("cards", "0 3 * * 1", True)
     ]

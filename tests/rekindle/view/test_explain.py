@@ -26,17 +26,36 @@ DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 
 
 def make_run(
-    home: Path, store: Store, name: str, events: list[dict[str, Any]], manifest: dict[str, Any] | None = None
+    home: Path,
+    store: Store,
+    name: str,
+    events: list[dict[str, Any]],
+    manifest: dict[str, Any] | None = None,
 ) -> None:
     """Create a run with a ledger; `manifest`: rendered by Rekindle."""
     files = RunFiles(home, name)
-    spec = {"entrypoint": "main", "templates": [{"name": "main"}], "arguments": {"ledgers": [key("train", LEDGER)]}}
-    files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": manifest["spec"] if manifest else spec})
+
+    spec = {
+        "entrypoint": "main",
+        "templates": [{"name": "main"}],
+        "arguments": {"ledgers": [key("train", LEDGER)]},
+    }
+
+    files.create(
+        {
+            "kind": "Workflow",
+            "metadata": {"name": name},
+            "spec": manifest["spec"] if manifest else spec,
+        }
+    )
+
     files.snapshot({"phase": "Succeeded", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
     files.close()
     ledger = Ledger(lambda: store, key("train", LEDGER, name))
+
     for event in events:
         ledger.note(**event)
+
     ledger.close()
 
 
@@ -45,12 +64,25 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
     text = explain(tmp_path, None, as_json=False)
     assert text.startswith("fraud: Succeeded\n")
-    assert "2 workers trained 40 steps in 4 s, 10 steps/s; with starts and pauses it took 5.1 s" in text
-    loss = "worker-1 was lost (connection closed) at step 10; the others continued 0.1 s later. No step was lost."
+    assert (
+        "2 workers trained 40 steps in 4 s, 10 steps/s; with starts and pauses it took 5.1 s"
+        in text
+    )
+    loss = (
+        "worker-1 was lost (connection closed) at step 10; the others continued 0.1 s later. No"
+        " step was lost."
+    )
     assert loss in text
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
     report = json.loads(explain(tmp_path, "fraud", as_json=True))
-    assert (report["workflow"], report["state"], report["preemptions"], report["steps"]) == ("fraud", "complete", 1, 40)
+
+    assert (report["workflow"], report["state"], report["preemptions"], report["steps"]) == (
+        "fraud",
+        "complete",
+        1,
+        40,
+    )
+
     assert text.endswith("\n".join(report["words"]))
 
 
@@ -76,30 +108,51 @@ class Kubelet(ApiServer):
     def admit(self, path: str, body: Any, dry_run: bool) -> Any:
         if path.endswith("/pods") and not dry_run:
             (container,) = body["spec"]["containers"]
-            done = subprocess.run([sys.executable, *container["args"]], capture_output=True, text=True)
-            ended = {"name": container["name"], "state": {"terminated": {"exitCode": done.returncode}}}
+            done = subprocess.run(
+                [sys.executable, *container["args"]], capture_output=True, text=True
+            )
+            ended = {
+                "name": container["name"],
+                "state": {"terminated": {"exitCode": done.returncode}},
+            }
             self.put(path, body | {"status": {"containerStatuses": [ended]}})
+
             for line in (done.stdout + done.stderr).splitlines():
                 self.write_log(body["metadata"]["name"], line)
+
         return super().admit(path, body, dry_run)
 
 
-def test_a_pod_explains_a_training_on_a_cluster(tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_explains_a_training_on_a_cluster(
+    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
     workflow = render_manifest(load_config(DEMO, ["families=[transformer]"], environment={}).config)
-    workflow |= {"metadata": {"name": "fraud"}, "status": {"phase": "Succeeded"}}
+    workflow["metadata"] = {"name": "fraud"}
+    workflow["status"] = {"phase": "Succeeded"}
+
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
         cluster = Cluster.connect()
-        assert explain_on_cluster(cluster, "fraud", as_json=False) == explain(tmp_path, "fraud", as_json=False)
+        assert explain_on_cluster(cluster, "fraud", as_json=False) == explain(
+            tmp_path, "fraud", as_json=False
+        )
         pods = "/api/v1/namespaces/models/pods"
-        created = [body for method, path, body in server.requests if method == "POST" and path.startswith(pods)]
+
+        created = [
+            body
+            for method, path, body in server.requests
+            if method == "POST" and path.startswith(pods)
+        ]
+
         assert created[0]["spec"]["containers"][0]["image"] == "rekindle:0.1"
         assert not server.objects[pods], "it was deleted"
         monkeypatch.setenv("S3_BUCKET", "")
+
         with pytest.raises(RekindleError, match=r"of image rekindle:0\.1, .*ended with code 1"):
             explain_on_cluster(cluster, "fraud", as_json=False)
+
         assert not server.objects[pods]
 
 
@@ -118,8 +171,15 @@ def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
     assert "after all losses, spot nodes saved" in text
     assert text.endswith("\n\nThe whole run cost 0.00060 USD (train 0.00060).")
     report = json.loads(explain(tmp_path, "fraud", as_json=True))
-    assert report["cost"]["total"] == report["run_cost"]["total"] == report["run_cost"]["steps"]["train"]
+
+    assert (
+        report["cost"]["total"]
+        == report["run_cost"]["total"]
+        == report["run_cost"]["steps"]["train"]
+    )
+
     workflow = manifest | {"metadata": {"name": "fraud"}, "status": {"phase": "Succeeded"}}
+
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
@@ -132,7 +192,10 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
 ) -> None:
     (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
     monkeypatch.chdir(tmp_path)
-    manifest = render_manifest(load_config(project.REFERENCE / "configs/mpi.yaml", environment={}).config)
+    manifest = render_manifest(
+        load_config(project.REFERENCE / "configs/mpi.yaml", environment={}).config
+    )
+
     node = {
         "id": "mpi-1",
         "name": "mpi.train",
@@ -140,9 +203,11 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
         "type": "Retry",
         "templateName": "train",
         "phase": "Failed",
+        "startedAt": "2026-01-01T00:00:00Z",
+        "finishedAt": "2026-01-01T00:01:00Z",
+        "message": "retryStrategy.expression evaluated to false",
     }
-    node |= {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
-    node |= {"message": "retryStrategy.expression evaluated to false"}
+
     attempt = node | {
         "id": "mpi-2",
         "name": "mpi.train(0)",
@@ -150,6 +215,7 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
         "type": "Pod",
         "message": "failure condition 'x' evaluated true",
     }
+
     nodes = {item["id"]: item for item in (node, attempt)} if ended else {}
     status = {"phase": "Failed", "nodes": nodes, "startedAt": "2026-01-01T00:00:00Z"}
     files = RunFiles(tmp_path, "mpi")
@@ -160,13 +226,20 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     report = json.loads(explain(tmp_path, "mpi", as_json=True))
     (job,) = report["jobs"]
     assert (job["kind"], job["pods"]) == ("MPIJob", {"Launcher": 1, "Worker": 2})
+
     if ended:
         cause = "its job or Deployment has failed: the logs of the pods show why"
         outcome = f"failed after 1 min 00 s. Cause: {cause}. It cost "
-        assert f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text and "The whole run cost" in text
-        assert (job["seconds"], job["cost"]) == (60, report["run_cost"]["steps"]["train"]) and job["cost"] > 0
+        assert (
+            f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text
+            and "The whole run cost" in text
+        )
+        assert (job["seconds"], job["cost"]) == (60, report["run_cost"]["steps"]["train"]) and job[
+            "cost"
+        ] > 0
     else:
         assert "train: MPIJob (Launcher 1, Worker 2) has not started." in text
+
     workflow = manifest | {"metadata": {"name": "mpi"}, "status": status}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -187,9 +260,14 @@ def test_training_report_and_explain_use_the_same_ledger() -> None:
 
     manifest = json.dumps(render_manifest(load_config(DEMO, ["families=[transformer]"]).config))
     assert set(LEDGERS.findall(manifest)) == {"train"}
+
     inputs = TrainingSpec.model_validate(
         dict.fromkeys(("workload", "dataset", "out"), "x")
-        | {"digest": "d" * 64, "checkpoints": key("train", CHECKPOINTS)}
+        | {
+            "digest": "d" * 64,
+            "checkpoints": key("train", CHECKPOINTS),
+        }
     )
+
     assert inputs.ledger == key("train", LEDGER)
     assert f"--checkpoints={inputs.checkpoints}" in manifest

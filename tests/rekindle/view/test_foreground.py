@@ -16,7 +16,13 @@ import psutil
 import pytest
 
 from tests.ports import free_port
-from tests.rekindle.cli.test_cli import REKINDLE, rekindle, wait_until_started, workflow, write_manifest
+from tests.rekindle.cli.test_cli import (
+    REKINDLE,
+    rekindle,
+    wait_until_started,
+    workflow,
+    write_manifest,
+)
 from tests.waiting import until
 
 
@@ -24,7 +30,12 @@ def run_shell(line: str, folder: Path, **environment: str) -> subprocess.Complet
     """Run a shell command line, where $REKINDLE is the command `rekindle`."""
     environ = {**os.environ, "REKINDLE": REKINDLE, **environment}
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, timeout=60
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -42,7 +53,9 @@ def is_alive(pod: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_a_busy_run(tmp_path: Path, number: int):
     manifest = workflow(("long", "echo begun; sleep 100 & wait"))
     tasks = [{"name": "a", "template": "twice"}, {"name": "b", "template": "twice"}]
@@ -51,10 +64,19 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, number: int):
         {"name": "first", "template": "long"},
         {"name": "never", "template": "twice", "depends": "first"},
     ]
-    manifest["spec"]["templates"][1]["daemon"] = True  # the daemon continues while the runner is busy
+    # the daemon continues while the runner is busy
+    manifest["spec"]["templates"][1]["daemon"] = True
     file = write_manifest(tmp_path / "w.yaml", manifest)
-    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+    process = subprocess.Popen(
+        [REKINDLE, "run", "--manifest", file],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
     pods = wait_until_started(process, tmp_path)
     until_busy(process, 0.5)
     process.send_signal(number)
@@ -70,7 +92,9 @@ def until_busy(process: subprocess.Popen[str], seconds: float) -> None:
     """Wait until the process has used this much more CPU time; it must not end."""
     times = psutil.Process(process.pid).cpu_times
     start = times().user
-    until("the runner to compute", lambda: process.poll() is None and times().user > start + seconds)
+    until(
+        "the runner to compute", lambda: process.poll() is None and times().user > start + seconds
+    )
 
 
 def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.Popen[bytes], int]:
@@ -83,8 +107,16 @@ def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.
         fcntl.ioctl(child, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGHUP, hangup)
 
-    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=child, stdout=child,
-                               stderr=child, preexec_fn=own_terminal, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    process = subprocess.Popen(
+        [REKINDLE, "run", "--manifest", file],
+        cwd=tmp_path,
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        preexec_fn=own_terminal,
+        env={**os.environ, "TERM": "xterm"},
+    )
+
     os.close(child)
     return process, terminal
 
@@ -95,15 +127,26 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
     os.close(terminal)
     assert process.wait(timeout=60) == 129
     assert surviving(pods) == []
-    assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == ["four", "Interrupted"]
+    assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
+        "four",
+        "Interrupted",
+    ]
     logs = rekindle("logs", "-f", cwd=tmp_path)
     assert (logs.returncode, "begun" in logs.stdout) == (0, True)
-    assert logs.stderr == "four was interrupted, so its logs are incomplete: `rekindle resume four` continues it.\n"
+
+    assert (
+        logs.stderr
+        == "four was interrupted, so its logs are incomplete: `rekindle resume four` continues"
+        " it.\n"
+    )
 
 
 def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:  # each pod has its own /tmp
-        script = f"echo begun; for i in $(seq 600); do test -e {shared}/closed && exit 0; sleep 0.1; done; exit 1"
+        script = (
+            f"echo begun; for i in $(seq 600); do test -e {shared}/closed && exit 0; sleep 0.1;"
+            " done; exit 1"
+        )
         process, terminal = on_a_terminal(tmp_path, script, signal.SIG_IGN)
         wait_until_started(process, tmp_path)
         os.close(terminal)
@@ -113,14 +156,25 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("redirection", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "redirection", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"]
+)
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_a_run_continues_if_its_output_cannot_be_written(tmp_path: Path, redirection: str, output: str):
-    write_manifest(tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true")))
+def test_a_run_continues_if_its_output_cannot_be_written(
+    tmp_path: Path, redirection: str, output: str
+):
+    write_manifest(
+        tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true"))
+    )
     done = run_shell(f'"$REKINDLE" run --manifest w.yaml -o {output} {redirection}', tmp_path)
-    lost = output == "json" and "/dev/full" in redirection and "2>" not in redirection  # the requested output is lost
+    # the requested output is lost
+    lost = output == "json" and "/dev/full" in redirection and "2>" not in redirection
     assert (done.returncode, "Traceback" in done.stderr) == (int(lost), False), done.stderr
-    assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == ["four", "Succeeded"]
+    assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
+        "four",
+        "Succeeded",
+    ]
+
     if output == "json" and "2>" in redirection and ">&- 2" not in redirection:
         assert json.loads(done.stdout)["phase"] == "Succeeded"
 
@@ -141,12 +195,21 @@ def test_characters_that_stdout_cannot_encode_are_escaped(tmp_path: Path):
 def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
     if run_shell("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
         pytest.skip("needs mounts")
+
     fills = "test -e /again/x || { touch /again/x; cat /dev/zero > /tmp/big; }"
-    manifest = workflow(("fill", "seq 5000 > {{outputs.parameters.long.path}};" + fills), ("bye", "true"), onExit="bye")
+    manifest = workflow(
+        ("fill", "seq 5000 > {{outputs.parameters.long.path}};" + fills),
+        ("bye", "true"),
+        onExit="bye",
+    )
+
     manifest["spec"]["templates"][0]["dag"]["tasks"].pop()
     manifest["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "again"}, "spec": {}}]
-    manifest["spec"]["templates"][1]["script"]["volumeMounts"] = [{"name": "again", "mountPath": "/again"}]
-    manifest["spec"]["templates"][1]["outputs"] = {  # the journal needs space for it
+    manifest["spec"]["templates"][1]["script"]["volumeMounts"] = [
+        {"name": "again", "mountPath": "/again"}
+    ]
+    # the journal needs space for it
+    manifest["spec"]["templates"][1]["outputs"] = {
         "parameters": [{"name": "long", "valueFrom": {"path": "/tmp/long"}}]
     }
     write_manifest(tmp_path / "w.yaml", manifest)
@@ -155,22 +218,35 @@ def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
     line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {commands}'"
     done = run_shell(line, tmp_path, REKINDLE_HOME="home")
     assert "cause   no space is left" in done.stderr and "pods/" in done.stderr
-    assert (done.returncode, "onExit succeeded" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert (done.returncode, "onExit succeeded" in done.stdout) == (0, True), (
+        done.stdout + done.stderr
+    )
 
 
 def test_a_step_is_not_retried_while_the_disk_is_full(tmp_path: Path):
     if run_shell("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
         pytest.skip("needs mounts")
+
     fills = "echo tried; head -c 8000000 /dev/zero > /tmp/big || exit 1"
     manifest = workflow(("fill", fills))
     manifest["spec"]["templates"][1]["retryStrategy"] = {"limit": 3}
     write_manifest(tmp_path / "w.yaml", manifest)
     (tmp_path / "home").mkdir()
-    commands = '"$REKINDLE" run --manifest w.yaml || { mount -o remount,size=20m tmpfs home; "$REKINDLE" resume; }'
-    line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {{ {commands}; }} && cat home/runs/*/logs/*'"
+    commands = (
+        '"$REKINDLE" run --manifest w.yaml || { mount -o remount,size=20m tmpfs home; "$REKINDLE"'
+        " resume; }"
+    )
+    line = (
+        f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {{ {commands}; }} && cat"
+        " home/runs/*/logs/*'"
+    )
     done = run_shell(line, tmp_path, REKINDLE_HOME="home")
-    assert f"cause   no space is left for the state of the run in {tmp_path}/home/runs/" in done.stderr
-    assert done.returncode == 0 and done.stdout.count("fill running") == 2, done.stdout + done.stderr
+    assert (
+        f"cause   no space is left for the state of the run in {tmp_path}/home/runs/" in done.stderr
+    )
+    assert done.returncode == 0 and done.stdout.count("fill running") == 2, (
+        done.stdout + done.stderr
+    )
     assert "fill(1)" not in done.stdout + done.stderr
 
 
@@ -180,38 +256,56 @@ NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_na
 def test_without_mount_namespaces_path_tags_work_and_literal_paths_are_refused(tmp_path: Path):
     if run_shell(f"unshare -rm bash -c '{NO_NAMESPACES}'", tmp_path).returncode:
         pytest.skip("needs a kernel that can forbid namespaces")
-    out, path = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}, "{{outputs.parameters.x.path}}"
+
+    out = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}
+    path = "{{outputs.parameters.x.path}}"
     for file, source in ("moved.yaml", f"echo {path} > {path}"), ("spelt.yaml", "echo 1 > /tmp/x"):
         manifest = workflow(("make", source))
         manifest["spec"]["templates"][1]["outputs"] = out
         write_manifest(tmp_path / file, manifest)
+
     line = f"unshare -rm bash -c '{NO_NAMESPACES}; \"$REKINDLE\" run --manifest moved.yaml -o json'"
     done = run_shell(line, tmp_path)
-    assert done.returncode == 0 and "pods are processes of this machine with your rights" in done.stderr, done.stderr
+    assert (
+        done.returncode == 0
+        and "pods are processes of this machine with your rights" in done.stderr
+    ), done.stderr
     nodes = json.loads(done.stdout)["status"]["nodes"].values()
     parameters = next(node["outputs"]["parameters"] for node in nodes if node.get("outputs"))
-    assert parameters[0]["value"].startswith(str(tmp_path)) and parameters[0]["value"].endswith("/tmp/x")
+    assert parameters[0]["value"].startswith(str(tmp_path)) and parameters[0]["value"].endswith(
+        "/tmp/x"
+    )
     done = run_shell(line.replace("moved", "spelt"), tmp_path)
     assert (done.returncode, "contains the path /tmp/x" in done.stderr) == (2, True), done.stderr
 
 
-# tests/rekindle/test_user_functions.py tests the message and the exit code, test_outcomes.py the retry strategy
+# tests/rekindle/test_user_functions.py tests the message and the exit code, test_outcomes.py the
+# retry strategy
 @pytest.mark.slow
 def test_an_exception_in_user_code_is_reported_with_its_line_and_not_retried(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ):
     assert run_shell('"$REKINDLE" init shop', tmp_path).returncode == 0
     module = tmp_path / "shop/steps/shop.py"
-    module.write_text(module.read_text().replace("    import numpy", '    {}["kwh"]\n    import numpy', 1))
+    module.write_text(
+        module.read_text().replace("    import numpy", '    {}["kwh"]\n    import numpy', 1)
+    )
     line = 1 + module.read_text()[: module.read_text().index('{}["kwh"]')].count("\n")
     config = tmp_path / "shop/configs/shop.yaml"
     config.write_text(config.read_text().replace("port: 8080", f"port: {free_port()}"))
-    command = '"$REKINDLE" run configs/shop.yaml --yes -o json; code=$?; "$REKINDLE" down >&2; exit $code'
+    command = (
+        '"$REKINDLE" run configs/shop.yaml --yes -o json; code=$?; "$REKINDLE" down >&2; exit $code'
+    )
     ended = run_shell(command, tmp_path / "shop", **s3_environment)
     error = f"{module}:{line}: KeyError: 'kwh'."
     reason = f"main: Error (exit code 70): {error}"
-    lines = [text[9:] for text in ended.stderr.splitlines() if " prepare" in text and " failed" in text]
-    assert [text.partition(" failed")[0] for text in lines] == ["prepare(0)", "prepare"], ended.stderr
+    lines = [
+        text[9:] for text in ended.stderr.splitlines() if " prepare" in text and " failed" in text
+    ]
+    assert [text.partition(" failed")[0] for text in lines] == [
+        "prepare(0)",
+        "prepare",
+    ], ended.stderr
     assert all(text.endswith(reason) for text in lines), "each attempt is reported at once"
     prepare = next(step for step in json.loads(ended.stdout)["steps"] if step["name"] == "prepare")
     assert (ended.returncode, prepare["message"]) == (1, reason)

@@ -21,11 +21,23 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
         "model_sha256": "ab",
         "run_id": "r1",
     }
+
     done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
     result = as_json(WORKFLOW, done, endpoint="http://x")
     assert (result["metrics"], result["reason"]) == ({"ap": 0.71, "auc": None}, "why")
-    assert (result["workflow"], result["phase"], result["verdict"]) == (WORKFLOW, "Succeeded", "release")
-    assert (result["model_sha256"], result["run_id"], result["endpoint"]) == ("ab", "r1", "http://x")
+
+    assert (result["workflow"], result["phase"], result["verdict"]) == (
+        WORKFLOW,
+        "Succeeded",
+        "release",
+    )
+
+    assert (result["model_sha256"], result["run_id"], result["endpoint"]) == (
+        "ab",
+        "r1",
+        "http://x",
+    )
+
     (step,) = result["steps"]
     assert set(step) == {"name", "phase", "started", "finished", "seconds", "message"}
     assert (step["name"], step["seconds"]) == ("prepare", 2.5)
@@ -45,10 +57,15 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
 def test_a_step_that_reads_the_champion_is_not_a_release(
     verdicts: tuple[str, ...], more: dict[str, str], code: int, words: str
 ):
-    """`ship` is a release if it outputs `content`, as steps.release does; steps.champion has the other outputs too."""
+    """`ship` is a release if it outputs `content`, as steps.release does; steps.champion has the
+    other outputs too."""
 
     def with_outputs(**outputs: str) -> Any:
-        return {"outputs": {"parameters": [{"name": name, "value": value} for name, value in outputs.items()]}}
+        return {
+            "outputs": {
+                "parameters": [{"name": name, "value": value} for name, value in outputs.items()]
+            }
+        }
 
     judges = [
         node(
@@ -58,15 +75,31 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         )
         for n, verdict in enumerate(verdicts)
     ]
-    report: Any = {"inputs": {"artifacts": [{"name": "report", "s3": {"key": f"{WORKFLOW}/judge-1/report"}}]}}
+
+    report: Any = {
+        "inputs": {"artifacts": [{"name": "report", "s3": {"key": f"{WORKFLOW}/judge-1/report"}}]}
+    }
+
     ship = node(
-        ".ship", displayName="ship", **with_outputs(model_uri="releases/power/ab/", version="4", **more), **report
+        ".ship",
+        displayName="ship",
+        **with_outputs(model_uri="releases/power/ab/", version="4", **more),
+        **report,
     )
-    ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": time_at(0), "finishedAt": time_at(9)}
+
+    ended = {
+        **status(ROOT, *judges, ship, phase="Succeeded"),
+        "startedAt": time_at(0),
+        "finishedAt": time_at(9),
+    }
+
     assert exit_code(ended, is_rekindle=True) == code
     text = success(ended, {}, is_rekindle=True)
     rows = as_json(WORKFLOW, ended)["verdicts"]
-    assert [(row["task"], row["verdict"]) for row in rows] == [("judge-0", verdicts[0]), ("judge-1", verdicts[1])]
+    assert [(row["task"], row["verdict"]) for row in rows] == [
+        ("judge-0", verdicts[0]),
+        ("judge-1", verdicts[1]),
+    ]
     assert [row["version"] for row in rows] == [None, "4" if more else None]
     assert words in text and ("released: power@4" in text) == bool(more)
 
@@ -74,21 +107,34 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
 def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own():
     def judge(name: str, end: float, **outputs: str) -> Any:
         values = [{"name": key, "value": value} for key, value in outputs.items()]
-        return node(f".{name}", displayName=name.rpartition(".")[2], end=end, outputs={"parameters": values})
+        return node(
+            f".{name}", displayName=name.rpartition(".")[2], end=end, outputs={"parameters": values}
+        )
 
     own = {"champion": "1", "reason": "first"}
     repeated = [
-        judge("judge-again(0)", 1, verdict="release", **own),  # an evaluation that a user has named like a repetition
+        # an evaluation that a user has named like a repetition
+        judge("judge-again(0)", 1, verdict="release", **own),
         judge("promote.judge-again(0)", 4, verdict="keep", **own | {"reason": "last"}),
         judge("judge(0)", 1, verdict="release", **own),
     ]
+
     ended = status(ROOT, *repeated[1:], phase="Succeeded")
     result = as_json(WORKFLOW, ended)
-    assert (result["verdict"], result["reason"], exit_code(ended, is_rekindle=True)) == ("keep", "last", 3)
+
+    assert (result["verdict"], result["reason"], exit_code(ended, is_rekindle=True)) == (
+        "keep",
+        "last",
+        3,
+    )
+
     named = {"inputs": {"parameters": [{"name": "task-name", "value": "judge-again"}]}}
     ended = status(ROOT, repeated[0] | named, phase="Succeeded")
     assert [row["task"] for row in as_json(WORKFLOW, ended)["verdicts"]] == ["judge-again"]
-    loop = [judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **own) for n, verdict in enumerate(("keep", "same"))]
+    loop = [
+        judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **own)
+        for n, verdict in enumerate(("keep", "same"))
+    ]
     rows = as_json(WORKFLOW, status(ROOT, *loop, phase="Succeeded"))["verdicts"]
     assert [(row["task"], row["verdict"]) for row in rows] == [("judge", "keep"), ("judge", "same")]
 
@@ -96,14 +142,18 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
 def test_training_progress_is_shown(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / f"{WORKFLOW}-train-worker-0.log"
-    log.write_text("progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
-                   "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n")  # fmt: skip
+    log.write_text(
+        "progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
+        "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n"
+    )
+
     out = io.StringIO()
     with display.show(
         WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, out
     ) as shown:
         shown(status(ROOT, node(".train", phase="Running", end=None)))
         until("the progress line", lambda: "loss" in out.getvalue())
+
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
 
 

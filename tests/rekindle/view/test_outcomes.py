@@ -1,11 +1,13 @@
-"""The outcome of a pipeline after failures of its pods: the rendered manifest in Argo's state machine.
+"""The outcome of a pipeline after failures of its pods: the rendered manifest in Argo's state
+machine.
 
-Pods are simulated and end as a test says; order, gates, retries, exit handler and phases come from the manifest.
+Pods are simulated and end as a test says; order, gates, retries, exit handler and phases come from
+the manifest.
 """
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,53 +39,78 @@ OUTPUTS = {
     "replicas": "2",
 }
 SWITCH = {"service-version", "earlier", "champion", "service", "autoscaler", "disruption-budget"}
-FAILURES = {  # end of a pod, as Argo records it: phase, message, exit code
+# end of a pod, as Argo records it: phase, message, exit code
+FAILURES = {
     "bug": ("Failed", "main: Error (exit code 1)", "1"),
     "wrong data": ("Failed", "main: Error (exit code 65)", "65"),
     "wrong code": ("Failed", "main: Error (exit code 70)", "70"),
     "evicted": ("Failed", "The node was low on resource: memory.", "-1"),
     "pod deleted": ("Error", "pod deleted", "-1"),
-    "job failed": ("Failed", "failure condition 'status.conditions.1.type==Failed' evaluated true", "64"),
+    "job failed": (
+        "Failed",
+        "failure condition 'status.conditions.1.type==Failed' evaluated true",
+        "64",
+    ),
 }
 
 
 class Run:
-    """Drives the scheduler; `failure` returns how the n-th pod (from 1) of a template fails, None if it succeeds.
+    """Drives the scheduler; `failure` returns how the n-th pod (from 1) of a template fails, None
+    if it succeeds.
 
     An output that is a list has one value for each pod of a template.
     """
 
-    def __init__(self, failure: Callable[[str, int], str | None], sets: list[str] = [], **outputs: Any) -> None:  # noqa: B006
-        rendered = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
-        self.failure, self.outputs = failure, OUTPUTS | outputs
+    def __init__(
+        self, failure: Callable[[str, int], str | None], sets: Sequence[str] = (), **outputs: Any
+    ) -> None:
+        rendered = render_manifest(
+            load_config(GOLDEN / "config.yaml", sets=[*sets], environment={}).config
+        )
+        self.failure = failure
+        self.outputs = OUTPUTS | outputs
         self.started: list[str] = []
         self.texts: list[str] = []
+
         with tempfile.TemporaryDirectory() as home:
             locks = SharedLocks(LocalCluster(Path(home)))
             self.scheduler = Scheduler(manifests.workflow(rendered), locks=locks)
-            now, events = 1_700_000_000.0, []
+            now = 1_700_000_000.0
+            events = []
+
             while not self.scheduler.done:
                 assert now < 1_800_000_000, self.scheduler.status
                 actions = self.scheduler.advance(now, events)
+
                 events = [self.end(action) for action in actions if isinstance(action, Start)]
-                now = now + 1 if events else max(now + 1, self.scheduler.wake or 0)
+                if events:
+                    now = now + 1
+                else:
+                    now = max(now + 1, self.scheduler.wake or 0)
 
     def end(self, start: Start) -> PodEnded:
         name = start.template["name"]
         self.started.append(name)
         self.texts.append(json.dumps(start.template))
+
         kind = self.failure(name, self.started.count(name))
         if kind:
             phase, message, code = FAILURES[kind]
             return PodEnded(start.id, phase, message, {"exitCode": code})
+
         declared = (start.template.get("outputs") or {}).get("parameters") or []
-        inputs = {p["name"]: p.get("value") for p in (start.template.get("inputs") or {}).get("parameters") or []}
+        inputs = {
+            p["name"]: p.get("value")
+            for p in (start.template.get("inputs") or {}).get("parameters") or []
+        }
         found = {"server": inputs.get("server"), "deployment": inputs.get("server")} | self.outputs
         number = self.started.count(name) - 1
 
         def output(field: str) -> Any:
             value = found.get(field, "0.5")
-            return value[number] if isinstance(value, list) else value
+            if isinstance(value, list):
+                return value[number]
+            return value
 
         values = [{**p, "value": output(p["name"])} for p in declared]
         return PodEnded(start.id, "Succeeded", "", {"exitCode": "0", "parameters": values})
@@ -93,13 +120,20 @@ class Run:
         return self.scheduler.status["phase"]
 
     def node(self, name: str) -> Any:
-        (match,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.name}.{name}"]
+        (match,) = [
+            n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.name}.{name}"
+        ]
         return match
 
     def inputs(self, template: str) -> list[dict[str, str]]:
         """Return the inputs of each pod of a template."""
-        texts = [text for name, text in zip(self.started, self.texts, strict=True) if name == template]
-        return [{p["name"]: p["value"] for p in json.loads(text)["inputs"]["parameters"]} for text in texts]
+        texts = [
+            text for name, text in zip(self.started, self.texts, strict=True) if name == template
+        ]
+        return [
+            {p["name"]: p["value"] for p in json.loads(text)["inputs"]["parameters"]}
+            for text in texts
+        ]
 
     def phases(self) -> dict[str, str]:
         return {n["displayName"]: n["phase"] for n in self.scheduler.nodes.values()}
@@ -116,13 +150,21 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "content": "bbbbbbbbbbbb"}
     result = as_json("w", run.scheduler.status)
-    assert (result["verdict"], result["reason"], exit_code(run.scheduler.status, True)) == ("release", "x", 0)
+
+    assert (result["verdict"], result["reason"], exit_code(run.scheduler.status, True)) == (
+        "release",
+        "x",
+        0,
+    )
 
 
 @pytest.mark.parametrize("verdict", ["keep", "same"])
 def test_a_model_rejected_by_the_gate_is_not_a_failure(verdict: str) -> None:
     run = Run(lambda name, n: None, verdict=verdict)
-    assert (run.phase, run.started) == ("Succeeded", ["prepare", "train-secret", "train", "evaluate", "report"])
+    assert (run.phase, run.started) == (
+        "Succeeded",
+        ["prepare", "train-secret", "train", "evaluate", "report"],
+    )
     assert run.phases()["ship"] == "Skipped"
 
 
@@ -130,7 +172,9 @@ def test_a_failed_verification_fails_the_run_before_any_traffic() -> None:
     run = Run(lambda name, n: "wrong data" if name == "verify" else None)
     assert run.phase == "Failed" and not {"service", "retire"} & set(run.started)
     assert run.node("decide.ship.withdraw")["phase"] == "Succeeded"
-    deleted = next(text for name, text in zip(run.started, run.texts, strict=True) if name == "delete")
+    deleted = next(
+        text for name, text in zip(run.started, run.texts, strict=True) if name == "delete"
+    )
     assert '["deployment,service", "cards-bbbbbbbbbbbb-' in deleted
 
 
@@ -145,7 +189,9 @@ def test_traffic_moves_before_the_previous_model_loses_its_pods() -> None:
     order = [run.started.index(name) for name in ("deployment", "verify", "service", "retire")]
     assert run.phase == "Succeeded" and order == sorted(order)
     texts = dict(zip(run.started, run.texts, strict=True))
-    assert "cards-bbbbbbbbbbbb-" in texts["service"] and "cards-aaaaaaaaaaaa-012345" in texts["retire"]
+    assert (
+        "cards-bbbbbbbbbbbb-" in texts["service"] and "cards-aaaaaaaaaaaa-012345" in texts["retire"]
+    )
     assert "cards-000000000000-012345" in texts["delete"]
 
 
@@ -162,6 +208,7 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
 ) -> None:
     numbers = [str(number) for number in range(len(verdicts))]
     champion: dict[str, Any] = {} if verdict == "release" else {"deployment": PREVIOUS}
+
     run = Run(
         lambda name, n: None,
         metrics='{"ap": 0.5}',
@@ -171,10 +218,17 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
         reason=numbers,
         **champion,
     )
+
     assert run.phase == "Succeeded"
-    assert [run.started.count(name) for name in ("evaluate", "verify")] == [len(verdicts), len(promoted)]
+    assert [run.started.count(name) for name in ("evaluate", "verify")] == [
+        len(verdicts),
+        len(promoted),
+    ]
     assert [inputs["champion"] for inputs in run.inputs("verify")] == numbers[: len(promoted)]
-    assert ("service" in run.started, "delete" in run.started) == (verdict == "release", verdict != "release")
+    assert ("service" in run.started, "delete" in run.started) == (
+        verdict == "release",
+        verdict != "release",
+    )
     result = as_json("w", run.scheduler.status)
     assert (result["verdict"], result["reason"]) == (verdict, numbers[-1])
     assert exit_code(run.scheduler.status, is_rekindle=True) == 3 * (verdict == "keep")
@@ -184,9 +238,20 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
 
 
 def test_the_number_of_repeated_evaluations_is_limited() -> None:
-    run = Run(lambda name, n: "wrong data" if (name, n) == ("verify", 6) else None, promoted="false")
+    run = Run(
+        lambda name, n: "wrong data" if (name, n) == ("verify", 6) else None, promoted="false"
+    )
     assert run.phase == "Failed" and run.started.count("evaluate") == 6
-    assert [inputs["repetitions"] for inputs in run.inputs("verify")] == ["5", "4", "3", "2", "1", "0"]
+
+    assert [inputs["repetitions"] for inputs in run.inputs("verify")] == [
+        "5",
+        "4",
+        "3",
+        "2",
+        "1",
+        "0",
+    ]
+
     assert run.node("decide.ship.withdraw")["phase"] == "Succeeded" and "service" not in run.started
 
 
@@ -199,8 +264,10 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
         percent=["50", "0", "50", "0"],
         champion=["7", "8"],
     )
+
     steps = ("evaluate", "verify", "canary", "champion")
     assert run.phase == "Succeeded"
+
     assert [name for name in run.started if name in steps] == [
         "evaluate",
         "verify",
@@ -214,7 +281,9 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
         "verify",
         "champion",
     ]
+
     assert [inputs["champion"] for inputs in run.inputs("canary")] == ["7", "7", "8", "8"]
+
     run = Run(
         lambda name, n: None,
         sets=["serve.canary.steps=[50, 100]"],
@@ -223,10 +292,16 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
         percent=["50", "0"],
         deployment=PREVIOUS,
     )
+
     assert (
-        run.phase == "Succeeded" and run.started.count("evaluate") == 1 and exit_code(run.scheduler.status, True) == 3
+        run.phase == "Succeeded"
+        and run.started.count("evaluate") == 1
+        and exit_code(run.scheduler.status, True) == 3
     )
-    assert run.node("decide.ship.take-back")["phase"] == "Succeeded" and "service" not in run.started
+
+    assert (
+        run.node("decide.ship.take-back")["phase"] == "Succeeded" and "service" not in run.started
+    )
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
@@ -239,19 +314,26 @@ def test_a_candidate_has_the_pods_for_its_share_before_it_gets_the_share(gateway
         percent=["50", "0"],
         replicas="5",
     )
-    assert run.phase == "Succeeded" and [inputs["servers"] for inputs in run.inputs("canary")] == ["5", "5"]
+
+    assert run.phase == "Succeeded" and [inputs["servers"] for inputs in run.inputs("canary")] == [
+        "5",
+        "5",
+    ]
     scaled = [name for name in run.started if name in ("scale", "share", "service")]
     assert scaled == (["scale", "share"] if gateway else ["share", "scale"]) + ["service"]
 
 
 @pytest.mark.parametrize("previous", [{"running": '[""]'}, {"server": ""}, {"replicas": "0"}])
 def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
-    """A first model, a previous model that was deleted by hand, and a previous model that is scaled to zero."""
+    """A first model, a previous model that was deleted by hand, and a previous model that is scaled
+    to zero."""
     run = Run(lambda name, n: None, **previous)
     assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started
 
 
-def test_the_new_servers_get_as_many_pods_as_the_autoscaler_gave_the_earlier_ones_before_they_get_requests() -> None:
+def test_the_new_servers_get_as_many_pods_as_the_autoscaler_gave_the_earlier_ones_before_they_get_requests() -> (
+    None
+):
     run = Run(lambda name, n: None, replicas="5")
     assert run.phase == "Succeeded" and run.inputs("scale")[0]["replicas"] == "5"
     assert run.started.index("scale") < run.started.index("service")
@@ -264,23 +346,35 @@ def test_without_capacity_for_as_many_pods_the_traffic_moves_to_those_that_are_r
 
 
 def test_a_run_whose_model_is_no_longer_champion_switches_no_traffic_and_removes_no_pods() -> None:
-    run = Run(lambda name, n: None, deployment="cards-cccccccccccc-012345", expired='["cards-000000000000-012345"]')
+    run = Run(
+        lambda name, n: None,
+        deployment="cards-cccccccccccc-012345",
+        expired='["cards-000000000000-012345"]',
+    )
     assert run.phase == "Succeeded" and "champion" in run.started
     assert not {"service", "autoscaler", "disruption-budget", "retire", "delete"} & set(run.started)
 
 
 def test_a_conflicting_traffic_switch_is_retried() -> None:
     run = Run(lambda name, n: "job failed" if name == "service" and n <= 2 else None)
-    assert run.phase == "Succeeded" and run.started.count("champion") == run.started.count("service-version") == 2
+    assert (
+        run.phase == "Succeeded"
+        and run.started.count("champion") == run.started.count("service-version") == 2
+    )
 
 
 @pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release"])
 def test_a_permanent_failure_ends_the_run_and_keeps_the_served_model(step: str) -> None:
-    run = Run(lambda name, n: ("job failed" if step == "train" else "wrong data") if name == step else None)
+    run = Run(
+        lambda name, n: (
+            ("job failed" if step == "train" else "wrong data") if name == step else None
+        )
+    )
     assert run.phase == "Failed"
     assert run.started.count(step) == 1  # a retry would not help
     assert not {"deployment", "service"} & set(run.started)
-    assert set(run.started[-2:]) == {"report", "delete"}  # exit handler: record in MLflow, delete the training job
+    # exit handler: record in MLflow, delete the training job
+    assert set(run.started[-2:]) == {"report", "delete"}
 
 
 @pytest.mark.parametrize("kind", ["bug", "evicted", "pod deleted"])

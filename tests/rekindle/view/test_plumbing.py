@@ -30,7 +30,9 @@ MANIFEST = {
     "spec": {
         "entrypoint": "main",
         "templates": [
-            template("main", {"name": "train"}, {"name": "train-secret"}, {"name": "ship", "when": WHEN}),
+            template(
+                "main", {"name": "train"}, {"name": "train-secret"}, {"name": "ship", "when": WHEN}
+            ),
             template("train-secret", resource={"action": "create"}),
         ],
     },
@@ -40,10 +42,19 @@ MANIFEST = {
 def node(path: str, parent: str | None, phase: str = "Succeeded", **fields: Any) -> dict[str, Any]:
     task = path.rpartition(".")[2]
     boundary = {"boundaryID": parent} if parent else {}
+
     return {
-        "id": path, "name": path, "displayName": task, "type": "Pod", "phase": phase, "templateName": task,
-        "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z", **boundary, **fields,
-    }  # fmt: skip
+        "id": path,
+        "name": path,
+        "displayName": task,
+        "type": "Pod",
+        "phase": phase,
+        "templateName": task,
+        "startedAt": "2026-01-01T00:00:00Z",
+        "finishedAt": "2026-01-01T00:00:01Z",
+        **boundary,
+        **fields,
+    }
 
 
 def status(secret_phase: str = "Succeeded") -> dict[str, Any]:
@@ -78,8 +89,13 @@ def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp
     files.snapshot(status())
     (files.logs / "demo-train-worker-0.log").write_text("10 %\r50 %\r100 %\r\n")
     (files.root / "pids").mkdir()
-    for pod, started in (("demo-train-worker-0", start_time(os.getpid())), ("demo-train-worker-1", 1)):
+
+    for pod, started in (
+        ("demo-train-worker-0", start_time(os.getpid())),
+        ("demo-train-worker-1", 1),
+    ):
         (files.root / "pids" / pod).write_text(json.dumps([os.getpid(), started]))
+
     assert runs.processes(tmp_path, "demo") == [{"pod": "train-worker-0", "pid": os.getpid()}]
     files.close()
     out = io.StringIO()

@@ -1,4 +1,5 @@
-"""Scores are the same in server and evaluation, and depend only on earlier transactions of the card."""
+"""Scores are the same in server and evaluation, and depend only on earlier transactions of the
+card."""
 
 import json
 import shutil
@@ -34,10 +35,14 @@ def model() -> FraudModel:
 
 def test_the_family_of_the_trees_scores_by_the_log_odds_of_the_trees() -> None:
     features = torch.randn(2, 40, 2)
-    model = build("trees", Model(), {"features": [BOOSTED, "amount"], "mean": [0.0] * 2, "std": [1.0] * 2})
+    model = build(
+        "trees", Model(), {"features": [BOOSTED, "amount"], "mean": [0.0] * 2, "std": [1.0] * 2}
+    )
     assert torch.equal(score_all(model, features), features[..., 0].double().sigmoid())
     lengths = torch.tensor([3, 40])
-    assert torch.equal(score_windows(model, features, lengths), features[[0, 1], lengths - 1, 0].double().sigmoid())
+    assert torch.equal(
+        score_windows(model, features, lengths), features[[0, 1], lengths - 1, 0].double().sigmoid()
+    )
 
 
 def test_a_later_transaction_does_not_change_a_score(model: FraudModel):
@@ -59,15 +64,19 @@ def test_a_score_depends_on_exactly_reach_earlier_transactions(model: FraudModel
 
 
 def test_server_and_evaluation_give_the_same_score(expert: Path, small_dataset: Path):
-    """Compare one window per transaction, as in a server, with long runs of rows, as in an evaluation."""
-    model, rows = load(expert), Rows(small_dataset)
+    """Compare one window per transaction, as in a server, with long runs of rows, as in an
+    evaluation."""
+    model = load(expert)
+    rows = Rows(small_dataset)
     index = torch.randperm(len(rows))[:300].sort().values.numpy()
     offline = score(model, rows, index)
     history = (index - rows.first[index]).clip(max=CONTEXT)
+
     windows = torch.zeros(len(index), CONTEXT + 1, rows.width)
     for window, row, past in zip(windows, index, history, strict=True):
         offsets = torch.from_numpy(rows.offsets[row - past : row + 1])
         window[: past + 1] = rows.windows(offsets, 1).squeeze(1)
+
     online = score_windows(model, windows, torch.from_numpy(history + 1))
     torch.testing.assert_close(online, torch.from_numpy(offline), rtol=0, atol=1e-6)
     alone = score_windows(model, windows[7:8, : history[7] + 1], torch.tensor([history[7] + 1]))
@@ -100,10 +109,14 @@ def test_training_reduces_the_loss(expert: Path, novice: Path, small_dataset: Pa
 
 
 def test_positions_that_do_not_count_do_not_change_the_loss(model: FraudModel):
-    features, labels = torch.randn(4, 16, FEATURES), torch.randint(2, (4, 16), dtype=torch.uint8)
+    features = torch.randn(4, 16, FEATURES)
+    labels = torch.randint(2, (4, 16), dtype=torch.uint8)
     counted = torch.zeros(4, 16, dtype=torch.bool)
     counted[:, :5] = True
-    assert torch.equal(loss(model, (features, labels, counted)), loss(model, (features, labels ^ ~counted, counted)))
+    assert torch.equal(
+        loss(model, (features, labels, counted)),
+        loss(model, (features, labels ^ ~counted, counted)),
+    )
     assert loss(model, (features, labels, counted & False)) == 0
 
 

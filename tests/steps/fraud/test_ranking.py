@@ -16,7 +16,8 @@ def test_card_precision_counts_cards_and_checks_compromised_ones_once():
     labels = np.array([0, 1, 0, 0, 1, 0, 1, 1])
     # day 0 checks 1 (fraud) and 2; day 1 must not check 1 again: it checks 2 and 3 (fraud)
     assert card_precision(scores, labels, cards, days, top=2) == pytest.approx((1 / 2 + 1 / 2) / 2)
-    # the score of a card is its highest: card 1 would not be checked for its first transaction alone
+    # the score of a card is its highest: card 1 would not be checked for its first transaction
+    # alone
     assert card_precision(scores, labels, cards, days, top=1) == pytest.approx((1 + 0) / 2)
 
 
@@ -28,12 +29,19 @@ def test_card_precision_counts_checks_without_a_card_as_misses():
 def test_metrics_of_a_perfect_and_a_constant_model_have_known_values():
     generator = np.random.default_rng(0)
     labels = (generator.random(5000) < 0.05).astype(np.int64)
-    cards, days = generator.integers(50, size=5000), np.sort(generator.integers(7, size=5000))
+    cards = generator.integers(50, size=5000)
+    days = np.sort(generator.integers(7, size=5000))
     truths = np.column_stack([labels, cards, days])
+
     perfect, blind = (
-        {metric.name: metric.function(scores, truths) for metric in fraud.metrics if metric.function}
+        {
+            metric.name: metric.function(scores, truths)
+            for metric in fraud.metrics
+            if metric.function
+        }
         for scores in (labels.astype(float), np.zeros(5000))
     )
+
     assert perfect["ap"] == perfect["auc"] == 1
     assert blind["ap"] == pytest.approx(labels.mean())
     assert blind["auc"] == 0.5
@@ -46,7 +54,9 @@ def test_ap_and_auc_equal_scikit_learn():
     labels = (generator.random(4000) < 0.02).astype(np.uint8)
     smooth = generator.random(4000) + 0.3 * labels
     for scores in (smooth, smooth.round(1), -smooth, np.full(4000, 0.5)):
-        assert average_precision(scores, labels) == pytest.approx(average_precision_score(labels, scores), rel=1e-12)
+        assert average_precision(scores, labels) == pytest.approx(
+            average_precision_score(labels, scores), rel=1e-12
+        )
         assert roc_auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
 
 
@@ -54,13 +64,17 @@ def test_weighted_ap_equals_scikit_learn():
     from sklearn.metrics import average_precision_score
 
     generator = np.random.default_rng(1)
-    n, cards = 3000, 200
+    n = 3000
+    cards = 200
     labels = (generator.random(n) < 0.1).astype(np.int64)
     card = generator.integers(cards, size=n)
     draws = generator.integers(0, 4, size=(cards, 5)).astype(np.float32)
+
     smooth = generator.random(n) + 0.5 * labels
     for scores in (smooth, smooth.round(1), np.zeros(n)):  # with and without ties
-        expected = [average_precision_score(labels, scores, sample_weight=draws[card, k]) for k in range(5)]
+        expected = [
+            average_precision_score(labels, scores, sample_weight=draws[card, k]) for k in range(5)
+        ]
         np.testing.assert_allclose(weighted_ap(scores, labels, card, draws), expected, rtol=1e-5)
 
 
@@ -68,7 +82,8 @@ def test_the_interval_of_a_difference_contains_the_truth():
     from sklearn.metrics import average_precision_score
 
     generator = np.random.default_rng(2)
-    n, cards = 8000, 400
+    n = 8000
+    cards = 400
     labels = (generator.random(n) < 0.05).astype(np.int64)
     names = generator.integers(10**12, 10**12 + cards, size=n)
     good = generator.normal(size=n) + 2 * labels

@@ -1,4 +1,5 @@
-"""A refreshed state gives the scores that the previous state gives with the newer data as history."""
+"""A refreshed state gives the scores that the previous state gives with the newer data as
+history."""
 
 import json
 import shutil
@@ -23,7 +24,8 @@ from tests.steps.conftest import WORLD
 @pytest.fixture(scope="module")
 def refreshed(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Refreshed, Path]:
     """Result of `refresh`, and the release with its new state."""
-    out, release = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("release")
+    out = tmp_path_factory.mktemp("out")
+    release = tmp_path_factory.mktemp("release")
     result = fraud.refresh(expert, Data(source=WORLD), out)
     assert result
     shutil.copytree(expert, release, dirs_exist_ok=True)
@@ -40,17 +42,27 @@ def scores(predictor: FraudPredictor, request: dict[str, Any]) -> list[float]:
 def test_a_refreshed_state_replaces_the_history(
     expert: Path, small_dataset: Path, refreshed: tuple[Refreshed, Path]
 ) -> None:
-    current, newer = FraudPredictor(expert), FraudPredictor(refreshed[1])
+    current = FraudPredictor(expert)
+    newer = FraudPredictor(refreshed[1])
     table = pl.read_parquet(small_dataset / "transactions.parquet")
     later = table.filter(pl.col("time").dt.epoch("us") >= current.state.train_end)
     later = later.filter(pl.col("time").dt.epoch("us") < newer.state.train_end)
     assert len(later) == refreshed[0].rows > 1000
     differing = 0
+
     for instance in refreshed[0].instances[:25]:
         same_card = pl.col("card") == instance["card"]
         terminals = {instance["terminal"], *later.filter(same_card)["terminal"]}
         past = later.filter(same_card | pl.col("terminal").is_in(terminals))
-        names = {"transaction_id": "id", "card": "card", "terminal": "terminal", "amount": "amount", "fraud": "fraud"}
+
+        names = {
+            "transaction_id": "id",
+            "card": "card",
+            "terminal": "terminal",
+            "amount": "amount",
+            "fraud": "fraud",
+        }
+
         history = [
             {key: row[name] for key, name in names.items()} | {"time": row["time"].isoformat()}
             for row in past.iter_rows(named=True)
@@ -60,16 +72,23 @@ def test_a_refreshed_state_replaces_the_history(
         [refreshed_score] = scores(newer, {"instances": [instance]})
         assert refreshed_score == with_history, instance
         differing += scores(current, {"instances": [instance]}) != [with_history]
+
     assert differing > 5, "the history must change scores"
 
 
-def test_the_facts_show_how_recent_the_data_is(expert: Path, refreshed: tuple[Refreshed, Path]) -> None:
+def test_the_facts_show_how_recent_the_data_is(
+    expert: Path, refreshed: tuple[Refreshed, Path]
+) -> None:
     facts = refreshed[0].facts
     assert facts["data_until"] > data_until(expert)
-    assert facts["train_end"] < FraudPredictor(refreshed[1]).state.train_end, "the end of training does not change"
+    assert facts["train_end"] < FraudPredictor(refreshed[1]).state.train_end, (
+        "the end of training does not change"
+    )
 
 
-def test_a_second_refresh_with_the_same_data_does_nothing(refreshed: tuple[Refreshed, Path], tmp_path: Path) -> None:
+def test_a_second_refresh_with_the_same_data_does_nothing(
+    refreshed: tuple[Refreshed, Path], tmp_path: Path
+) -> None:
     assert fraud.refresh(refreshed[1], Data(source=WORLD), tmp_path) is None
 
 
@@ -86,7 +105,9 @@ def write_rows(path: Path, begin: int, end: int) -> Data:
 def test_two_refreshes_give_the_state_of_one_refresh(
     expert: Path, refreshed: tuple[Refreshed, Path], tmp_path: Path
 ) -> None:
-    first_days = write_rows(tmp_path / "part.parquet", 0, State.load(expert / "state").train_end + 9 * DAY)
+    first_days = write_rows(
+        tmp_path / "part.parquet", 0, State.load(expert / "state").train_end + 9 * DAY
+    )
     half = shutil.copytree(expert, tmp_path / "half")
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -99,6 +120,10 @@ def test_two_refreshes_give_the_state_of_one_refresh(
 
 
 def test_a_gap_between_state_and_data_is_an_error(expert: Path, tmp_path: Path) -> None:
-    late = write_rows(tmp_path / "late.parquet", State.load(expert / "state").train_end + 3 * DAY, 1 << 62)
-    with pytest.raises(DataError, match=r"late.parquet begins at .* the transactions in between are missing"):
+    late = write_rows(
+        tmp_path / "late.parquet", State.load(expert / "state").train_end + 3 * DAY, 1 << 62
+    )
+    with pytest.raises(
+        DataError, match=r"late.parquet begins at .* the transactions in between are missing"
+    ):
         fraud.refresh(expert, late, tmp_path)

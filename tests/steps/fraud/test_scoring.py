@@ -33,7 +33,9 @@ def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def predictor(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> FraudPredictor:
+def predictor(
+    small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> FraudPredictor:
     release = tmp_path_factory.mktemp("release")
     shutil.copytree(expert, release, dirs_exist_ok=True)
     loaded = FraudPredictor(release)
@@ -71,7 +73,9 @@ def test_a_replay_covers_every_week_and_frauds(report: Path, requests: Requests)
         assert (rows, frauds) == (30, min(15, total))
 
 
-def test_the_replay_detects_a_server_without_history(predictor: FraudPredictor, requests: Requests) -> None:
+def test_the_replay_detects_a_server_without_history(
+    predictor: FraudPredictor, requests: Requests
+) -> None:
     differences = [
         abs(a - b)
         for request, expected in requests
@@ -80,22 +84,29 @@ def test_the_replay_detects_a_server_without_history(predictor: FraudPredictor, 
     assert max(differences) > 100 * CLOSE
 
 
-def test_a_request_without_history_is_answered_with_a_warning(predictor: FraudPredictor, requests: Requests) -> None:
+def test_a_request_without_history_is_answered_with_a_warning(
+    predictor: FraudPredictor, requests: Requests
+) -> None:
     request, _ = requests[-1]
-    old = [row | {"time": "2024-01-09T00:00:00"} for row in request["history"][:3]]  # part of the state
+    # part of the state
+    old = [row | {"time": "2024-01-09T00:00:00"} for row in request["history"][:3]]
     bodies = [request, request | {"history": []}, request | {"history": old}, predictor.example()]
     answers = answer_batch(predictor, [json.dumps(body).encode() for body in bodies], 1000).answers
     assert [answer.warned for answer in answers] == [False, True, True, False]
     contents = [json.loads(answer.body) for answer in answers]
     end = instant(predictor.state.train_end)
+
     for content in contents[1:3]:
         assert re.search(
-            f"the history is missing: .* until {end} UTC, [1-3][0-9].[0-9] days before", content["warning"]
+            f"the history is missing: .* until {end} UTC, [1-3][0-9].[0-9] days before",
+            content["warning"],
         )
         assert len(content["predictions"]) == len(request["instances"])
 
 
-def test_the_order_of_rows_in_a_request_does_not_matter(predictor: FraudPredictor, requests: Requests) -> None:
+def test_the_order_of_rows_in_a_request_does_not_matter(
+    predictor: FraudPredictor, requests: Requests
+) -> None:
     request, expected = requests[0]
     order = random.Random(3)
     history = order.sample(request["history"], len(request["history"]))
@@ -104,28 +115,47 @@ def test_the_order_of_rows_in_a_request_does_not_matter(predictor: FraudPredicto
     assert scores(predictor, shuffled) == pytest.approx([expected[p] for p in places], abs=CLOSE)
 
 
-def test_a_label_within_the_delay_changes_nothing(predictor: FraudPredictor, requests: Requests) -> None:
+def test_a_label_within_the_delay_changes_nothing(
+    predictor: FraudPredictor, requests: Requests
+) -> None:
     request, expected = requests[-1]
     first = min(datetime.fromisoformat(row["time"]) for row in request["instances"])
-    young, old = 0, 0
+    young = 0
+    old = 0
     changed = []
+
     for row in request["history"]:
         is_young = datetime.fromisoformat(row["time"]) > first - timedelta(days=7)
-        young, old = young + is_young, old + (not is_young)
+        young = young + is_young
+        old = old + (not is_young)
         changed.append(row | {"fraud": 1} if is_young else row)
+
     assert young and old
-    first_only = [n for n, row in enumerate(request["instances"]) if datetime.fromisoformat(row["time"]) == first]
+    first_only = [
+        n
+        for n, row in enumerate(request["instances"])
+        if datetime.fromisoformat(row["time"]) == first
+    ]
+
     got = scores(predictor, {"instances": request["instances"], "history": changed})
-    assert [got[n] for n in first_only] == pytest.approx([expected[n] for n in first_only], abs=CLOSE)
+    assert [got[n] for n in first_only] == pytest.approx(
+        [expected[n] for n in first_only], abs=CLOSE
+    )
 
 
 def test_a_transaction_gets_the_same_score_alone_and_with_others(predictor: FraudPredictor) -> None:
-    others = [ROW | {"transaction_id": n, "card": n, "terminal": 100 + n, "amount": n} for n in range(20, 60)]
-    alone, among = scores(predictor, {"instances": [ROW]}), scores(predictor, {"instances": [*others, ROW]})
+    others = [
+        ROW | {"transaction_id": n, "card": n, "terminal": 100 + n, "amount": n}
+        for n in range(20, 60)
+    ]
+    alone = scores(predictor, {"instances": [ROW]})
+    among = scores(predictor, {"instances": [*others, ROW]})
     assert among[-1] == alone[0]
 
 
-def test_a_request_gets_the_same_bits_in_any_batch(predictor: FraudPredictor, requests: Requests) -> None:
+def test_a_request_gets_the_same_bits_in_any_batch(
+    predictor: FraudPredictor, requests: Requests
+) -> None:
     bodies = [request for request, _ in requests]
     alone = [scores(predictor, body) for body in bodies]
     order = random.Random(1)
@@ -136,11 +166,18 @@ def test_a_request_gets_the_same_bits_in_any_batch(predictor: FraudPredictor, re
 
 
 def test_ids_may_be_text(predictor: FraudPredictor) -> None:
-    row = ROW | {"transaction_id": "tx-9", "card": " 5", "terminal": "6", "time": "2024-03-20T13:00:00+01:00"}
+    row = ROW | {
+        "transaction_id": "tx-9",
+        "card": " 5",
+        "terminal": "6",
+        "time": "2024-03-20T13:00:00+01:00",
+    }
     assert scores(predictor, {"instances": [row]}) == scores(predictor, {"instances": [ROW]})
 
 
-def test_requests_that_need_too_much_history_are_not_replayed(small_dataset: Path, report: Path) -> None:
+def test_requests_that_need_too_much_history_are_not_replayed(
+    small_dataset: Path, report: Path
+) -> None:
     requests = list(replay(small_dataset, report, 60, 1, max_history=400))
     assert 0 < sum(len(r["instances"]) for r, _ in requests) < 60
     assert max(len(r["history"]) for r, _ in requests) <= 400
@@ -149,7 +186,10 @@ def test_requests_that_need_too_much_history_are_not_replayed(small_dataset: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"amount": -5}, r"instances\[1\].amount is -5: it must be a number from 0 to 1,000,000,000"),
+        (
+            {"amount": -5},
+            r"instances\[1\].amount is -5: it must be a number from 0 to 1,000,000,000",
+        ),
         ({"amount": float("nan")}, r"instances\[1\].amount is nan: it must be a finite"),
         ({"amount": "12"}, "amount is '12'"),
         ({"amount": True}, "amount is True"),
@@ -161,7 +201,10 @@ def test_requests_that_need_too_much_history_are_not_replayed(small_dataset: Pat
         ({"card": 1 << 63}, "card is 9223372036854775808: it must fit into 64 bits"),
         ({"terminal": "  "}, "terminal is '  '"),
         ({"terminal": ["x" * 100]}, r"terminal is \['x+\.\.\.:"),
-        ({"transaction_id": 1}, r"instances\[1\].transaction_id equals instances\[0\]'s: each transaction_id must be"),
+        (
+            {"transaction_id": 1},
+            r"instances\[1\].transaction_id equals instances\[0\]'s: each transaction_id must be",
+        ),
         ({"fraud": 1}, r"instances\[1\] has the unknown key 'fraud'"),
         ({"ammount": 1}, "has the unknown key 'ammount'. Did you mean \"amount\""),
     ],
@@ -175,10 +218,16 @@ def test_an_invalid_value_is_named_with_its_position_and_rule(
 
 def test_missing_fields_and_wrong_types_are_named(predictor: FraudPredictor) -> None:
     for row, message in [
-        ({k: v for k, v in ROW.items() if k != "card"}, r"instances\[0\].card is missing: it is required"),
+        (
+            {k: v for k, v in ROW.items() if k != "card"},
+            r"instances\[0\].card is missing: it is required",
+        ),
         (7, r"instances\[0\] is 7: input should be an object"),
     ]:
         with pytest.raises(DataError, match=message):
             scores(predictor, {"instances": [row]})
+
     with pytest.raises(DataError, match=r"history\[0\].fraud is 2: it must be 1 or 0"):
-        scores(predictor, {"instances": [ROW], "history": [ROW | {"transaction_id": 5, "fraud": 2}]})
+        scores(
+            predictor, {"instances": [ROW], "history": [ROW | {"transaction_id": 5, "fraud": 2}]}
+        )

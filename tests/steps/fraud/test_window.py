@@ -17,29 +17,42 @@ NOON = datetime(2024, 3, 18, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("window", "first"), [("14d", date(2024, 3, 4)), ("2w", date(2024, 3, 4)), ("1d", date(2024, 3, 17))]
+    ("window", "first"),
+    [("14d", date(2024, 3, 4)), ("2w", date(2024, 3, 4)), ("1d", date(2024, 3, 17))],
 )
 def test_a_window_ends_before_the_scheduled_day(window: str, first: date) -> None:
     data = Data(window=window).at(NOON)
-    assert (data.first_day, data.last_day, data.labels_until) == (first, date(2024, 3, 17), date(2024, 3, 10))
+    assert (data.first_day, data.last_day, data.labels_until) == (
+        first,
+        date(2024, 3, 17),
+        date(2024, 3, 10),
+    )
 
 
 def test_a_late_run_uses_the_data_of_its_week(tmp_path: Path) -> None:
     rows = simulate(parse("simulate://5?cards=60&terminals=90&days=100"))
     late = rows.rename(
-        {"id": "TRANSACTION_ID", "time": "TX_DATETIME", "card": "CUSTOMER_ID", "terminal": "TERMINAL_ID"}
+        {
+            "id": "TRANSACTION_ID",
+            "time": "TX_DATETIME",
+            "card": "CUSTOMER_ID",
+            "terminal": "TERMINAL_ID",
+        }
     )
+
     late = late.rename({"amount": "TX_AMOUNT", "fraud": "TX_FRAUD"}).drop("scenario", strict=False)
     has_label = pl.col("TX_DATETIME") < datetime(2024, 3, 11)
     in_time = late.filter(pl.col("TX_DATETIME") < datetime(2024, 3, 18, 11))
     in_time = in_time.with_columns(pl.when(has_label).then("TX_FRAUD").alias("TX_FRAUD"))
     digests = set[str]()
+
     for name, source in (("in time", in_time), ("late", late)):
         source.write_parquet(tmp_path / f"{name}.parquet")
         data = Data(source=str(tmp_path / f"{name}.parquet"), window="8w", test_weeks=1)
         prepared, digest = prepare(fraud, data.at(NOON), tmp_path / name)
         assert prepared.tags["last_time"] == "2024-03-17"
         digests.add(digest)
+
     assert len(digests) == 1
 
 

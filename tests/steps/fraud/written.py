@@ -23,7 +23,10 @@ class Written:
     def __init__(self, path: Path) -> None:
         self.facts: dict[str, Any] = dataset_facts(path)
         numbers = range(len(self.facts["shards"]))
-        self.parts = {name: [np.load(path / "shards" / f"{name}-{n:05d}.npy") for n in numbers] for name in ARRAYS}
+        self.parts = {
+            name: [np.load(path / "shards" / f"{name}-{n:05d}.npy") for n in numbers]
+            for name in ARRAYS
+        }
 
     def __len__(self) -> int:
         return self.facts["rows"]

@@ -31,7 +31,9 @@ def ids(count: int, low: int = 0, high: int = 99) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def model(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def model(
+    s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """A champion with a running server."""
     name = f"echo-{uuid.uuid4().hex[:6]}"
     prefix = f"releases/{name}/ab/"
@@ -39,9 +41,15 @@ def model(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.Mon
     rows = ids(1000)
     record_reference(tmp_path, rows, [echo.Instance.model_validate(row) for row in rows])
     s3.put(f"{prefix}reference.json", (tmp_path / "reference.json").read_bytes())
-    version = tracking.register(name, prefix, "s3://b/x/", sha256, tracking.start_run("drifting", name), {}).version
-    s3.put(f"{prefix}release.json", s3.get(f"{prefix}release.json").replace(b'"7"', json.dumps(version).encode()))
+    version = tracking.register(
+        name, prefix, "s3://b/x/", sha256, tracking.start_run("drifting", name), {}
+    ).version
+    s3.put(
+        f"{prefix}release.json",
+        s3.get(f"{prefix}release.json").replace(b'"7"', json.dumps(version).encode()),
+    )
     promotion.promote(s3, name, version, "", f"{name}-1")
+
     with Running(f"--model={prefix}") as server:
         server.until_ready()
         host, port = server.url.removeprefix("http://").split(":")
@@ -53,11 +61,18 @@ def model(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def check_drift(model: Any, workflow: str = "", **inputs: Any) -> drift.Outputs:
     workflow = workflow or f"w-{uuid.uuid4().hex[:8]}"
-    settings: dict[str, Any] = {"model": model.name, "workflow": workflow, "experiment": "drifting", "minimum": 200}
+    settings: dict[str, Any] = {
+        "model": model.name,
+        "workflow": workflow,
+        "experiment": "drifting",
+        "minimum": 200,
+    }
     return drift.run(drift.Inputs(**settings | inputs))
 
 
-def test_drift_is_reported_with_figures_and_similar_data_is_steady(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_is_reported_with_figures_and_similar_data_is_steady(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model.server.predict(*ids(300))
     first = check_drift(model)
     assert first.verdict == "steady", first.reason
@@ -65,22 +80,37 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(model: Any, m
     assert check_drift(model).verdict == "few"
     model.server.predict(*ids(270, 100, 199))
     workflow = f"w-{uuid.uuid4().hex[:8]}"
-    second, again = check_drift(model, workflow), check_drift(model, workflow)
+    second = check_drift(model, workflow)
+    again = check_drift(model, workflow)
     assert second.verdict == "drift" and "300 instances" in second.reason, (
         "the instances of the previous check count too"
     )
-    assert "score id (PSI " in second.reason and "feature id (PSI " in second.reason and "sleep" not in second.reason
+
+    assert (
+        "score id (PSI " in second.reason
+        and "feature id (PSI " in second.reason
+        and "sleep" not in second.reason
+    )
+
     assert again.reason == second.reason, "a repeated step starts from the same point"
     assert "evaluation/psi.png" in tracking.artifacts(second.run_id, "evaluation")
     assert check_drift(model).verdict == "few", "no instance is evaluated twice"
+
     with hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
-        inputs: dict[str, Any] = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
+        inputs: dict[str, Any] = {
+            "experiment": "drifting",
+            "workflow": workflow,
+            "status": "Succeeded",
+        }
         assert notify.run(notify.Inputs(format="json", **inputs)).event == "drift"
+
     assert server.received[0]["reason"] == second.reason
 
 
-def test_replayed_rows_and_requests_before_the_promotion_do_not_count(model: Any, s3: Store) -> None:
+def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
+    model: Any, s3: Store
+) -> None:
     about = model.server.client.get("/v1/models/echo").json()
     client = ModelClient(model.server.url, "echo", about["sha256"], deadline=math.inf)
     client.predict({"instances": ids(300, 100, 199)})
@@ -95,10 +125,14 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(model: Any
 def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> None:
     model.server.predict(*ids(300, 100, 199))
     inputs = {"retrain": True, "min_days_between": 7, "workflow": f"w-{uuid.uuid4().hex[:8]}"}
-    assert [check_drift(model, **inputs).again for _ in range(2)] == [True, True], "a repeated step decides the same"
+    assert [check_drift(model, **inputs).again for _ in range(2)] == [True, True], (
+        "a repeated step decides the same"
+    )
     model.server.predict(*ids(300, 100, 199))
     later = check_drift(model, **inputs | {"workflow": ""})
-    assert not later.again and "drift.min_days_between allows a training in 7.0 days" in later.reason
+    assert (
+        not later.again and "drift.min_days_between allows a training in 7.0 days" in later.reason
+    )
     model.server.predict(*ids(300, 100, 199))
     assert check_drift(model, retrain=True, min_days_between=0).again
 

@@ -26,7 +26,8 @@ class Weeks:
 
     def __init__(self, folder: Path) -> None:
         self.name = f"bills_{uuid4().hex[:6]}"  # each test imports its own module
-        self.module, self.source = folder / f"{self.name}.py", folder / "bills.txt"
+        self.module = folder / f"{self.name}.py"
+        self.source = folder / "bills.txt"
         self.module.write_text(workload("", PREPARE))
 
     def run(self, day: str, status: str = "FINISHED", more: Any = None, **config: Any) -> Any:
@@ -35,10 +36,21 @@ class Weeks:
         values = {"config_hash": json.dumps(config), "manifest_hash": "1", "git_sha": "abc"}
         parameters = [{"name": name, "value": value} for name, value in values.items()]
         workflow = f"{self.name}-{day}-{uuid4().hex[:4]}"
-        inputs = {"workload": self.name, "data": data, "workflow": workflow, "experiment": self.name}
-        inputs |= {"config": config, "manifest": pack(json.dumps({"spec": {"arguments": {"parameters": parameters}}}))}
-        outputs = prepare.run(prepare.Inputs(**inputs | {"scheduled": day, "skip": True} | (more or {})))
+
+        inputs = {
+            "workload": self.name,
+            "data": data,
+            "workflow": workflow,
+            "experiment": self.name,
+            "config": config,
+            "manifest": pack(json.dumps({"spec": {"arguments": {"parameters": parameters}}})),
+        }
+
+        outputs = prepare.run(
+            prepare.Inputs(**inputs | {"scheduled": day, "skip": True} | (more or {}))
+        )
         tracking.finish(outputs.run_id, status)
+
         return outputs
 
 
@@ -54,20 +66,27 @@ def weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow_server: str) -
 def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) -> None:
     first = weeks.run("2024-04-15")
     assert first.unchanged == ""
+
     for day in ("2024-04-22", "2024-04-29"):
         week = weeks.run(day)
         assert "does not contain rows after 2024-04-09T00:00:00+00:00" in week.unchanged
         assert week.unchanged.endswith(": this run trains nothing.")
         tags = tracking.tags_of(week.run_id)
         assert (tags["verdict"], tags["reason"]) == ("same", week.unchanged)
-        assert "the run for 2024-04-15 had 1,000." in week.warnings[0], "compared with the last training"
+        assert "the run for 2024-04-15 had 1,000." in week.warnings[0], (
+            "compared with the last training"
+        )
+
     with weeks.source.open("a") as rows:
         rows.write("2024-05-02 300\n")
+
     newer = weeks.run("2024-05-06")
     assert newer.unchanged == "" and "verdict" not in tracking.tags_of(newer.run_id)
 
 
-@pytest.mark.parametrize("time", ["x", "", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-01:00", "2024-04-15", "1"])
+@pytest.mark.parametrize(
+    "time", ["x", "", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-01:00", "2024-04-15", "1"]
+)
 @pytest.mark.parametrize("tag", ["data.newest", "data.window_until", "rekindle.scheduled"])
 def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, time: str) -> None:
     first = weeks.run("2024-04-15")
@@ -78,8 +97,12 @@ def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, tim
 def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -> None:
     weeks.run("2024-04-15")
     changed = weeks.run("2024-04-22", train={"seed": 2})
-    assert changed.unchanged == "" and "train.seed changed: this run trains." in changed.warnings[-1]
-    assert weeks.run("2024-04-29", train={"seed": 2}).unchanged, "the changed config was that of the last run"
+    assert (
+        changed.unchanged == "" and "train.seed changed: this run trains." in changed.warnings[-1]
+    )
+    assert weeks.run("2024-04-29", train={"seed": 2}).unchanged, (
+        "the changed config was that of the last run"
+    )
     weeks.module.write_text(workload("", PREPARE) + "# a comment\n")
     from rekindle.cache import code
 
@@ -96,9 +119,15 @@ def test_only_successful_scheduled_runs_for_earlier_times_count(weeks: Weeks) ->
     assert weeks.run("2024-05-06").unchanged == "", "the run for 04-29 was killed"
     assert weeks.run("2024-05-06").unchanged == "", "another run for this time"
     assert weeks.run("2024-05-13").unchanged
-    assert weeks.run("2024-05-20", more={"backfill": "true"}).unchanged == "", "a past week is always trained"
-    assert weeks.run("2024-05-20", more={"scheduled": "", "created": "2024-05-20"}).unchanged == "", "by hand"
-    assert weeks.run("2024-05-20", more={"skip": False}).unchanged == "", "this pipeline always trains"
+    assert weeks.run("2024-05-20", more={"backfill": "true"}).unchanged == "", (
+        "a past week is always trained"
+    )
+    assert (
+        weeks.run("2024-05-20", more={"scheduled": "", "created": "2024-05-20"}).unchanged == ""
+    ), "by hand"
+    assert weeks.run("2024-05-20", more={"skip": False}).unchanged == "", (
+        "this pipeline always trains"
+    )
 
 
 def test_a_window_below_the_minimum_share_is_an_error_but_not_in_a_past_week(weeks: Weeks) -> None:
@@ -107,7 +136,9 @@ def test_a_window_below_the_minimum_share_is_an_error_but_not_in_a_past_week(wee
     weeks.source.write_text("2024-04-09 750\n")
     assert weeks.run("2024-04-22", data=data).unchanged
     weeks.source.write_text("2024-04-09 650\n")
-    message = r"data.minimum_share \(0.7\) .* this run has 650 rows; the run for 2024-04-15 had 1,000"
+    message = (
+        r"data.minimum_share \(0.7\) .* this run has 650 rows; the run for 2024-04-15 had 1,000"
+    )
     with pytest.raises(DataError, match=message):
         weeks.run("2024-04-29", data=data)
     assert weeks.run("2024-04-29", data=data, more={"backfill": "true"}).rows == 650
@@ -115,7 +146,9 @@ def test_a_window_below_the_minimum_share_is_an_error_but_not_in_a_past_week(wee
 
 
 def test_a_scheduled_run_takes_no_dataset_from_the_cache() -> None:
-    inputs = prepare.Inputs(workload="x", data={"source": "y"}, workflow="z", scheduled="2024-04-15", skip=True)
+    inputs = prepare.Inputs(
+        workload="x", data={"source": "y"}, workflow="z", scheduled="2024-04-15", skip=True
+    )
     assert "compares its data" in prepare.REUSE.not_reused_if(inputs)
     for other in ({"scheduled": ""}, {"skip": False}, {"backfill": "true"}):
         assert prepare.REUSE.not_reused_if(inputs.model_copy(update=other)) == ""
@@ -126,7 +159,11 @@ def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> N
 
     for day in ("2024-05-06", "2024-04-15", "2024-04-29"):
         weeks.run(day)
-    for day, expected in (("2024-05-06", "2024-04-29"), ("2024-04-20", "2024-04-15"), ("2024-04-15", None)):
+    for day, expected in (
+        ("2024-05-06", "2024-04-29"),
+        ("2024-04-20", "2024-04-15"),
+        ("2024-04-15", None),
+    ):
         time = datetime.fromisoformat(day).replace(tzinfo=UTC)
         last = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
         assert (last.tags[moving_window.SCHEDULED_TAG][:10] if last else None) == expected

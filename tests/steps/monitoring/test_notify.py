@@ -1,4 +1,5 @@
-"""A notification says how a workflow ended and links to its MLflow run; results that change nothing send none."""
+"""A notification says how a workflow ended and links to its MLflow run; results that change nothing
+send none."""
 
 import json
 import uuid
@@ -15,9 +16,13 @@ from steps.monitoring import notify
 from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status
 from tests.rekindle.hook import hook
 
-FAILED = json.dumps(json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}]))
+FAILED = json.dumps(
+    json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}])
+)
 RETRIED = "retryStrategy.expression evaluated to false"
-STOPPED = json.dumps([{"displayName": "train", "message": "workflow shutdown with strategy:  Stop"}])
+STOPPED = json.dumps(
+    [{"displayName": "train", "message": "workflow shutdown with strategy:  Stop"}]
+)
 
 
 def run_with(tags: dict[str, str]) -> tuple[str, str]:
@@ -28,7 +33,9 @@ def run_with(tags: dict[str, str]) -> tuple[str, str]:
     return name, run_id
 
 
-def notify_hook(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs, list[dict[str, Any]]]:
+def notify_hook(
+    monkeypatch: pytest.MonkeyPatch, **inputs: Any
+) -> tuple[notify.Outputs, list[dict[str, Any]]]:
     """Run the step; return its outputs and the messages that the webhook received."""
     with hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
@@ -54,12 +61,29 @@ def notify_hook(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.
         ),
         (
             {"verdict": "taken back", "reason": "version 4 with 5 % of the requests: it errs."},
-            *("Succeeded", "null", "rollback", " was rolled back.", "version 4 with 5 % of the requests: it errs."),
+            *(
+                "Succeeded",
+                "null",
+                "rollback",
+                " was rolled back.",
+                "version 4 with 5 % of the requests: it errs.",
+            ),
         ),
         (
-            {"small/verdict": "keep", "small/reason": "Worse.", "wide/verdict": "release", "wide/reason": "Better."}
+            {
+                "small/verdict": "keep",
+                "small/reason": "Worse.",
+                "wide/verdict": "release",
+                "wide/reason": "Better.",
+            }
             | {"rekindle.promoted": "cards 8"},
-            *("Succeeded", "null", "release", " released version 8 of cards.", "small/Worse.\nwide/Better."),
+            *(
+                "Succeeded",
+                "null",
+                "release",
+                " released version 8 of cards.",
+                "small/Worse.\nwide/Better.",
+            ),
         ),
     ],
 )
@@ -75,11 +99,16 @@ def test_a_notification_has_the_reason_and_a_working_link(
 ) -> None:
     name, run_id = run_with(tags)
     outside = "https://mlflow.example.com/"
-    outputs, [message] = notify_hook(monkeypatch, workflow=name, status=status, failures=failures, mlflow_url=outside)
+    outputs, [message] = notify_hook(
+        monkeypatch, workflow=name, status=status, failures=failures, mlflow_url=outside
+    )
     assert outputs == notify.Outputs(event=event, sent=True)
     assert (message["event"], message["text"]) == (event, f"{name}{text}")
     assert sorted(message["reason"].split("\n")) == sorted(reason.split("\n"))
-    assert message["link"].startswith("https://mlflow.example.com/#/experiments/") and run_id in message["link"]
+    assert (
+        message["link"].startswith("https://mlflow.example.com/#/experiments/")
+        and run_id in message["link"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +120,11 @@ def test_a_notification_has_the_reason_and_a_working_link(
     ],
 )
 def test_a_stopped_or_unchanged_run_sends_no_notification(
-    mlflow_server: str, monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], status: str, failures: str
+    mlflow_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tags: dict[str, str],
+    status: str,
+    failures: str,
 ) -> None:
     name, _ = run_with(tags)
     outputs, messages = notify_hook(monkeypatch, workflow=name, status=status, failures=failures)
@@ -102,32 +135,69 @@ def test_a_failure_is_sent_even_if_mlflow_is_down(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv(RETRIES, "0")
     outputs, [message] = notify_hook(monkeypatch, workflow="w", status="Failed", failures=FAILED)
-    assert outputs.sent and (message["reason"], message["link"]) == ("train: Error (exit code 65): no data", "")
+    assert outputs.sent and (message["reason"], message["link"]) == (
+        "train: Error (exit code 65): no data",
+        "",
+    )
 
 
-def test_a_failed_step_has_the_error_of_its_process_not_of_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes as Argo lists them: the DAG, the node that counts the attempts, the attempts, and a step that succeeded
-    after an attempt had failed."""
+def test_a_failed_step_has_the_error_of_its_process_not_of_its_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nodes as Argo lists them: the DAG, the node that counts the attempts, the attempts, and a
+    step that succeeded after an attempt had failed."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv(RETRIES, "0")
+
     nodes = [
         {"displayName": "w", "message": "", "templateName": "main", "phase": "Failed"},
         {"displayName": "train", "message": RETRIED, "templateName": "train", "phase": "Failed"},
-        {"displayName": "train(1)", "message": "Error (exit code 65): no data", "templateName": "train"},
-        {"displayName": "train(0)", "message": "pod deleted", "templateName": "train", "phase": "Error"},
-        {"displayName": "prepare(0)", "message": "evicted", "templateName": "prepare", "phase": "Failed"},
-        {"displayName": "ship", "message": "child 'w-123' failed", "templateName": "ship", "phase": "Failed"},
+        {
+            "displayName": "train(1)",
+            "message": "Error (exit code 65): no data",
+            "templateName": "train",
+        },
+        {
+            "displayName": "train(0)",
+            "message": "pod deleted",
+            "templateName": "train",
+            "phase": "Error",
+        },
+        {
+            "displayName": "prepare(0)",
+            "message": "evicted",
+            "templateName": "prepare",
+            "phase": "Failed",
+        },
+        {
+            "displayName": "ship",
+            "message": "child 'w-123' failed",
+            "templateName": "ship",
+            "phase": "Failed",
+        },
     ]
-    _, [message] = notify_hook(monkeypatch, workflow="w", status="Failed", failures=json.dumps(json.dumps(nodes)))
+
+    _, [message] = notify_hook(
+        monkeypatch, workflow="w", status="Failed", failures=json.dumps(json.dumps(nodes))
+    )
     assert message["reason"] == "train: Error (exit code 65): no data"
 
 
-def test_an_unreachable_webhook_is_a_warning_of_the_step(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_webhook_is_a_warning_of_the_step(
+    mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, _ = run_with({})
     monkeypatch.setenv("NOTIFY_URL", "http://127.0.0.1:9/x")
+
     inputs = notify.Inputs(
-        format="slack", experiment="notifications", workflow=name, status="Failed", failures=FAILED, attempts=1
+        format="slack",
+        experiment="notifications",
+        workflow=name,
+        status="Failed",
+        failures=FAILED,
+        attempts=1,
     )
+
     outputs = notify.run(inputs)
     assert (outputs.event, outputs.sent) == ("failure", False)
     (warning,) = outputs.warnings
@@ -138,8 +208,11 @@ def test_an_unreachable_webhook_is_a_warning_of_the_step(mlflow_server: str, mon
 
 
 def test_the_run_shows_a_notification_that_was_not_sent() -> None:
-    """The output `warnings` of the step is part of the manifest, so that the outcome of a run has it."""
-    manifest = render_manifest(load_config("configs/demo.yaml", ["notify.format=slack"], environment={}).config)
+    """The output `warnings` of the step is part of the manifest, so that the outcome of a run has
+    it."""
+    manifest = render_manifest(
+        load_config("configs/demo.yaml", ["notify.format=slack"], environment={}).config
+    )
     (template,) = [item for item in manifest["spec"]["templates"] if item["name"] == "notify"]
     assert "warnings" in [item["name"] for item in template["outputs"]["parameters"]]
     outputs: dict[str, Any] = {
@@ -147,5 +220,9 @@ def test_the_run_shows_a_notification_that_was_not_sent() -> None:
     }
     ended = status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
     assert summary.as_json(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
-    failed = status(ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed")
-    assert "warning notification not sent: x" in summary.failure(WORKFLOW, failed, "", None, "resume")
+    failed = status(
+        ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed"
+    )
+    assert "warning notification not sent: x" in summary.failure(
+        WORKFLOW, failed, "", None, "resume"
+    )

@@ -2,15 +2,16 @@
 
     python -m rekindle.local.services.s3 --root .rekindle/s3 --port 9000 --bucket rekindle
 
-No installable server both honours conditions and keeps files: moto holds everything in memory, rclone, s3rver and
-localbucket accept a conditional write that must fail, ministack answers 200 after a failed disk write. This server
-supports the requests of boto3, polars and MLflow (path style): objects, ranges, conditions, checksums, aws-chunked
-bodies, multipart, ListObjectsV2; it answers all other requests with 501, and so it does for headers that would change
-the meaning of a request. Clients sign (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's
-environment.
+No installable server both honours conditions and keeps files: moto holds everything in memory,
+rclone, s3rver and localbucket accept a conditional write that must fail, ministack answers 200
+after a failed disk write. This server supports the requests of boto3, polars and MLflow (path
+style): objects, ranges, conditions, checksums, aws-chunked bodies, multipart, ListObjectsV2; it
+answers all other requests with 501, and so it does for headers that would change the meaning of a
+request. Clients sign (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the
+server's environment.
 
-handler.py maps requests to the operations of objects.py and multipart.py; values.py parses the values of requests;
-files.py and uploads.py are the storage.
+handler.py maps requests to the operations of objects.py and multipart.py; values.py parses the
+values of requests; files.py and uploads.py are the storage.
 """
 
 import argparse
@@ -29,28 +30,47 @@ from rekindle.local.services.s3.values import check_bucket
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.s3", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m rekindle.local.services.s3", description=__doc__
+    )
     parser.add_argument("--root", type=Path, required=True, help="directory of the objects")
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free port)")
-    parser.add_argument("--fd", type=int, help="descriptor of a listening socket to use instead of --port")
-    parser.add_argument("--bucket", action="append", default=[], help="bucket to create if it does not exist")
-    parser.add_argument("--record", type=Path, help="exit when this JSON file is missing or has another pid")
+    parser.add_argument(
+        "--port", type=int, default=0, help="port on 127.0.0.1 (default: a free port)"
+    )
+    parser.add_argument(
+        "--fd", type=int, help="descriptor of a listening socket to use instead of --port"
+    )
+    parser.add_argument(
+        "--bucket", action="append", default=[], help="bucket to create if it does not exist"
+    )
+    parser.add_argument(
+        "--record", type=Path, help="exit when this JSON file is missing or has another pid"
+    )
     args = parser.parse_args()
-    access_key, secret_key = (os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+
+    access_key, secret_key = (
+        os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+    )
     if not (access_key and secret_key):
         raise SystemExit(
-            "AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY is not set: clients must sign with them. Set both."
+            "AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY is not set: clients must sign with them."
+            " Set both."
         )
-    listening_socket = (
-        socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
-    )
+
+    if args.fd is not None:
+        listening_socket = socket.socket(fileno=args.fd)
+    else:
+        listening_socket = socket.create_server(("127.0.0.1", args.port))
+
     listening_socket.listen(4096)
     if args.record:
         end_unless_recorded(args.record)
+
     files = Files(args.root.resolve())
     for bucket in args.bucket:
         check_bucket(bucket)
         files.create(bucket)
+
     print(f"http://127.0.0.1:{listening_socket.getsockname()[1]}", flush=True)
     thread_data = threading.local()
 
@@ -59,7 +79,9 @@ def main() -> None:
             thread_data.buffer = memoryview(
                 mmap.mmap(-1, BLOCK_BYTES)
             )  # memory is allocated only when it is written to
-        return not Handler(connection, head, (access_key, secret_key), thread_data.buffer, files).close_connection
+        return not Handler(
+            connection, head, (access_key, secret_key), thread_data.buffer, files
+        ).close_connection
 
     Connections(listening_socket, answer).serve_forever()
 

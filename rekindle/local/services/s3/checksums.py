@@ -35,33 +35,55 @@ class Crc32:
         return self.value.to_bytes(4, "big")
 
 
-CHECKSUMS: dict[str, Callable[[], Hash]] = {"crc32": Crc32, "sha256": hashlib.sha256, "sha1": hashlib.sha1}
+CHECKSUMS: dict[str, Callable[[], Hash]] = {
+    "crc32": Crc32,
+    "sha256": hashlib.sha256,
+    "sha1": hashlib.sha1,
+}
 
 
 class Checksums:
     """The hashes of a body, and the claims of its request."""
 
     def __init__(self, headers: dict[str, str]) -> None:
-        """`headers`: of the request, by lower-case name; trailing headers are added while the body is read."""
+        """`headers`: of the request, by lower-case name; trailing headers are added while the body
+        is read."""
         self.headers = headers
+
         self.names = checksum_names(headers)
         if len(set(self.names)) > 1:
-            message = "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
+            message = (
+                "Expecting a single x-amz-checksum- header. Multiple checksum Types are not"
+                " allowed."
+            )
             raise S3Error(400, "InvalidRequest", message)
+
         if ALGORITHM in headers and not self.names:
             message = (
-                f"{ALGORITHM} specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers were found."
+                f"{ALGORITHM} specified, but no corresponding x-amz-checksum-* or x-amz-trailer"
+                " headers were found."
             )
             raise S3Error(400, "InvalidRequest", message)
 
         self._md5 = hashlib.md5(usedforsecurity=False)
-        self.hashes: dict[str, Hash] = {name: CHECKSUMS[name.removeprefix(PREFIX)]() for name in self.names}
+        self.hashes: dict[str, Hash] = {
+            name: CHECKSUMS[name.removeprefix(PREFIX)]() for name in self.names
+        }
+
         self.hashes["content-md5"] = self._md5
 
         for name, value in self.hashes.items():
             if name in headers and parse_base64(headers[name], len(value.digest())) is None:
-                code = "InvalidDigest" if name == "content-md5" else "InvalidRequest"
-                raise S3Error(400, code, f"Value for {name} header is invalid: it must be the checksum in base64.")
+                if name == "content-md5":
+                    code = "InvalidDigest"
+                else:
+                    code = "InvalidRequest"
+
+                raise S3Error(
+                    400,
+                    code,
+                    f"Value for {name} header is invalid: it must be the checksum in base64.",
+                )
 
     @property
     def is_claimed(self) -> bool:
@@ -77,6 +99,7 @@ class Checksums:
         for name, value in self.hashes.items():
             if name == "content-md5" and name not in self.headers:
                 continue
+
             digest = base64.b64encode(value.digest()).decode()
             claim = self.headers.get(name, "")
             if claim != digest:
@@ -85,7 +108,9 @@ class Checksums:
 
         length = self.headers.get(DECODED_LENGTH)
         if length is not None and parse_integer(DECODED_LENGTH, length, 10**18) != size:
-            raise S3Error(400, "IncompleteBody", f"received {size} bytes, but {DECODED_LENGTH} is {length}.")
+            raise S3Error(
+                400, "IncompleteBody", f"received {size} bytes, but {DECODED_LENGTH} is {length}."
+            )
 
     def stored_headers(self) -> dict[str, str]:
         """Return the headers that are stored with the object."""
@@ -96,7 +121,9 @@ def hash_of_algorithm(name: str) -> tuple[str, Hash]:
     """Return the header and the hash of a checksum that a request asks for, such as SHA256."""
     if name.lower() not in CHECKSUMS:
         raise S3Error(
-            501, "NotImplemented", f"the checksum {name[:40]!r} is not supported: use {', '.join(CHECKSUMS)}."
+            501,
+            "NotImplemented",
+            f"the checksum {name[:40]!r} is not supported: use {', '.join(CHECKSUMS)}.",
         )
     return PREFIX + name.lower(), CHECKSUMS[name.lower()]()
 
@@ -107,5 +134,7 @@ def checksum_names(headers: dict[str, str]) -> list[str]:
     names = [name for name in all_names if name.startswith(PREFIX) and name not in NOT_CHECKSUMS]
     for name in names:
         if name.removeprefix(PREFIX) not in CHECKSUMS:
-            raise S3Error(501, "NotImplemented", f"{name} is not supported: use {', '.join(CHECKSUMS)}.")
+            raise S3Error(
+                501, "NotImplemented", f"{name} is not supported: use {', '.join(CHECKSUMS)}."
+            )
     return names

@@ -1,4 +1,5 @@
-"""Conditions of S3 requests. Source: AWS, Add preconditions to S3 operations with conditional requests; RFC 9110."""
+"""Conditions of S3 requests. Source: AWS, Add preconditions to S3 operations with conditional
+requests; RFC 9110."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,28 +16,48 @@ def check_read(headers: Mapping[str, str], meta: Meta) -> None:
     failed_status = _failed_status(headers, "", meta)
     if failed_status:
         raise S3Error(
-            failed_status, "PreconditionFailed", "the object does not satisfy the conditions.", validators(meta)
+            failed_status,
+            "PreconditionFailed",
+            "the object does not satisfy the conditions.",
+            validators(meta),
         )
 
 
 def check_copy_source(headers: Mapping[str, str], meta: Meta) -> None:
     """Raise S3Error unless the source of a copy satisfies the conditions of CopyObject."""
     if _failed_status(headers, COPY_PREFIX, meta):
-        raise S3Error(412, "PreconditionFailed", "the source does not satisfy the conditions x-amz-copy-source-if-….")
+        raise S3Error(
+            412,
+            "PreconditionFailed",
+            "the source does not satisfy the conditions x-amz-copy-source-if-….",
+        )
 
 
 def check_write(headers: Mapping[str, str], current: Meta | None) -> None:
-    """Raise S3Error unless the current object satisfies the conditions of a request that writes or deletes it."""
-    match, none_match = headers.get("if-match"), headers.get("if-none-match")
+    """Raise S3Error unless the current object satisfies the conditions of a request that writes or
+    deletes it."""
+    match = headers.get("if-match")
+
+    none_match = headers.get("if-none-match")
     if none_match not in (None, "*"):
-        raise S3Error(501, "NotImplemented", f"If-None-Match is {none_match[:80]!r}: a write can only have *.")
+        raise S3Error(
+            501, "NotImplemented", f"If-None-Match is {none_match[:80]!r}: a write can only have *."
+        )
+
     if none_match and current:
         raise S3Error(412, "PreconditionFailed", "If-None-Match is *, but the object exists.")
 
     if match and not current:
-        raise S3Error(404, "NoSuchKey", f"If-Match is {match[:80]!r}, but the object does not exist.")
+        raise S3Error(
+            404, "NoSuchKey", f"If-Match is {match[:80]!r}, but the object does not exist."
+        )
+
     if match and current and not _contains(match, current):
-        raise S3Error(412, "PreconditionFailed", f'If-Match is {match[:80]!r}, the ETag is "{current["etag"]}".')
+        raise S3Error(
+            412,
+            "PreconditionFailed",
+            f'If-Match is {match[:80]!r}, the ETag is "{current["etag"]}".',
+        )
 
 
 def applies_to_range(headers: Mapping[str, str], meta: Meta) -> bool:
@@ -70,6 +91,7 @@ def _failed_status(headers: Mapping[str, str], prefix: str, meta: Meta) -> int:
             return 304
     elif modified_since and modified <= modified_since:
         return 304
+
     return 0
 
 

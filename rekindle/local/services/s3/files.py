@@ -1,8 +1,9 @@
 """Objects as files: the storage of `rekindle.local.services.s3`.
 
-An object's file (format.py) is written under a temporary name and renamed, so it is complete or absent after
-`kill -9` of any process. Files are not synced: a power cut may lose the last seconds. The listing is kept in memory
-and read from the files at start. One process owns a root (flock), so check-and-rename is atomic.
+An object's file (format.py) is written under a temporary name and renamed, so it is complete or
+absent after `kill -9` of any process. Files are not synced: a power cut may lose the last seconds.
+The listing is kept in memory and read from the files at start. One process owns a root (flock), so
+check-and-rename is atomic.
 """
 
 import bisect
@@ -46,7 +47,8 @@ START = Position("")
 
 @dataclass
 class Page:
-    """Part of a listing: metadata of objects, common prefixes, and the position of the next page."""
+    """Part of a listing: metadata of objects, common prefixes, and the position of the next
+    page."""
 
     entries: list[Meta]
     common_prefixes: list[str]
@@ -59,23 +61,30 @@ class Files:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.buckets = root / "buckets"
+
         self.temporary = root / "tmp"
         for folder in (self.buckets, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
+
         self.lock_file = open(root / "lock", "w")  # noqa: SIM115 - this process holds the lock until it ends
         try:
             fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SystemExit(
-                f"{root} is in use by another S3 endpoint: only one endpoint may use it. Stop the other endpoint."
+                f"{root} is in use by another S3 endpoint: only one endpoint may use it. Stop the"
+                " other endpoint."
             ) from error
+
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, Meta]] = {}
         self.keys: dict[str, list[str]] = {}
+
         self.uploads = Uploads(root / "uploads", self.write)
-        # entries of other kinds, such as links, are ignored: another program created them (when it copied the home)
+        # entries of other kinds, such as links, are ignored: another program created them (when it
+        # copied the home)
         for leftover in entries(self.temporary, folders=False):
             leftover.unlink()
+
         for bucket in entries(self.buckets):
             metas = (_object_in(file) for file in entries(bucket, folders=False))
             self.index[bucket.name] = {meta["key"]: meta for meta in metas if meta}
@@ -89,18 +98,27 @@ class Files:
             self.keys.setdefault(bucket, [])
 
     def write(self, blocks: Iterator[Any], finish: Callable[[int], Content]) -> Path:
-        """Write a temporary file with the blocks, and then the metadata that `finish(size)` returns."""
+        """Write a temporary file with the blocks, and then the metadata that `finish(size)`
+        returns."""
         path = self.temporary / uuid.uuid4().hex
+
         try:
             with open(path, "xb") as file:
                 size = 0
                 for block in blocks:
                     size += len(block)
                     file.write(block)
+
                 meta = to_json({**finish(size), "size": size, "modified": time.time()}).encode()
                 if len(meta) > MAX_METADATA_BYTES - 4:
-                    raise S3Error(400, "MetadataTooLarge", "the headers that are stored with an object are too long.")
+                    raise S3Error(
+                        400,
+                        "MetadataTooLarge",
+                        "the headers that are stored with an object are too long.",
+                    )
+
                 file.write(meta + len(meta).to_bytes(4, "big"))
+
             return path
         except BaseException:
             path.unlink(missing_ok=True)
@@ -112,13 +130,17 @@ class Files:
             meta = read_meta(temporary)
             if not meta:
                 raise S3Error(500, "InternalError", f"{temporary} cannot be read back.")
+
             with self.lock:
                 keys, index = self._bucket(bucket)
                 check(index.get(key))
                 os.replace(temporary, self._path(bucket, key))
+
                 if key not in index:
                     bisect.insort(keys, key, key=str.encode)
+
                 index[key] = meta
+
             return meta
         finally:
             temporary.unlink(missing_ok=True)
@@ -150,9 +172,12 @@ class Files:
     def page(self, bucket: str, prefix: str, delimiter: str, after: Position, limit: int) -> Page:
         """Return up to `limit` keys and common prefixes after a position, in UTF-8 byte order."""
         page = Page([], [])
+
         with self.lock:
             keys, index = self._bucket(bucket)
-            i = max(bisect.bisect_left(keys, prefix.encode(), key=str.encode), _index_after(keys, after))
+            i = max(
+                bisect.bisect_left(keys, prefix.encode(), key=str.encode), _index_after(keys, after)
+            )
             while i < len(keys) and keys[i].startswith(prefix) and limit > 0:
                 if len(page.entries) + len(page.common_prefixes) == limit:
                     page.next_after = after
@@ -165,12 +190,16 @@ class Files:
                 else:
                     page.common_prefixes.append(keys[i][: end + len(delimiter)])
                     after = Position(page.common_prefixes[-1], is_prefix=True)
+
                 i = _index_after(keys, after)
+
         return page
 
     def _bucket(self, bucket: str) -> tuple[list[str], dict[str, Meta]]:
         if bucket not in self.index:
-            raise S3Error(404, "NoSuchBucket", f'The bucket "{bucket}" does not exist. Create it first.')
+            raise S3Error(
+                404, "NoSuchBucket", f'The bucket "{bucket}" does not exist. Create it first.'
+            )
         return self.keys[bucket], self.index[bucket]
 
     def _path(self, bucket: str, key: str) -> Path:
@@ -178,10 +207,13 @@ class Files:
 
 
 def _object_in(file: Path) -> Meta | None:
-    """Return the metadata of an object's file; None if the file is incomplete or has the name of another key."""
+    """Return the metadata of an object's file; None if the file is incomplete or has the name of
+    another key."""
     meta = read_meta(file)
     is_own_name = meta and file.name == file_name(meta["key"])
-    return meta if is_own_name else None
+    if is_own_name:
+        return meta
+    return None
 
 
 def _index_after(keys: list[str], position: Position) -> int:

@@ -1,7 +1,7 @@
 """The file of an object, and the errors of the embedded S3 endpoint.
 
-An object's file has its bytes, its metadata as JSON, and the length of that JSON. The file's name is the sha256 of the
-key, so every key is possible.
+An object's file has its bytes, its metadata as JSON, and the length of that JSON. The file's name
+is the sha256 of the key, so every key is possible.
 """
 
 import errno
@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypedDict
 
 BLOCK_BYTES = 1 << 20
-MAX_METADATA_BYTES = 16 << 10  # maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
+# maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
+MAX_METADATA_BYTES = 16 << 10
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class S3Error(Exception):
     """An error response: HTTP status, S3 code, message, additional headers."""
 
-    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, headers: dict[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
@@ -76,8 +79,12 @@ def _is_meta(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
 
-    has_content = isinstance(value.get("key"), str) and re.fullmatch(r"[0-9a-f]{32}(-\d+)?", str(value.get("etag")))
-    has_numbers = isinstance(value.get("size"), int) and isinstance(value.get("modified"), int | float)
+    has_content = isinstance(value.get("key"), str) and re.fullmatch(
+        r"[0-9a-f]{32}(-\d+)?", str(value.get("etag"))
+    )
+    has_numbers = isinstance(value.get("size"), int) and isinstance(
+        value.get("modified"), int | float
+    )
     return bool(has_content) and has_numbers and isinstance(value.get("headers"), dict)
 
 

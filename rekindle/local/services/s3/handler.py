@@ -1,4 +1,5 @@
-"""Maps a request to its operation, and refuses requests that the embedded S3 endpoint does not support."""
+"""Maps a request to its operation, and refuses requests that the embedded S3 endpoint does not
+support."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,14 +33,22 @@ class Handler(MultipartRequest):
     """Handles one request; ROUTES maps requests to methods."""
 
     def act(self) -> None:
-        self.fields = {name.lower(): ",".join(self.headers.get_all(name, [])) for name in self.headers}
+        self.fields = {
+            name.lower(): ",".join(self.headers.get_all(name, [])) for name in self.headers
+        }
         unsupported_headers = [name for name in self.fields if name.startswith(UNSUPPORTED_HEADERS)]
         if unsupported_headers:
-            raise S3Error(501, "NotImplemented", f"the header {unsupported_headers[0]} is not supported here.")
+            raise S3Error(
+                501, "NotImplemented", f"the header {unsupported_headers[0]} is not supported here."
+            )
+
         for name, values in SUPPORTED_VALUES.items():
             value = self.fields[name] if name in self.fields else values[0]
             if value not in values:
-                message = f"the value {value[:80]!r} of {name} is not supported here: use {' or '.join(values)}."
+                message = (
+                    f"the value {value[:80]!r} of {name} is not supported here: use"
+                    f" {' or '.join(values)}."
+                )
                 raise S3Error(501, "NotImplemented", message)
 
         self.find_route().action(self)
@@ -48,21 +57,30 @@ class Handler(MultipartRequest):
         """Return the route of the request. Raises S3Error for a request that is not supported."""
         kind = "object" if self.key else "bucket" if self.bucket else "service"
         subresource = next((name for name in SUBRESOURCES if name in self.query), "")
+
         route = ROUTES.get((self.command, kind, subresource))
         if not route:
-            raise S3Error(501, "NotImplemented", f"{self.command} {kind} {subresource} is not supported here.")
+            raise S3Error(
+                501, "NotImplemented", f"{self.command} {kind} {subresource} is not supported here."
+            )
 
         known_names = {subresource, *route.parameters, *SIGNATURE_PARAMETERS}
         for name in self.query:
-            if name not in known_names and not (route.has_overrides and name.startswith("response-")):
-                message = f"{self.command} {kind} with the parameter {name[:80]!r} is not supported here."
+            if name not in known_names and not (
+                route.has_overrides and name.startswith("response-")
+            ):
+                message = (
+                    f"{self.command} {kind} with the parameter {name[:80]!r} is not supported here."
+                )
                 raise S3Error(501, "NotImplemented", message)
+
         return route
 
 
 @dataclass(frozen=True)
 class Route:
-    """An operation. `parameters`: supported query parameters; `has_overrides`: response-* may set headers."""
+    """An operation. `parameters`: supported query parameters; `has_overrides`: response-* may set
+    headers."""
 
     action: Callable[[Handler], None]
     parameters: tuple[str, ...] = ()

@@ -17,7 +17,12 @@ class MultipartRequest(ObjectRequest):
     def create_upload(self) -> None:
         self.files.find(self.bucket, self.key)
         upload = self.files.uploads.start(self.bucket, self.key, self.attributes())
-        body = xml("InitiateMultipartUploadResult", Bucket=self.bucket, Key=printable(self.key), UploadId=upload.id)
+        body = xml(
+            "InitiateMultipartUploadResult",
+            Bucket=self.bucket,
+            Key=printable(self.key),
+            UploadId=upload.id,
+        )
         self.answer(200, body=body)
 
     def find_upload(self) -> Upload:
@@ -25,34 +30,54 @@ class MultipartRequest(ObjectRequest):
 
     def upload_part(self) -> None:
         if "x-amz-copy-source" in self.fields:
-            raise S3Error(501, "NotImplemented", "copying into a multipart upload is not supported.")
+            raise S3Error(
+                501, "NotImplemented", "copying into a multipart upload is not supported."
+            )
+
         number = parse_part_number(self.query.get("partNumber", ""))
         upload = self.find_upload()
 
         path = self.save()
+
         try:
             meta = read_meta(path)
             self.files.uploads.add(upload, number, path)
         finally:
             path.unlink(missing_ok=True)
+
         self.answer(200, {"ETag": f'"{meta["etag"]}"'} if meta else {})
 
     def complete_upload(self) -> None:
         upload = self.find_upload()
         if checksum_names(self.fields):
-            message = "a checksum of a complete multipart upload is not supported: send the checksums of its parts."
+            message = (
+                "a checksum of a complete multipart upload is not supported: send the checksums of"
+                " its parts."
+            )
             raise S3Error(501, "NotImplemented", message)
+
         request = self.read_xml("CompleteMultipartUpload", needs_checksum=False)
         parts = [_parse_part(element) for element in request if element.tag == "Part"]
         if not parts:
             raise S3Error(400, "MalformedXML", "the body must have at least one element <Part>.")
+
         declared_size = self.fields.get("x-amz-mp-object-size")
-        size = None if declared_size is None else parse_integer("x-amz-mp-object-size", declared_size, 10**18)
+        if declared_size is None:
+            size = None
+        else:
+            size = parse_integer("x-amz-mp-object-size", declared_size, 10**18)
 
         path = self.files.uploads.assemble(upload, parts, size)
         etag = self.files.commit(self.bucket, self.key, path, self.check_write)["etag"]
         self.files.uploads.remove(upload)
-        body = xml("CompleteMultipartUploadResult", Bucket=self.bucket, Key=printable(self.key), ETag=f'"{etag}"')
+
+        body = xml(
+            "CompleteMultipartUploadResult",
+            Bucket=self.bucket,
+            Key=printable(self.key),
+            ETag=f'"{etag}"',
+        )
+
         self.answer(200, body=body)
 
     def abort_upload(self) -> None:
@@ -61,9 +86,13 @@ class MultipartRequest(ObjectRequest):
 
     def list_uploads(self) -> None:
         self.files.find(self.bucket, "")
-        query, encode = self.query, self.encoding()
-        limit = min(MAX_ENTRIES, parse_integer("max-uploads", query.get("max-uploads") or str(MAX_ENTRIES)))
-        prefix, marker = query.get("prefix", ""), query.get("key-marker", "")
+        query = self.query
+        encode = self.encoding()
+        limit = min(
+            MAX_ENTRIES, parse_integer("max-uploads", query.get("max-uploads") or str(MAX_ENTRIES))
+        )
+        prefix = query.get("prefix", "")
+        marker = query.get("key-marker", "")
         # S3 ignores an upload-id-marker without a key-marker
         id_marker = query.get("upload-id-marker", "") if marker else ""
 
@@ -72,12 +101,21 @@ class MultipartRequest(ObjectRequest):
             for upload in self.files.uploads.of_bucket(self.bucket)
             if upload.key.startswith(prefix) and _is_after(upload, marker, id_marker)
         ]
+
         page = uploads[:limit]
         is_truncated = len(uploads) > len(page) > 0
+
         items = [
-            xml("Upload", Key=encode(upload.key), UploadId=upload.id, StorageClass="STANDARD",
-                Initiated=iso_time(upload.started)) for upload in page
-        ]  # fmt: skip
+            xml(
+                "Upload",
+                Key=encode(upload.key),
+                UploadId=upload.id,
+                StorageClass="STANDARD",
+                Initiated=iso_time(upload.started),
+            )
+            for upload in page
+        ]
+
         fields = {
             "Bucket": self.bucket,
             "KeyMarker": encode(marker),
@@ -86,25 +124,40 @@ class MultipartRequest(ObjectRequest):
             "MaxUploads": limit,
             "IsTruncated": format_boolean(is_truncated),
         }
+
         if is_truncated:
             fields["NextKeyMarker"] = encode(page[-1].key)
             fields["NextUploadIdMarker"] = page[-1].id
+
         if encode is quote:
             fields["EncodingType"] = "url"
+
         self.answer(200, body=xml("ListMultipartUploadsResult", *items, **fields))
 
     def list_parts(self) -> None:
         upload = self.find_upload()
-        limit = min(MAX_ENTRIES, parse_integer("max-parts", self.query.get("max-parts") or str(MAX_ENTRIES)))
+        limit = min(
+            MAX_ENTRIES, parse_integer("max-parts", self.query.get("max-parts") or str(MAX_ENTRIES))
+        )
         marker = parse_integer("part-number-marker", self.query.get("part-number-marker") or "0")
-        parts = [(number, meta) for number, meta in self.files.uploads.parts(upload) if number > marker]
+        parts = [
+            (number, meta) for number, meta in self.files.uploads.parts(upload) if number > marker
+        ]
 
         page = parts[:limit]
         is_truncated = len(parts) > len(page) > 0
+
         items = [
-            xml("Part", PartNumber=number, LastModified=iso_time(meta["modified"]), ETag=f'"{meta["etag"]}"',
-                Size=meta["size"]) for number, meta in page
-        ]  # fmt: skip
+            xml(
+                "Part",
+                PartNumber=number,
+                LastModified=iso_time(meta["modified"]),
+                ETag=f'"{meta["etag"]}"',
+                Size=meta["size"],
+            )
+            for number, meta in page
+        ]
+
         fields = {
             "Bucket": self.bucket,
             "Key": printable(self.key),
@@ -115,6 +168,7 @@ class MultipartRequest(ObjectRequest):
             "IsTruncated": format_boolean(is_truncated),
             "StorageClass": "STANDARD",
         }
+
         self.answer(200, body=xml("ListPartsResult", *items, **fields))
 
 

@@ -38,7 +38,13 @@ MAX_XML_BYTES = 8 << 20  # maximum size of an XML request body
 MAX_ENTRIES = 1000  # of a page of a listing, and of DeleteObjects
 MAX_USER_METADATA_BYTES = 2 << 10
 METADATA_PREFIX = "x-amz-meta-"
-STORED_HEADERS = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
+STORED_HEADERS = (
+    "content-type",
+    "cache-control",
+    "content-disposition",
+    "content-language",
+    "expires",
+)
 
 
 def iso_time(seconds: float) -> str:
@@ -46,27 +52,40 @@ def iso_time(seconds: float) -> str:
 
 
 def format_boolean(value: object) -> str:
-    return "true" if value else "false"
+    if value:
+        return "true"
+    return "false"
 
 
 class ObjectRequest(Request):
-    """A request with the operations on buckets and objects. `fields`: its headers by lower-case name."""
+    """A request with the operations on buckets and objects. `fields`: its headers by lower-case
+    name."""
 
     fields: dict[str, str]
 
     def attributes(self) -> dict[str, str]:
         """Return the request's headers that are stored with an object."""
-        metadata = {name: value for name, value in self.fields.items() if name.startswith(METADATA_PREFIX)}
-        size = sum(len(name) - len(METADATA_PREFIX) + len(value) for name, value in metadata.items())
+        metadata = {
+            name: value for name, value in self.fields.items() if name.startswith(METADATA_PREFIX)
+        }
+
+        size = sum(
+            len(name) - len(METADATA_PREFIX) + len(value) for name, value in metadata.items()
+        )
         if size > MAX_USER_METADATA_BYTES:
-            message = f"the metadata headers have {size} bytes: at most {MAX_USER_METADATA_BYTES} are allowed."
+            message = (
+                f"the metadata headers have {size} bytes: at most {MAX_USER_METADATA_BYTES} are"
+                " allowed."
+            )
             raise S3Error(400, "MetadataTooLarge", message)
 
         headers = {name: value for name, value in self.fields.items() if name in STORED_HEADERS}
         codings = [coding.strip() for coding in self.fields.get("content-encoding", "").split(",")]
+
         coding = ", ".join(coding for coding in codings if coding not in ("", "aws-chunked"))
         if coding:
             headers["content-encoding"] = coding
+
         return {**headers, **metadata}
 
     def save(self) -> Path:
@@ -84,12 +103,16 @@ class ObjectRequest(Request):
         return self.files.write(self.receive(checksums), finish)
 
     def read_xml(self, tag: str, needs_checksum: bool) -> ElementTree.Element:
-        """Read the request's body, an XML document with the root `tag`, and verify its checksums."""
+        """Read the request's body, an XML document with the root `tag`, and verify its
+        checksums."""
         if self.unread_bytes > MAX_XML_BYTES:
             raise S3Error(400, "MalformedXML", f"a body of {self.unread_bytes} bytes is too large.")
+
         checksums = Checksums({**self.fields})
         if needs_checksum and not checksums.is_claimed:
-            raise S3Error(400, "InvalidRequest", "Missing required header for this request: Content-MD5")
+            raise S3Error(
+                400, "InvalidRequest", "Missing required header for this request: Content-MD5"
+            )
 
         data = b"".join(bytes(block) for block in self.receive(checksums))
         checksums.verify(len(data))
@@ -99,11 +122,16 @@ class ObjectRequest(Request):
         headers: dict[str, Any] = {"content-type": "binary/octet-stream", **meta["headers"]}
         with_checksums = self.fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
         if not with_checksums or "range" in self.fields:
-            headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
+            headers = {
+                name: value
+                for name, value in headers.items()
+                if not name.startswith("x-amz-checksum-")
+            }
 
         for parameter, name in OVERRIDES.items():
             if parameter in self.query:
                 headers[name] = parse_header_value(parameter, self.query[parameter])
+
         return {**headers, **validators(meta), "Accept-Ranges": "bytes"}
 
     def check_write(self, current: Meta | None) -> None:
@@ -114,7 +142,9 @@ class ObjectRequest(Request):
         kind = self.query.get("encoding-type")
         if kind not in (None, "url"):
             raise S3Error(400, "InvalidArgument", "Invalid Encoding Method specified in Request")
-        return quote if kind else str
+        if kind:
+            return quote
+        return str
 
     def create_bucket(self) -> None:
         self.files.create(self.bucket)
@@ -132,10 +162,17 @@ class ObjectRequest(Request):
     def list_objects(self) -> None:
         query = self.query
         if query["list-type"] != "2":
-            raise S3Error(400, "InvalidArgument", f"list-type is {query['list-type'][:40]!r}: it must be 2.")
+            raise S3Error(
+                400, "InvalidArgument", f"list-type is {query['list-type'][:40]!r}: it must be 2."
+            )
+
         encode = self.encoding()
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        limit = min(MAX_ENTRIES, parse_integer("max-keys", query.get("max-keys") or str(MAX_ENTRIES)))
+        prefix = query.get("prefix", "")
+        delimiter = query.get("delimiter", "")
+        limit = min(
+            MAX_ENTRIES, parse_integer("max-keys", query.get("max-keys") or str(MAX_ENTRIES))
+        )
+
         if query.get("continuation-token"):
             after = parse_token(query["continuation-token"])
         else:
@@ -143,9 +180,17 @@ class ObjectRequest(Request):
 
         page = self.files.page(self.bucket, prefix, delimiter, after, limit)
         items = [
-            xml("Contents", Key=encode(meta["key"]), LastModified=iso_time(meta["modified"]),
-                ETag=f'"{meta["etag"]}"', Size=meta["size"], StorageClass="STANDARD") for meta in page.entries
-        ]  # fmt: skip
+            xml(
+                "Contents",
+                Key=encode(meta["key"]),
+                LastModified=iso_time(meta["modified"]),
+                ETag=f'"{meta["etag"]}"',
+                Size=meta["size"],
+                StorageClass="STANDARD",
+            )
+            for meta in page.entries
+        ]
+
         items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common_prefixes]
 
         fields = {
@@ -156,6 +201,7 @@ class ObjectRequest(Request):
             "KeyCount": len(items),
             "IsTruncated": format_boolean(page.next_after),
         }
+
         if page.next_after:
             fields["NextContinuationToken"] = format_token(page.next_after)
         if "continuation-token" in query:
@@ -164,11 +210,13 @@ class ObjectRequest(Request):
             fields["StartAfter"] = encode(query["start-after"])
         if encode is quote:
             fields["EncodingType"] = "url"
+
         self.answer(200, body=xml("ListBucketResult", *items, **fields))
 
     def delete_objects(self) -> None:
         self.files.find(self.bucket, "")
         request = self.read_xml("Delete", needs_checksum=True)
+
         objects = [children(element) for element in request if element.tag == "Object"]
         if not 1 <= len(objects) <= MAX_ENTRIES or not all(item.get("Key") for item in objects):
             message = f"the body must have 1 to {MAX_ENTRIES} elements <Object>, each with a <Key>."
@@ -176,24 +224,36 @@ class ObjectRequest(Request):
 
         is_quiet = (request.findtext("Quiet") or "").strip().lower() == "true"
         answers = []
+
         for item in objects:
             try:
                 self.delete_listed(item)
                 if not is_quiet:
                     answers.append(xml("Deleted", Key=item["Key"]))
             except S3Error as error:
-                answers.append(xml("Error", Key=item["Key"], Code=error.code, Message=printable(str(error))))
+                answers.append(
+                    xml("Error", Key=item["Key"], Code=error.code, Message=printable(str(error)))
+                )
+
         self.answer(200, body=xml("DeleteResult", *answers))
 
     def delete_listed(self, item: Mapping[str, str]) -> None:
         """Delete an object that DeleteObjects lists, with the conditions of its element."""
         key = item["Key"]
         check_key(key)
+
         if item.get("VersionId", "null") != "null":
-            raise S3Error(404, "NoSuchVersion", "the bucket does not keep versions: leave out VersionId.")
+            raise S3Error(
+                404, "NoSuchVersion", "the bucket does not keep versions: leave out VersionId."
+            )
+
         unsupported_names = item.keys() - {"Key", "VersionId", "ETag"}
         if unsupported_names:
-            raise S3Error(501, "NotImplemented", f"{min(unsupported_names)[:80]!r} of an object is not supported here.")
+            raise S3Error(
+                501,
+                "NotImplemented",
+                f"{min(unsupported_names)[:80]!r} of an object is not supported here.",
+            )
 
         conditions = {"if-match": item["ETag"]} if "ETag" in item else {}
         self.files.delete(self.bucket, key, lambda current: check_write(conditions, current))
@@ -209,34 +269,54 @@ class ObjectRequest(Request):
         bucket, key = parse_copy_source(self.fields["x-amz-copy-source"])
         directive = self.fields.get("x-amz-metadata-directive", "COPY")
         if directive not in ("COPY", "REPLACE"):
-            raise S3Error(400, "InvalidArgument", f"Unknown metadata directive: {directive[:40]!r}.")
+            raise S3Error(
+                400, "InvalidArgument", f"Unknown metadata directive: {directive[:40]!r}."
+            )
+
         if directive == "COPY" and (bucket, key) == (self.bucket, self.key):
-            message = "This copy request is illegal because it is trying to copy an object to itself without changes."
+            message = (
+                "This copy request is illegal because it is trying to copy an object to itself"
+                " without changes."
+            )
             raise S3Error(400, "InvalidRequest", message)
 
         self.files.find(self.bucket, self.key)
         file, source = self.files.open(bucket, key)
         with file:
             check_copy_source(self.fields, source)
-            headers = self.attributes() if directive == "REPLACE" else source["headers"]
+            if directive == "REPLACE":
+                headers = self.attributes()
+            else:
+                headers = source["headers"]
+
             path = self.files.write(*self.copied(file, source, headers))
+
         meta = self.files.commit(self.bucket, self.key, path, self.check_write)
         self.answer(
-            200, body=xml("CopyObjectResult", ETag=f'"{meta["etag"]}"', LastModified=iso_time(meta["modified"]))
+            200,
+            body=xml(
+                "CopyObjectResult",
+                ETag=f'"{meta["etag"]}"',
+                LastModified=iso_time(meta["modified"]),
+            ),
         )
 
     def copied(
         self, file: BinaryIO, source: Meta, headers: dict[str, str]
     ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
-        """Return the blocks of a copy, and the function that describes it with the checksum that the request names."""
+        """Return the blocks of a copy, and the function that describes it with the checksum that
+        the request names."""
         content: Content = {"key": self.key, "etag": source["etag"], "headers": headers}
         data = blocks([(file, source["size"])])
+
         algorithm = self.fields.get("x-amz-checksum-algorithm")
         if not algorithm:
             return data, lambda _: content
 
         name, value = hash_of_algorithm(algorithm)
-        kept_headers = {header: text for header, text in headers.items() if not header.startswith(PREFIX)}
+        kept_headers = {
+            header: text for header, text in headers.items() if not header.startswith(PREFIX)
+        }
 
         def hashed() -> Iterator[bytes]:
             for block in data:
@@ -255,13 +335,20 @@ class ObjectRequest(Request):
             check_read(self.fields, meta)
             headers = self.response_headers(meta)
             size = meta["size"]
-            status, start, end = 200, 0, size
+            status = 200
+            start = 0
+            end = size
 
-            span = parse_range(self.fields.get("range", ""), size) if applies_to_range(self.fields, meta) else None
+            if applies_to_range(self.fields, meta):
+                span = parse_range(self.fields.get("range", ""), size)
+            else:
+                span = None
+
             if span:
                 status = 206
                 start, end = span
                 headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+
             self.answer(status, headers, length=end - start)
             if self.command == "GET" and end > start:
                 self.connection.sendfile(file, start, end - start)

@@ -14,7 +14,12 @@ from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 
 from rekindle.local.services.s3.checksums import DECODED_LENGTH, Checksums, Hash
 from rekindle.local.services.s3.files import Files
-from rekindle.local.services.s3.format import BLOCK_BYTES, DISK_FULL_ERRORS, MAX_METADATA_BYTES, S3Error
+from rekindle.local.services.s3.format import (
+    BLOCK_BYTES,
+    DISK_FULL_ERRORS,
+    MAX_METADATA_BYTES,
+    S3Error,
+)
 from rekindle.local.services.s3.signatures import Signature, verify
 from rekindle.local.services.s3.values import parse_target
 
@@ -28,12 +33,15 @@ def xml(tag: str, *inner: str, **fields: Any) -> str:
 
     As in the answers of S3, a character that XML 1.0 does not allow is a reference such as &#x1;.
     """
-    children = "".join(f"<{name}>{_xml_text(str(value))}</{name}>" for name, value in fields.items())
+    children = "".join(
+        f"<{name}>{_xml_text(str(value))}</{name}>" for name, value in fields.items()
+    )
     return f"<{tag}>{children}{''.join(inner)}</{tag}>"
 
 
 def printable(text: str) -> str:
-    """Replace the characters that XML 1.0 does not allow, for texts that the client need not read back."""
+    """Replace the characters that XML 1.0 does not allow, for texts that the client need not read
+    back."""
     return INVALID_IN_XML.sub("\ufffd", text)
 
 
@@ -46,7 +54,8 @@ class Body(io.RawIOBase):
     """The body of a request: the next `size` bytes of a connection."""
 
     def __init__(self, connection: socket.socket, size: int) -> None:
-        self.connection, self.remaining = connection, size
+        self.connection = connection
+        self.remaining = size
 
     def readable(self) -> bool:
         return True
@@ -68,10 +77,18 @@ class Request(BaseHTTPRequestHandler):
     rbufsize = 0
 
     def __init__(
-        self, connection: socket.socket, head: bytes, keys: tuple[str, str], buffer: memoryview, files: Files
+        self,
+        connection: socket.socket,
+        head: bytes,
+        keys: tuple[str, str],
+        buffer: memoryview,
+        files: Files,
     ) -> None:
         """`keys`: access key and secret key. `buffer`: memory for the blocks of the body."""
-        self.head, self.keys, self.buffer, self.files = head, keys, buffer, files
+        self.head = head
+        self.keys = keys
+        self.buffer = buffer
+        self.files = files
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]
 
     def setup(self) -> None:
@@ -84,26 +101,39 @@ class Request(BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def handle_expect_100(self) -> bool:
-        return True  # `receive` sends the status 100: an invalid write is refused before its body is sent
+        # `receive` sends the status 100: an invalid write is refused before its body is sent
+        return True
 
     def log_message(self, format: str, *args: Any) -> None:
         return  # requests are not logged; `route` prints the server's own errors
 
     def route(self) -> None:
-        self.unread_bytes, self.expects_continue = 0, self.headers.get("expect", "").lower() == "100-continue"
+        self.unread_bytes, self.expects_continue = (
+            0,
+            self.headers.get("expect", "").lower() == "100-continue",
+        )
         self.bucket = self.key = ""
+
         try:
             self.unread_bytes = self.parse_length()
             self.body = (
-                io.BufferedReader(Body(self.connection, self.unread_bytes)) if self.unread_bytes else io.BytesIO()
+                io.BufferedReader(Body(self.connection, self.unread_bytes))
+                if self.unread_bytes
+                else io.BytesIO()
             )
             target = parse_target(self.path)
             self.signature = verify(self.command, target, self.headers, self.keys, time.time())
         except (S3Error, ValueError) as error:
             self.close_connection = True  # the body of an unauthenticated request is not read
             self.unread_bytes = 0
-            return self.fail(error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error)))
-        self.query, self.bucket, self.key = target.query, target.bucket, target.key
+            return self.fail(
+                error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error))
+            )
+
+        self.query = target.query
+        self.bucket = target.bucket
+        self.key = target.key
+
         try:
             self.act()
         except S3Error as error:
@@ -128,64 +158,122 @@ class Request(BaseHTTPRequestHandler):
 
     def parse_length(self) -> int:
         if self.headers.get("transfer-encoding"):
-            raise S3Error(411, "MissingContentLength", "Transfer-Encoding is not supported: send Content-Length.")
+            raise S3Error(
+                411,
+                "MissingContentLength",
+                "Transfer-Encoding is not supported: send Content-Length.",
+            )
+
         lengths = self.headers.get_all("content-length", ["0"])
         if len(lengths) > 1 or not re.fullmatch(r"[0-9]{1,16}", lengths[0]):
             raise S3Error(
-                400, "InvalidArgument", f"Content-Length is {', '.join(lengths)[:80]}: it must be one number."
+                400,
+                "InvalidArgument",
+                f"Content-Length is {', '.join(lengths)[:80]}: it must be one number.",
             )
+
         if int(lengths[0]) > MAX_BODY_BYTES:
-            raise S3Error(400, "EntityTooLarge", "an object or part has at most 5 GiB: upload it in parts.")
+            raise S3Error(
+                400, "EntityTooLarge", "an object or part has at most 5 GiB: upload it in parts."
+            )
+
         return int(lengths[0])
 
     def receive(self, checksums: Checksums) -> Iterator[memoryview]:
-        """Yield the decoded body in blocks; update the hashes, and add trailing headers to `checksums.headers`."""
+        """Yield the decoded body in blocks; update the hashes, and add trailing headers to
+        `checksums.headers`."""
         hashes = checksums.hashes
         if self.expects_continue:
             self.expects_continue = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
         payload = self.headers.get("x-amz-content-sha256", "")
         if not payload.startswith("STREAMING-"):
-            all_hashes = hashes | ({"x-amz-content-sha256": hashlib.sha256()} if len(payload) == 64 else {})
+            all_hashes = hashes | (
+                {"x-amz-content-sha256": hashlib.sha256()} if len(payload) == 64 else {}
+            )
             yield from self.read_blocks(self.unread_bytes, all_hashes)
             if len(payload) == 64 and all_hashes["x-amz-content-sha256"].digest().hex() != payload:
-                raise S3Error(400, "XAmzContentSHA256Mismatch", f"the received body's sha256 is not {payload}.")
+                raise S3Error(
+                    400,
+                    "XAmzContentSHA256Mismatch",
+                    f"the received body's sha256 is not {payload}.",
+                )
+
             return
-        signature = self.signature if payload.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD") else None
+
+        if payload.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
+            signature = self.signature
+        else:
+            signature = None
+
         if not signature and payload != "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
-            raise S3Error(501, "NotImplemented", f"x-amz-content-sha256 {payload} is not supported here.")
+            raise S3Error(
+                501, "NotImplemented", f"x-amz-content-sha256 {payload} is not supported here."
+            )
+
         if DECODED_LENGTH not in checksums.headers:
             raise S3Error(411, "MissingContentLength", f"{DECODED_LENGTH} is missing: send it.")
+
         size = -1
         while size:
-            line, digest = self.read_line(), hashlib.sha256()
-            if not (match := CHUNK.match(line)) or (size := int(match[1], 16)) > self.unread_bytes:
-                raise S3Error(400, "IncompleteBody", f"a chunk of the body starts with {line[:80]!r}.")
-            yield from self.read_blocks(size, {**hashes, **({"chunk": digest} if signature else {})})
+            line = self.read_line()
+            digest = hashlib.sha256()
+
+            match = CHUNK.match(line)
+            if not match or (size := int(match[1], 16)) > self.unread_bytes:
+                raise S3Error(
+                    400, "IncompleteBody", f"a chunk of the body starts with {line[:80]!r}."
+                )
+
+            yield from self.read_blocks(
+                size, {**hashes, **({"chunk": digest} if signature else {})}
+            )
             if signature and signature.chunk(digest.hexdigest()) != (match[2] or b"").decode():
-                raise S3Error(403, "SignatureDoesNotMatch", "the signature of a chunk of the body is wrong.")
+                raise S3Error(
+                    403, "SignatureDoesNotMatch", "the signature of a chunk of the body is wrong."
+                )
+
             if size and self.read_line() != b"\r\n":
-                raise S3Error(400, "IncompleteBody", "a chunk of the body is longer than it declares.")
+                raise S3Error(
+                    400, "IncompleteBody", "a chunk of the body is longer than it declares."
+                )
+
         self.read_trailers(signature, checksums.headers)
         if self.unread_bytes:
-            raise S3Error(400, "IncompleteBody", f"{self.unread_bytes} bytes follow the last chunk of the body.")
+            raise S3Error(
+                400,
+                "IncompleteBody",
+                f"{self.unread_bytes} bytes follow the last chunk of the body.",
+            )
 
     def read_trailers(self, signature: Signature | None, headers: dict[str, str]) -> None:
         lines = b""
         declared_name = headers.get("x-amz-trailer", "").lower()
+
         while self.unread_bytes and (line := self.read_line().strip()):
             name, _, value = line.decode("latin-1").partition(":")
             if name == "x-amz-trailer-signature":
                 if signature and signature.trailer(lines) != value:
-                    raise S3Error(403, "SignatureDoesNotMatch", "the signature of the trailing headers is wrong.")
+                    raise S3Error(
+                        403,
+                        "SignatureDoesNotMatch",
+                        "the signature of the trailing headers is wrong.",
+                    )
+
                 signature = None
             else:
                 lines += line + b"\n"
                 # an undeclared trailer could replace any header of the request
                 if name.strip().lower() != declared_name or declared_name in headers:
-                    message = f"the trailing header {name[:80]!r} is not declared by x-amz-trailer, or repeated."
+                    message = (
+                        f"the trailing header {name[:80]!r} is not declared by x-amz-trailer, or"
+                        " repeated."
+                    )
                     raise S3Error(400, "MalformedTrailerError", message)
+
                 headers[declared_name] = value.strip()
+
         if lines and signature:
             raise S3Error(403, "SignatureDoesNotMatch", "the trailing headers are not signed.")
 
@@ -204,19 +292,31 @@ class Request(BaseHTTPRequestHandler):
                 value.update(block)
             yield block
 
-    def answer(self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1) -> None:
-        while self.unread_bytes and not self.expects_continue:  # an unread body would be parsed as the next request
-            self.unread_bytes -= self.body.readinto(self.buffer[: min(self.unread_bytes, BLOCK_BYTES)])
+    def answer(
+        self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1
+    ) -> None:
+        # an unread body would be parsed as the next request
+        while self.unread_bytes and not self.expects_continue:
+            self.unread_bytes -= self.body.readinto(
+                self.buffer[: min(self.unread_bytes, BLOCK_BYTES)]
+            )
+
         self.close_connection |= self.expects_continue
-        data = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode() if body else b""
+        if body:
+            data = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()
+        else:
+            data = b""
+
         self.send_response(status)
         fields = {**(headers or {}), **({"Content-Type": "application/xml"} if body else {})}
         if status != 204:
             fields["Content-Length"] = len(data) if length < 0 else length
         if self.close_connection:
             fields["Connection"] = "close"
+
         for name, value in fields.items():
             self.send_header(name, str(value))
+
         self.end_headers()
         if data and self.command != "HEAD" and status != 304:
             self.wfile.write(data)

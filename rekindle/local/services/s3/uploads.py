@@ -1,7 +1,9 @@
-"""Multipart uploads: a folder for each upload, with a file for each part in the format of an object.
+"""Multipart uploads: a folder for each upload, with a file for each part in the format of an
+object.
 
-An upload that is neither completed nor aborted ends a week after its start, as a bucket of AWS ends it with the
-lifecycle rule AbortIncompleteMultipartUpload. Its parts are removed when the next upload or the server starts.
+An upload that is neither completed nor aborted ends a week after its start, as a bucket of AWS ends
+it with the lifecycle rule AbortIncompleteMultipartUpload. Its parts are removed when the next
+upload or the server starts.
 """
 
 import hashlib
@@ -18,7 +20,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from argolocal.common.json_text import to_json
-from rekindle.local.services.s3.format import Content, Meta, S3Error, blocks, entries, meta_of, read_meta
+from rekindle.local.services.s3.format import (
+    Content,
+    Meta,
+    S3Error,
+    blocks,
+    entries,
+    meta_of,
+    read_meta,
+)
 
 MIN_PART_BYTES = 5 << 20
 UPLOAD_LIFE_S = 7 * 86400.0  # an upload ends this long after its start
@@ -54,7 +64,8 @@ class Uploads:
     """The multipart uploads under one directory. Thread-safe."""
 
     def __init__(self, folder: Path, write: Write) -> None:
-        self.folder, self._write = folder, write
+        self.folder = folder
+        self._write = write
         folder.mkdir(parents=True, exist_ok=True)
         self.remove_expired()
 
@@ -71,11 +82,15 @@ class Uploads:
         folder.mkdir()
         (folder / "new").write_text(to_json(record))
         os.replace(folder / "new", folder / RECORD)
+
         return upload
 
     def find(self, bucket: str, key: str, name: str) -> Upload:
         """Return an upload to this key. Raises S3Error if it does not exist."""
-        upload = self._read(self.folder / name) if re.fullmatch(r"[0-9a-f]{32}", name) else None
+        if re.fullmatch(r"[0-9a-f]{32}", name):
+            upload = self._read(self.folder / name)
+        else:
+            upload = None
         if not upload or (upload.bucket, upload.key) != (bucket, key):
             raise _missing()
         return upload
@@ -101,10 +116,13 @@ class Uploads:
                 yield int(path.name), meta
 
     def assemble(self, upload: Upload, parts: list[Part], size: int | None) -> Path:
-        """Write a temporary file with the object of these parts; `size`: its expected size, if known."""
+        """Write a temporary file with the object of these parts; `size`: its expected size, if
+        known."""
         numbers = [part.number for part in parts]
         if numbers != sorted(set(numbers)):
-            raise S3Error(400, "InvalidPartOrder", "parts must be listed once each, in ascending order.")
+            raise S3Error(
+                400, "InvalidPartOrder", "parts must be listed once each, in ascending order."
+            )
 
         with ExitStack() as stack:
             files = []
@@ -112,7 +130,12 @@ class Uploads:
                 file, meta = self._open(upload, part)
                 stack.enter_context(file)
                 if meta["size"] < MIN_PART_BYTES and part is not parts[-1]:
-                    raise S3Error(400, "EntityTooSmall", "every part except the last must have at least 5 MiB.")
+                    raise S3Error(
+                        400,
+                        "EntityTooSmall",
+                        "every part except the last must have at least 5 MiB.",
+                    )
+
                 files.append((file, meta["size"]))
 
             total = sum(size for _, size in files)
@@ -123,6 +146,7 @@ class Uploads:
             tags = b"".join(bytes.fromhex(part.etag) for part in parts)
             etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(parts)}"
             content: Content = {"key": upload.key, "etag": etag, "headers": upload.headers}
+
             return self._write(blocks(files), lambda _: content)
 
     def remove(self, upload: Upload) -> None:
@@ -152,14 +176,22 @@ class Uploads:
         for name, value in {"ETag": part.etag, **part.checksums}.items():
             if stored.get(name, value) != value:
                 file.close()
-                raise S3Error(400, "InvalidPart", f"the {name} of part {part.number} is {stored[name]}, not {value}.")
+                raise S3Error(
+                    400,
+                    "InvalidPart",
+                    f"the {name} of part {part.number} is {stored[name]}, not {value}.",
+                )
+
         return file, meta
 
     def _read(self, folder: Path) -> Upload | None:
         try:
             record = json.loads((folder / RECORD).read_text())
             # an earlier version did not record the time
-            started = record["started"] if "started" in record else _change_time(folder)
+            if "started" in record:
+                started = record["started"]
+            else:
+                started = _change_time(folder)
             return Upload(folder.name, record["bucket"], record["key"], record["headers"], started)
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -179,4 +211,8 @@ def _change_time(folder: Path) -> float:
 
 
 def _missing() -> S3Error:
-    return S3Error(404, "NoSuchUpload", "no such multipart upload: it was completed, aborted, or is a week old.")
+    return S3Error(
+        404,
+        "NoSuchUpload",
+        "no such multipart upload: it was completed, aborted, or is a week old.",
+    )

@@ -1,8 +1,8 @@
 """Parse the values of S3 requests: targets, keys, names of buckets, numbers, ranges and dates.
 
-Two spellings name the same object only if S3 says so: a target that is not printable ASCII, an incomplete escape, and
-bytes that are not UTF-8 are refused and not replaced. Sources: AWS, Naming Amazon S3 objects; General purpose bucket
-naming rules; API reference of each operation.
+Two spellings name the same object only if S3 says so: a target that is not printable ASCII, an
+incomplete escape, and bytes that are not UTF-8 are refused and not replaced. Sources: AWS, Naming
+Amazon S3 objects; General purpose bucket naming rules; API reference of each operation.
 """
 
 import base64
@@ -60,24 +60,30 @@ class Target:
 def parse_target(text: str) -> Target:
     """Parse the target of a request line, of the form /BUCKET/KEY?QUERY."""
     if not TARGET.fullmatch(text):
-        raise _invalid_uri("it must be a path of printable ASCII characters and complete escapes (%XX)")
+        raise _invalid_uri(
+            "it must be a path of printable ASCII characters and complete escapes (%XX)"
+        )
 
     path, _, query = text.partition("?")
     pairs = parse_query(query)
     bucket, _, key = path[1:].partition("/")
+
     target = Target(path, pairs, decode(bucket), decode(key))
     if len(target.query) < len(pairs):
         raise S3Error(400, "InvalidArgument", "a query parameter is given twice: give it once.")
 
     if target.bucket:
         check_bucket(target.bucket)
+
     check_key(target.key)
     return target
 
 
 def parse_query(text: str) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
+        return parse_qsl(
+            text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
+        )
     except UnicodeDecodeError:
         raise _invalid_uri("the query is not UTF-8") from None
 
@@ -94,14 +100,21 @@ def check_bucket(name: str) -> None:
     """Raise S3Error if S3 does not allow the name for a bucket."""
     has_reserved_part = name.startswith(RESERVED_PREFIXES) or name.endswith(RESERVED_SUFFIXES)
     if not BUCKET.fullmatch(name) or has_reserved_part or _is_address(name):
-        message = f"{name!r} must be 3 to 63 letters (a-z), digits, dots, hyphens, and no name that S3 reserves."
+        message = (
+            f"{name!r} must be 3 to 63 letters (a-z), digits, dots, hyphens, and no name that S3"
+            " reserves."
+        )
         raise S3Error(400, "InvalidBucketName", message)
 
 
 def check_key(key: str) -> None:
     """Raise S3Error if S3 does not allow the key for an object."""
     if len(key.encode()) > MAX_KEY_BYTES:
-        raise S3Error(400, "KeyTooLongError", f"Your key is too long: a key has at most {MAX_KEY_BYTES} bytes.")
+        raise S3Error(
+            400,
+            "KeyTooLongError",
+            f"Your key is too long: a key has at most {MAX_KEY_BYTES} bytes.",
+        )
 
     depth = 0
     for segment in key.split("/"):
@@ -109,6 +122,7 @@ def check_key(key: str) -> None:
             depth -= 1
         elif segment not in ("", "."):
             depth += 1
+
         if depth < 0:
             raise _invalid_uri('the parts ".." of the key lead out of the bucket')
 
@@ -119,12 +133,15 @@ def parse_copy_source(text: str) -> tuple[str, str]:
     if not match or not COPY_SOURCE_TEXT.fullmatch(text):
         message = f"x-amz-copy-source is {text[:100]!r}: it must be BUCKET/KEY, with escapes (%XX)."
         raise S3Error(400, "InvalidArgument", message)
+
     if match[3]:
         raise S3Error(501, "NotImplemented", "copying a version is not supported.")
 
-    bucket, key = decode(match[1]), decode(match[2])
+    bucket = decode(match[1])
+    key = decode(match[2])
     check_bucket(bucket)
     check_key(key)
+
     return bucket, key
 
 
@@ -132,7 +149,9 @@ def parse_integer(name: str, text: str, highest: int = MAX_COUNT) -> int:
     """Return the number 0 to `highest` that a parameter or header has."""
     if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > highest:
         raise S3Error(
-            400, "InvalidArgument", f"{name} is {text[:40]!r}: it must be an integer between 0 and {highest}."
+            400,
+            "InvalidArgument",
+            f"{name} is {text[:40]!r}: it must be an integer between 0 and {highest}.",
         )
     return int(text)
 
@@ -152,13 +171,17 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 
     first, last, suffix = match.groups()
     if suffix:
-        start, end = max(0, size - int(suffix)), size
+        start = max(0, size - int(suffix))
+        end = size
     elif last and int(last) < int(first):
         return None
     else:
-        start, end = int(first), min(size, int(last) + 1 if last else size)
+        start = int(first)
+        end = min(size, int(last) + 1 if last else size)
+
     if start >= end:
         raise S3Error(416, "InvalidRange", f"Range is {text}, but the object has {size} bytes.")
+
     return start, end
 
 
@@ -168,7 +191,9 @@ def parse_date(text: str | None) -> datetime | None:
         date = parsedate_to_datetime(text or "")
     except ValueError:
         return None
-    return date if date.tzinfo else None
+    if date.tzinfo:
+        return date
+    return None
 
 
 def parse_header_value(name: str, text: str) -> str:
@@ -185,7 +210,9 @@ def parse_base64(text: str, size: int) -> bytes | None:
         value = base64.b64decode(text, validate=True)
     except ValueError:
         return None
-    return value if len(value) == size else None
+    if len(value) == size:
+        return value
+    return None
 
 
 def format_token(position: Position) -> str:
@@ -203,7 +230,9 @@ def parse_token(text: str) -> Position:
     position = Position(decoded[1:], decoded.startswith("p"))
     if decoded and format_token(position) != text:
         raise S3Error(400, "InvalidArgument", "The continuation token provided is incorrect")
-    return position if decoded else START
+    if decoded:
+        return position
+    return START
 
 
 class WithoutDocumentType(ElementTree.TreeBuilder):
@@ -214,23 +243,28 @@ class WithoutDocumentType(ElementTree.TreeBuilder):
 
 
 def parse_xml(data: bytes, tag: str) -> ElementTree.Element:
-    """Parse the XML body of a request, whose root is `tag`; remove the XML namespace from its tags."""
+    """Parse the XML body of a request, whose root is `tag`; remove the XML namespace from its
+    tags."""
     try:
         parser = ElementTree.XMLParser(target=WithoutDocumentType())  # nosec B314
         parser.feed(data)
         root: ElementTree.Element = parser.close()
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
+    except (ElementTree.ParseError, LookupError, ValueError) as error:
+        # the last two: an unknown encoding
         raise S3Error(400, "MalformedXML", f"the body is not XML: {error}.") from error
 
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
+
     if root.tag != tag:
         raise S3Error(400, "MalformedXML", f"the body is <{root.tag[:40]}>: it must be <{tag}>.")
+
     return root
 
 
 def children(element: ElementTree.Element) -> Mapping[str, str]:
-    """Return the texts of an element's children by tag; none may be repeated or have children of its own."""
+    """Return the texts of an element's children by tag; none may be repeated or have children of
+    its own."""
     texts = {child.tag: child.text or "" for child in element}
     if len(texts) < len(element) or any(len(child) for child in element):
         raise S3Error(400, "MalformedXML", f"<{element.tag}> has repeated or nested elements.")

@@ -19,29 +19,58 @@ OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 
 def shell(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
     needed = {"dependencies": list(needs)} if needs else {}
-    return {"name": name, "image": "busybox", "command": ["sh", "-c"], "args": [source], **needed, **more}
+    return {
+        "name": name,
+        "image": "busybox",
+        "command": ["sh", "-c"],
+        "args": [source],
+        **needed,
+        **more,
+    }
 
 
-def ran(home: Path, *containers: dict[str, Any], outputs: dict[str, Any] | None = None, **group: Any) -> dict[str, Any]:
-    template = {"name": "set", "containerSet": {"containers": [*containers], **WORK, **group}, "outputs": outputs or {}}
+def ran(
+    home: Path, *containers: dict[str, Any], outputs: dict[str, Any] | None = None, **group: Any
+) -> dict[str, Any]:
+    template = {
+        "name": "set",
+        "containerSet": {"containers": [*containers], **WORK, **group},
+        "outputs": outputs or {},
+    }
+
     main = {"name": "main", "steps": [[{"name": "set", "template": "set"}]]}
-    spec = {"entrypoint": "main", "templates": [main, template], "volumes": [{"name": "work", "emptyDir": {}}]}
-    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+    spec = {
+        "entrypoint": "main",
+        "templates": [main, template],
+        "volumes": [{"name": "work", "emptyDir": {}}],
+    }
+
+    return execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
+    )
 
 
 def ends(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return phase and message of the pod and its containers, by the last part of their names."""
     nodes = [node for node in status["nodes"].values() if node["type"] in ("Pod", "Container")]
-    return {node["name"].rpartition(".")[2]: (node["phase"], node.get("message", "")) for node in nodes}
+    return {
+        node["name"].rpartition(".")[2]: (node["phase"], node.get("message", "")) for node in nodes
+    }
 
 
 @needs_namespaces
 def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path: Path) -> None:
     first = shell("first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x")
     beside = shell("beside", "echo two > /work/y")
+
     main = shell(
-        "main", "cat /work/x /work/y > /work/out; cat /tmp/x >> /work/out 2>/dev/null; true", "first", "beside"
+        "main",
+        "cat /work/x /work/y > /work/out; cat /tmp/x >> /work/out 2>/dev/null; true",
+        "first",
+        "beside",
     )
+
     status = ran(tmp_path, main, first, beside, outputs=OUT)
     assert status["phase"] == "Succeeded", status
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
@@ -51,7 +80,12 @@ def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path
 
 
 def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step() -> None:
-    containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}, {"name": "c", "dependencies": ["a"]}]
+    containers = [
+        {"name": "a"},
+        {"name": "b", "dependencies": ["a"]},
+        {"name": "c", "dependencies": ["a"]},
+    ]
+
     template = {"name": "one", "containerSet": {"containers": containers}}
     s = scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
     (pod,) = s.advance(1)
@@ -61,10 +95,24 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
     assert {(n["type"], n["phase"], n["boundaryID"], n["templateName"]) for n in (a, b, c)} == {
         ("Container", "Pending", pod.id, "one")
     }
-    assert (a["displayName"], s.nodes[pod.id]["children"], a["children"]) == ("a", [a["id"]], [b["id"], c["id"]])
+
+    assert (a["displayName"], s.nodes[pod.id]["children"], a["children"]) == (
+        "a",
+        [a["id"]],
+        [b["id"], c["id"]],
+    )
+
     s.advance(2, [PodStarted(pod.id), *(PodStarted(id) for id in pod.containers.values())])
     assert a["phase"] == "Running"
-    s.advance(3, [*(PodEnded(id, "Succeeded") for id in pod.containers.values()), PodEnded(pod.id, "Succeeded")])
+
+    s.advance(
+        3,
+        [
+            *(PodEnded(id, "Succeeded") for id in pod.containers.values()),
+            PodEnded(pod.id, "Succeeded"),
+        ],
+    )
+
     group = s.nodes[s.table.ids["w[1]"]]["id"]
     assert b["children"] == c["children"] == [group]
 
@@ -74,12 +122,16 @@ def test_containers_of_a_pod_that_never_ran_fail() -> None:
     s = scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = s.advance(1)
     s.advance(2, [PodEnded(pod.id, "Error", "init: Error (exit code 64): no such key")])
-    nodes = [(node["phase"], node["message"]) for node in s.nodes.values() if node["type"] == "Container"]
+    nodes = [
+        (node["phase"], node["message"]) for node in s.nodes.values() if node["type"] == "Container"
+    ]
     assert nodes == [("Failed", "Pod Failed whilst container running")] * 2
 
 
 @needs_namespaces
-def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(tmp_path: Path) -> None:
+def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
+    tmp_path: Path,
+) -> None:
     chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
     main = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
     status = ran(tmp_path, *chain, main, outputs=OUT)
@@ -102,7 +154,10 @@ def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Pa
     status = ran(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
     assert status["phase"] == "Failed"
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
-    assert (pod["message"], pod["outputs"]["parameters"][0]["value"]) == ("main: Error (exit code 1)", ".\n.")
+    assert (pod["message"], pod["outputs"]["parameters"][0]["value"]) == (
+        "main: Error (exit code 1)",
+        ".\n.",
+    )
 
 
 @needs_namespaces
@@ -113,26 +168,52 @@ def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path
             {
                 "name": "main",
                 "activeDeadlineSeconds": 1,
-                "containerSet": {"containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]},
+                "containerSet": {
+                    "containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]
+                },
             }
         ],
     }
-    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+
+    status = execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
+    )
     assert status["message"] == "Pod was active on the node longer than the specified deadline"
-    nodes = {n["displayName"]: (n["phase"], n["message"]) for n in status["nodes"].values() if n["type"] == "Container"}
+
+    nodes = {
+        n["displayName"]: (n["phase"], n["message"])
+        for n in status["nodes"].values()
+        if n["type"] == "Container"
+    }
+
     assert nodes == {name: ("Failed", f"{name}: Error (exit code 143): ") for name in "ab"}
 
 
 @needs_namespaces
 def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
-    template = {"name": "set", "containerSet": {"containers": [shell("main", "echo hello"), shell("b", "echo other")]}}
-    use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "container": shell("c", "true")}
+    template = {
+        "name": "set",
+        "containerSet": {"containers": [shell("main", "echo hello"), shell("b", "echo other")]},
+    }
+    use = {
+        "name": "use",
+        "inputs": {"parameters": [{"name": "x"}]},
+        "container": shell("c", "true"),
+    }
+
     arguments = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
-    main = {"name": "main", "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]]}
+    main = {
+        "name": "main",
+        "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]],
+    }
     main["steps"][1][0]["arguments"] = arguments
     spec = {"entrypoint": "main", "templates": [main, template, use]}
-    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
-    assert [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n] == ["hello"]
+    status = execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
+    )
+    assert [
+        n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n
+    ] == ["hello"]
 
 
 @needs_namespaces
@@ -142,10 +223,19 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
         ({"containers": []}, r"containers must have at least one container"),
         ({"containers": [shell("a", ""), shell("a", "")]}, r"each with a different name"),
         ({"containers": [shell("a", "", "z")]}, r"containers\[0\]\.dependencies names 'z'"),
-        ({"containers": [shell("a", "", "b"), shell("b", "", "a")]}, r"containers depend on each other: "),
+        (
+            {"containers": [shell("a", "", "b"), shell("b", "", "a")]},
+            r"containers depend on each other: ",
+        ),
         ({"containers": [shell("a", "")], "retryStrategy": {"retries": 0}}, r"retries is 0"),
-        ({"containers": [shell("a", "")], "retryStrategy": {"retries": 1, "duration": "x"}}, r"duration is 'x'"),
-        ({"containers": [{**shell("a", ""), "image": "nginx"}]}, r"containers\[0\]\.image is 'nginx'"),
+        (
+            {"containers": [shell("a", "")], "retryStrategy": {"retries": 1, "duration": "x"}},
+            r"duration is 'x'",
+        ),
+        (
+            {"containers": [{**shell("a", ""), "image": "nginx"}]},
+            r"containers\[0\]\.image is 'nginx'",
+        ),
     ],
 )
 def test_an_invalid_container_set_is_rejected_with_the_reason(

@@ -1,4 +1,5 @@
-"""http and data templates, and probes: lost answers, and servers that are used before they are ready."""
+"""http and data templates, and probes: lost answers, and servers that are used before they are
+ready."""
 
 import json
 import threading
@@ -49,7 +50,9 @@ def secret(name: str) -> dict[str, str]:
 
 def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(url: str) -> None:
     header = {"name": "X-Token", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
-    phase, _, outputs = http.send({"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret)
+    phase, _, outputs = http.send(
+        {"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret
+    )
     assert outputs and phase == "Succeeded"
     assert json.loads(outputs["result"]) == {"method": "POST", "body": "hi", "token": "s3cr3t"}
     _, _, outputs = http.send({"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret)
@@ -64,7 +67,12 @@ def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(
         ("/404", "response.statusCode == 404", "Succeeded", ""),
         ("/", 'response.body contains "GET"', "Succeeded", ""),
         ("/", 'response.headers["X-Kind"][0] == "a test"', "Succeeded", ""),
-        ("/", 'request.method == "GET"', "Failed", "successCondition 'request.method == \"GET\"' evaluated false"),
+        (
+            "/",
+            'request.method == "GET"',
+            "Failed",
+            "successCondition 'request.method == \"GET\"' evaluated false",
+        ),
         ("/", "response.body", "Failed", "unable to cast expression result"),
     ],
 )
@@ -79,7 +87,9 @@ def test_the_answer_to_a_request_decides_the_phase_of_the_node(
 def test_a_missing_server_or_secret_fails_the_node() -> None:
     phase, message, _ = http.send({"url": "http://127.0.0.1:9/x"}, secret)
     assert phase == "Failed"
-    assert message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
+    assert (
+        message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
+    )
     header = {"name": "a", "valueFrom": {"secretKeyRef": {"name": "none", "key": "b"}}}
     assert http.send({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[:2] == (
         "Failed",
@@ -89,19 +99,34 @@ def test_a_missing_server_or_secret_fails_the_node() -> None:
 
 def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
     spec = {"entrypoint": "main", "templates": [*templates], **more}
-    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+    return execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
+    )
 
 
 def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Path) -> None:
     arguments = {"parameters": [{"name": "x", "value": "{{steps.ask.outputs.result}}"}]}
-    ask = {"name": "ask", "inputs": {"parameters": [{"name": "b", "value": "hi"}]}}
-    ask["http"] = {"url": url, "method": "POST", "body": "{{inputs.parameters.b}}"}
+    ask = {
+        "name": "ask",
+        "inputs": {"parameters": [{"name": "b", "value": "hi"}]},
+        "http": {"url": url, "method": "POST", "body": "{{inputs.parameters.b}}"},
+    }
+
     use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0s"}}
-    steps = [[{"name": "ask", "template": "ask"}], [{"name": "use", "template": "use", "arguments": arguments}]]
+    steps = [
+        [{"name": "ask", "template": "ask"}],
+        [{"name": "use", "template": "use", "arguments": arguments}],
+    ]
     status = ran(tmp_path, {"name": "main", "steps": steps}, ask, use)
     node = next(node for node in status["nodes"].values() if node["type"] == "HTTP")
     assert (status["phase"], node["phase"]) == ("Succeeded", "Succeeded")
-    received = [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if n["type"] == "Suspend"]
+
+    received = [
+        n["inputs"]["parameters"][0]["value"]
+        for n in status["nodes"].values()
+        if n["type"] == "Suspend"
+    ]
+
     assert json.loads(received[0])["body"] == "hi"
 
 
@@ -109,7 +134,10 @@ def test_a_failed_request_is_retried_and_then_fails_the_run(tmp_path: Path) -> N
     http = {"url": "http://127.0.0.1:9", "timeoutSeconds": 1}
     status = ran(tmp_path, {"name": "main", "http": http, "retryStrategy": {"limit": 1}})
     assert (status["phase"], status["message"]) == ("Failed", "No more retries left")
-    assert [n["phase"] for n in status["nodes"].values() if n["type"] == "HTTP"] == ["Failed", "Failed"]
+    assert [n["phase"] for n in status["nodes"].values() if n["type"] == "HTTP"] == [
+        "Failed",
+        "Failed",
+    ]
 
 
 class Bucket:
@@ -123,27 +151,42 @@ class Bucket:
 
 def test_a_data_template_lists_keys_and_transforms_them() -> None:
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
-    steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
-    phase, _, outputs = data.transform({"source": source, "transformation": steps}, lambda s3: Bucket())
-    assert outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"} and phase == "Succeeded"
+    steps = [
+        {"expression": "filter(data, {# endsWith 'main.log'})"},
+        {"expression": "map(data, {# + '!'})"},
+    ]
+    phase, _, outputs = data.transform(
+        {"source": source, "transformation": steps}, lambda s3: Bucket()
+    )
+    assert (
+        outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"}
+        and phase == "Succeeded"
+    )
     phase, message, _ = data.transform(
         {"source": source, "transformation": [{"expression": "nope(data)"}]}, lambda s3: Bucket()
     )
     assert phase == "Failed" and "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
     assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
-    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # the default bucket is not used
-    assert "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
+    # the default bucket is not used
+    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}
+    assert (
+        "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
+    )
 
 
 def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
     source = {"artifactPaths": {"name": "logs", "s3": {"bucket": BUCKET, "key": "in"}}}
-    listing = {"name": "list", "data": {"source": source, "transformation": [{"expression": "data"}]}}
+    listing = {
+        "name": "list",
+        "data": {"source": source, "transformation": [{"expression": "data"}]},
+    }
     output = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
     make = {"image": "busybox", "command": ["sh", "-c", "echo one > /tmp/x"]}
     use = {"name": "use", "template": "use", "withParam": "{{steps.list.outputs.result}}"}
     steps = [[{"name": "make", "template": "make"}], [{"name": "list", "template": "list"}], [use]]
     cluster = LocalCluster(tmp_path)
+
     try:
         templates = (
             {"name": "make", "container": make, "outputs": {"artifacts": [output]}},
@@ -152,18 +195,32 @@ def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
         status = ran(tmp_path, {"name": "main", "steps": steps}, listing, *templates)
     finally:
         cluster.down()
+
     assert status["phase"] == "Succeeded", status
-    assert [n["displayName"] for n in status["nodes"].values() if n["type"] == "Suspend"] == ["use(0:in/one.log)"]
+    assert [n["displayName"] for n in status["nodes"].values() if n["type"] == "Suspend"] == [
+        "use(0:in/one.log)"
+    ]
 
 
 def test_a_missing_bucket_fails_the_node(tmp_path: Path) -> None:
-    cluster, source = LocalCluster(tmp_path), {"artifactPaths": {"name": "x", "s3": {"bucket": "nobodys", "key": "in"}}}
+    cluster = LocalCluster(tmp_path)
+    source = {"artifactPaths": {"name": "x", "s3": {"bucket": "nobodys", "key": "in"}}}
+
     try:
-        status = ran(tmp_path, {"name": "main", "data": {"source": source, "transformation": [{"expression": "data"}]}})
+        status = ran(
+            tmp_path,
+            {
+                "name": "main",
+                "data": {"source": source, "transformation": [{"expression": "data"}]},
+            },
+        )
     finally:
         cluster.down()
+
     assert (status["phase"], status["nodes"]["w"]["outputs"]) == ("Failed", {"exitCode": "64"})
-    assert 'unable to source artifact paths: the bucket "nobodys" does not exist' in status["message"]
+    assert (
+        'unable to source artifact paths: the bucket "nobodys" does not exist' in status["message"]
+    )
 
 
 ZERO = {"duration": "0s"}
@@ -174,8 +231,16 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRe
 
 
 def daemon(port: int, probe: dict[str, Any]) -> dict[str, Any]:
-    container = {"image": "python", "command": ["python", "-c", SERVER, str(port)], "readinessProbe": probe}
-    return {"name": "db", "daemon": True, "container": container | {"ports": [{"name": "web", "containerPort": port}]}}
+    container = {
+        "image": "python",
+        "command": ["python", "-c", SERVER, str(port)],
+        "readinessProbe": probe,
+    }
+    return {
+        "name": "db",
+        "daemon": True,
+        "container": container | {"ports": [{"name": "web", "containerPort": port}]},
+    }
 
 
 @pytest.fixture
@@ -185,7 +250,9 @@ def port() -> int:
 
 
 @pytest.mark.parametrize("kind", ["httpGet", "tcpSocket", "exec"])
-def test_dependents_of_a_daemon_start_when_its_probe_passes(tmp_path: Path, port: int, kind: str) -> None:
+def test_dependents_of_a_daemon_start_when_its_probe_passes(
+    tmp_path: Path, port: int, kind: str
+) -> None:
     asks = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/')"
     probe = {
         "httpGet": {"httpGet": {"port": "web", "path": "/"}},
@@ -201,23 +268,39 @@ def test_dependents_of_a_daemon_start_when_its_probe_passes(tmp_path: Path, port
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 def test_a_probe_can_read_the_files_of_its_daemon_and_writes_no_log(tmp_path: Path) -> None:
     probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
-    container = {"image": "busybox", "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"]}
+    container = {
+        "image": "busybox",
+        "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"],
+    }
     db = {"name": "db", "daemon": True, "container": container | {"readinessProbe": probe}}
-    status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db, activeDeadlineSeconds=9)
+
+    status = ran(
+        tmp_path,
+        {"name": "main", "steps": [[{"name": "db", "template": "db"}]]},
+        db,
+        activeDeadlineSeconds=9,
+    )
+
     assert status["phase"] == "Succeeded", status
     assert [log.read_text() for log in tmp_path.glob("runs/*/logs/*")] == [""]
 
 
 def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int) -> None:
     db = daemon(port, {"tcpSocket": {"port": port}})
-    db["container"] |= {"command": ["python", "-c", "raise SystemExit(3)"]}
+    db["container"]["command"] = ["python", "-c", "raise SystemExit(3)"]
     status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db)
     node = next(node for node in status["nodes"].values() if node["type"] == "Pod")
-    assert (status["phase"], node["phase"], node["message"]) == ("Failed", "Failed", "main: Error (exit code 3)")
+    assert (status["phase"], node["phase"], node["message"]) == (
+        "Failed",
+        "Failed",
+        "main: Error (exit code 3)",
+    )
 
 
 def test_an_unsupported_probe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"readinessProbe has 0 of exec, httpGet, tcpSocket"):
         ran(tmp_path, daemon(1, {"periodSeconds": 1}))
-    with pytest.raises(ConfigError, match=r"tcpSocket\.port must be a number or the name of a container port"):
+    with pytest.raises(
+        ConfigError, match=r"tcpSocket\.port must be a number or the name of a container port"
+    ):
         ran(tmp_path, daemon(1, {"tcpSocket": {"port": "db"}}))

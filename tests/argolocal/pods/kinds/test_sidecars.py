@@ -23,7 +23,9 @@ def shell(source: str, **more: Any) -> dict[str, Any]:
 
 def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
     spec = {"entrypoint": "main", "templates": [{"name": "main", **template}]}
-    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+    return execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
+    )
 
 
 MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
@@ -31,12 +33,21 @@ VOLUMES = {"volumes": [{"name": "work", "emptyDir": {}}]}
 
 
 @needs_namespaces
-def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(tmp_path: Path) -> None:
+def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(
+    tmp_path: Path,
+) -> None:
     first = {"name": "first", **shell("echo one > /work/x; echo hidden > /tmp/x", **MOUNT)}
-    second = {"name": "second", "mirrorVolumeMounts": True, **shell("cat /work/x > /work/y; echo two >> /work/y")}
+    second = {
+        "name": "second",
+        "mirrorVolumeMounts": True,
+        **shell("cat /work/x > /work/y; echo two >> /work/y"),
+    }
+
     main = shell("cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT)
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
-    status = ran({"initContainers": [first, second], "container": main, "outputs": out, **VOLUMES}, tmp_path)
+    status = ran(
+        {"initContainers": [first, second], "container": main, "outputs": out, **VOLUMES}, tmp_path
+    )
     assert status["phase"] == "Succeeded", status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "one\ntwo"
 
@@ -47,8 +58,19 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
     raw = [{"name": name, "path": path, "raw": {"data": name}} for name, path in files.items()]
     read = f"cat {' '.join(files.values())} > /work/$0 && echo -n + >> /in/data.txt"
     init = {"name": "first", "mirrorVolumeMounts": True, **shell(read), "args": [read, "init"]}
-    side = {"name": "side", "mirrorVolumeMounts": True, **shell(read), "args": [f"{read}; sleep 600", "side"]}
-    main = shell("until [ -s /work/side ]; do sleep 0.02; done; cat /work/init /work/side > /work/out", **MOUNT)
+
+    side = {
+        "name": "side",
+        "mirrorVolumeMounts": True,
+        **shell(read),
+        "args": [f"{read}; sleep 600", "side"],
+    }
+
+    main = shell(
+        "until [ -s /work/side ]; do sleep 0.02; done; cat /work/init /work/side > /work/out",
+        **MOUNT,
+    )
+
     status = ran(
         {
             "inputs": {"artifacts": raw},
@@ -60,6 +82,7 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
         },
         tmp_path,
     )
+
     assert status["phase"] == "Succeeded", status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "involoddin+volodd"
 
@@ -68,7 +91,10 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
 def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) -> None:
     raw = {"name": "in", "path": "/in/data.txt", "raw": {"data": "x"}}
     init = {"name": "first", **shell("[ ! -e /in/data.txt ]")}
-    status = ran({"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")}, tmp_path)
+    status = ran(
+        {"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")},
+        tmp_path,
+    )
     assert status["phase"] == "Succeeded", status
 
 
@@ -98,11 +124,21 @@ def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
 def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
     use = leaf("use", inputs={"parameters": [{"name": "x"}]})
     arguments = parameters(x="{{steps.db.ip}}")
+
     s = scheduler(
-        steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]), leaf(daemon=True), use
+        steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]),
+        leaf(daemon=True),
+        use,
     )
+
     (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
-    (user,) = [action for action in s.advance(2, [PodStarted(db.id, "127.0.0.1")]) if isinstance(action, Start)]
+
+    (user,) = [
+        action
+        for action in s.advance(2, [PodStarted(db.id, "127.0.0.1")])
+        if isinstance(action, Start)
+    ]
+
     assert s.nodes[user.id]["inputs"]["parameters"][0]["value"] == "127.0.0.1"
     assert s.advance(3, [PodEnded(user.id, "Succeeded")]) == [Kill(db.id)]
     assert (s.status["phase"], s.nodes[db.id]["phase"]) == ("Succeeded", "Succeeded")
@@ -110,7 +146,9 @@ def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
 
 def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
     s = scheduler(
-        dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}), leaf(daemon=True), leaf("use")
+        dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}),
+        leaf(daemon=True),
+        leaf("use"),
     )
     (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
     s.advance(2, [PodStarted(db.id)])
@@ -129,15 +167,23 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     assert s.advance(4, [PodStarted(second.id), PodStarted(use.id)]) == []
     assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [Kill(second.id)]
     assert s.status["phase"] == "Succeeded"
-    assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == ["Succeeded", "Failed", "Succeeded"]
+
+    assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == [
+        "Succeeded",
+        "Failed",
+        "Succeeded",
+    ]
 
 
 def test_steps_wait_again_for_a_daemon_with_retries_whose_runner_died() -> None:
-    s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
+    s = scheduler(
+        steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use")
+    )
     (db,) = s.advance(1)
     assert len(s.advance(2, [PodStarted(db.id)])) == 1
     again = Scheduler(
-        s.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3))
+        s.workflow,
+        reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3)),
     )
     started = [again.nodes[action.id]["name"] for action in again.advance(3)]
     assert started == ["w[0].db(0)"]
@@ -155,8 +201,14 @@ def test_the_process_of_a_daemon_ends_with_the_run(tmp_path: Path) -> None:
         "templates": [
             {"name": "db", "daemon": True, "container": shell("sleep 600")},
             {"name": "use", "container": shell("true")},
-            {"name": "main", "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]]},
+            {
+                "name": "main",
+                "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
+            },
         ],
     }
-    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+
+    status = execute(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
+    )
     assert status["phase"] == "Succeeded", status

@@ -1,4 +1,5 @@
-"""Training in a JobSet and in a TrainJob: their conditions, on statuses recorded from a cluster, and their pods.
+"""Training in a JobSet and in a TrainJob: their conditions, on statuses recorded from a cluster,
+and their pods.
 
 Statuses: JobSet 0.12 and Kubeflow Trainer 2.3 on Kubernetes 1.34, with and without Kueue 0.19.
 """
@@ -21,7 +22,9 @@ QUEUED = {"gang": "kueue", "queue": "train"}
 
 
 def conditions(*kinds: str, **status: Any) -> dict[str, Any]:
-    return {"status": {"conditions": [{"type": kind, "status": "True"} for kind in kinds], **status}}
+    return {
+        "status": {"conditions": [{"type": kind, "status": "True"} for kind in kinds], **status}
+    }
 
 
 WORKERS_DONE = [{"name": "worker", "succeeded": 2}, {"name": "lead", "succeeded": 0}]
@@ -48,10 +51,14 @@ def test_the_step_ends_with_the_job(
 ) -> None:
     kind = BACKENDS[backend]
     config = ClusterConfig.model_validate(cluster)
-    assert evaluate_conditions(document, kind.success(config), ",".join(kind.failure))[0] is expected
+    assert (
+        evaluate_conditions(document, kind.success(config), ",".join(kind.failure))[0] is expected
+    )
 
 
-def render(backend: str, cluster: dict[str, Any] | None = None, runtime: bool = False, **train: Any) -> dict[str, Any]:
+def render(
+    backend: str, cluster: dict[str, Any] | None = None, runtime: bool = False, **train: Any
+) -> dict[str, Any]:
     config = ClusterConfig.model_validate({"backend": backend} | (cluster or {}))
     maker = BACKENDS[backend].runtime if runtime else BACKENDS[backend].job
     assert maker
@@ -59,7 +66,10 @@ def render(backend: str, cluster: dict[str, Any] | None = None, runtime: bool = 
 
 
 def jobs_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    spec = manifest["spec"]["template"]["spec"] if manifest["kind"] == "TrainingRuntime" else manifest["spec"]
+    if manifest["kind"] == "TrainingRuntime":
+        spec = manifest["spec"]["template"]["spec"]
+    else:
+        spec = manifest["spec"]
     return {job["name"]: job for job in spec["replicatedJobs"]}
 
 
@@ -77,11 +87,17 @@ def test_every_backend_runs_the_same_processes_with_a_secret(backend: str) -> No
 def test_each_worker_has_its_own_job_and_the_job_set_ends_with_the_coordinator() -> None:
     manifest = render("jobset", workers=3)
     jobs = jobs_of(manifest)
-    assert manifest["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["lead"]}
+    assert manifest["spec"]["successPolicy"] == {
+        "operator": "All",
+        "targetReplicatedJobs": ["lead"],
+    }
     assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
     worker = jobs["worker"]["template"]["spec"]
     assert jobs["worker"]["replicas"] == 3 and worker["completions"] == worker["parallelism"] == 1
-    assert worker["template"]["spec"]["restartPolicy"] == "OnFailure" and worker["backoffLimit"] > 10_000
+    assert (
+        worker["template"]["spec"]["restartPolicy"] == "OnFailure"
+        and worker["backoffLimit"] > 10_000
+    )
     lead = jobs["lead"]["template"]["spec"]
     codes = lead["podFailurePolicy"]["rules"][-1]["onExitCodes"]
     assert lead["template"]["spec"]["restartPolicy"] == "Never", "a podFailurePolicy needs it"
@@ -93,12 +109,15 @@ def test_each_worker_has_its_own_job_and_the_job_set_ends_with_the_coordinator()
 def test_with_the_feature_gate_a_lost_worker_is_replaced_without_back_off() -> None:
     manifest = render("jobset", {"restart_job": True})
     (rule,) = manifest["spec"]["failurePolicy"]["rules"]
-    assert rule["action"] == "RestartJobAndIgnoreMaxRestarts" and rule["targetReplicatedJobs"] == ["worker"]
+    assert rule["action"] == "RestartJobAndIgnoreMaxRestarts" and rule["targetReplicatedJobs"] == [
+        "worker"
+    ]
     assert jobs_of(manifest)["worker"]["template"]["spec"]["backoffLimit"] == 0
 
 
 def test_a_train_job_sets_its_nodes_and_its_runtime_has_all_other_settings() -> None:
-    job, runtime = render("trainjob", workers=3), render("trainjob", runtime=True, workers=3)
+    job = render("trainjob", workers=3)
+    runtime = render("trainjob", runtime=True, workers=3)
     assert job["spec"]["runtimeRef"] == {"name": "j", "kind": "TrainingRuntime"}
     assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 1}
     node = jobs_of(runtime)["node"]["template"]
@@ -109,14 +128,20 @@ def test_a_train_job_sets_its_nodes_and_its_runtime_has_all_other_settings() -> 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_queue_and_its_priority_are_labels_of_the_job(backend: str) -> None:
     labels = render(backend, QUEUED | {"queue_priority": "low"})["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/queue-name"] == "train" and labels["kueue.x-k8s.io/priority-class"] == "low"
+    assert (
+        labels["kueue.x-k8s.io/queue-name"] == "train"
+        and labels["kueue.x-k8s.io/priority-class"] == "low"
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pods_with_two_gpus_run_two_workers_each(backend: str) -> None:
     cluster = {"pods": {"train": {"gpus": 2}}}
     text = json.dumps(render(backend, cluster, workers=4))
-    assert any(field in text for field in ('"nprocPerNode": "2"', '"numProcPerNode": 2', '"PET_NPROC_PER_NODE"'))
+    assert any(
+        field in text
+        for field in ('"nprocPerNode": "2"', '"numProcPerNode": 2', '"PET_NPROC_PER_NODE"')
+    )
     with pytest.raises(ConfigError, match=r"multiple of cluster\.pods\.train\.gpus"):
         render(backend, cluster, workers=3)
 
@@ -126,7 +151,10 @@ def test_pods_with_two_gpus_run_two_workers_each(backend: str) -> None:
     [
         (["cluster.backend=job_set"], "'pytorchjob', 'jobset' or 'trainjob'"),
         (["cluster.restart_job=true"], "requires JobSet, but cluster.backend is pytorchjob"),
-        (["cluster.queue_priority=low"], "only Kueue has such priorities. Set cluster.gang to kueue"),
+        (
+            ["cluster.queue_priority=low"],
+            "only Kueue has such priorities. Set cluster.gang to kueue",
+        ),
         (
             ["cluster.backend=jobset", f"name={'n' * 30}"],
             'the task name "train-transformer" must have at most 3 characters',

@@ -1,4 +1,5 @@
-"""Extra workers on idle capacity are rendered as a Deployment, so that a queue can evict each of them individually."""
+"""Extra workers on idle capacity are rendered as a Deployment, so that a queue can evict each of
+them individually."""
 
 import json
 from typing import Any
@@ -20,7 +21,11 @@ QUEUED = {"gang": "kueue", "queue": "train", "queue_priority": "normal", "harves
 def rendered(*sets: str) -> dict[str, dict[str, Any]]:
     """Map kinds of training objects to the templates that apply them."""
     manifest = render_manifest(load_config("configs/demo.yaml", [*HARVEST, *sets], {}).config)
-    resources = [template for template in manifest["spec"]["templates"] if "manifest" in template.get("resource", {})]
+    resources = [
+        template
+        for template in manifest["spec"]["templates"]
+        if "manifest" in template.get("resource", {})
+    ]
     return {
         json.loads(template["resource"]["manifest"])["kind"]: template
         for template in resources
@@ -35,16 +40,23 @@ def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) 
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet")])
-def test_the_job_has_the_minimum_of_workers_and_the_deployment_has_the_extra_workers(backend: str, kind: str) -> None:
+def test_the_job_has_the_minimum_of_workers_and_the_deployment_has_the_extra_workers(
+    backend: str, kind: str
+) -> None:
     templates = rendered(f"cluster.backend={backend}")
-    job, deployment = (json.loads(templates[each]["resource"]["manifest"]) for each in (kind, "Deployment"))
+    job, deployment = (
+        json.loads(templates[each]["resource"]["manifest"]) for each in (kind, "Deployment")
+    )
     if backend == "pytorchjob":
         assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
     else:
         assert [role["replicas"] for role in job["spec"]["replicatedJobs"]] == [1, 1]
+
     assert deployment["spec"]["replicas"] == 3
     assert deployment["metadata"]["name"] == job["metadata"]["name"]
-    assert templates["Deployment"]["resource"]["setOwnerReference"], "it is deleted with the workflow"
+    assert templates["Deployment"]["resource"]["setOwnerReference"], (
+        "it is deleted with the workflow"
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -57,9 +69,15 @@ def test_extra_workers_get_the_address_of_the_coordinator_and_the_secret(backend
 
 def test_extra_workers_have_the_harvest_priority() -> None:
     labels = workers(QUEUED)["metadata"]["labels"]
-    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/priority-class"]) == ("train", "idle")
+    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/priority-class"]) == (
+        "train",
+        "idle",
+    )
     assert "priorityClassName" not in workers(QUEUED)["spec"]["template"]["spec"]
-    assert workers({"harvest_priority": "idle"})["spec"]["template"]["spec"]["priorityClassName"] == "idle"
+    assert (
+        workers({"harvest_priority": "idle"})["spec"]["template"]["spec"]["priorityClassName"]
+        == "idle"
+    )
 
 
 def test_a_pod_with_two_gpus_runs_two_workers() -> None:
@@ -73,7 +91,10 @@ def test_a_pod_with_two_gpus_runs_two_workers() -> None:
     ("sets", "message"),
     [
         (["cluster.harvest_priority=idle"], "cluster.harvest is off. Set cluster.harvest to true"),
-        (["cluster.harvest=true", "cluster.gang=volcano", "cluster.queue=q"], "only Kueue admits single pods"),
+        (
+            ["cluster.harvest=true", "cluster.gang=volcano", "cluster.queue=q"],
+            "only Kueue admits single pods",
+        ),
         (["cluster.harvest=true"], "train.max_workers is 2"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The API server accepts objects of every kind, also their pods in a namespace with PodSecurity `restricted`."""
+"""The API server accepts objects of every kind, also their pods in a namespace with PodSecurity
+`restricted`."""
 
 import pytest
 
@@ -20,7 +21,8 @@ def test_the_api_server_knows_every_field_of_the_rendered_objects(kind: str) -> 
     everything = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
     for cluster in ({}, everything):
         assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []
-    assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))  # the schema is not empty
+    # the schema is not empty
+    assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
@@ -35,13 +37,20 @@ def test_a_restricted_namespace_accepts_the_pods_of_every_kind(kind: str) -> Non
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
             assert "memory" in container["resources"]["limits"]
-        assert all(volume.keys() & {"emptyDir", "persistentVolumeClaim"} for volume in pod["volumes"])
+
+        assert all(
+            volume.keys() & {"emptyDir", "persistentVolumeClaim"} for volume in pod["volumes"]
+        )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
 def test_pods_get_a_token_only_if_they_need_it(kind: str) -> None:
     tokens = [pod.get("automountServiceAccountToken") for pod in pod_specs(KINDS[kind].manifest)]
-    needed = 1 if kind == "MPIJob" else 0  # the Launcher reaches the Workers by `kubectl exec`
+    # the Launcher reaches the Workers by `kubectl exec`
+    if kind == "MPIJob":
+        needed = 1
+    else:
+        needed = 0
     assert [token for token in tokens if token is not False] == [None] * needed
 
 
@@ -52,11 +61,15 @@ LEADS = {"PyTorchJob": 1, "TFJob": 1, "XGBoostJob": 1, "PaddleJob": 1, "JAXJob":
 def test_only_the_leading_pod_of_a_job_avoids_preemptible_nodes(kind: str, leads: int) -> None:
     pods = {"train": {**SPOT, "cpu": "1"}}
     specs = pod_specs(kinds(pods=pods)[kind].manifest)
-    assert [pod.get("nodeSelector") for pod in specs] == [None] * leads + [{"capacity": "spot"}] * (len(specs) - leads)
+    assert [pod.get("nodeSelector") for pod in specs] == [None] * leads + [{"capacity": "spot"}] * (
+        len(specs) - leads
+    )
     for pod in specs[:leads]:
         required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         (term,) = required["nodeSelectorTerms"]
-        assert term["matchExpressions"] == [{"key": "capacity", "operator": "NotIn", "values": ["spot"]}]
+        assert term["matchExpressions"] == [
+            {"key": "capacity", "operator": "NotIn", "values": ["spot"]}
+        ]
 
 
 def test_a_lost_pod_does_not_fail_the_job() -> None:
@@ -87,7 +100,9 @@ TWO = Replica(CLUSTER.pod("train"), ["-c", "pass"], count=2)
 def test_a_job_that_could_never_start_or_complete_is_rejected() -> None:
     with pytest.raises(ConfigError, match="XGBoostJob x has 0 Master: there must be 1"):
         training_job("XGBoostJob", "x", {"Worker": TWO}, CLUSTER)
-    with pytest.raises(ConfigError, match="TFJob x has 2 Chief: there must be at least 0 and at most 1"):
+    with pytest.raises(
+        ConfigError, match="TFJob x has 2 Chief: there must be at least 0 and at most 1"
+    ):
         training_job("TFJob", "x", {"Chief": TWO}, CLUSTER)
     with pytest.raises(ConfigError, match=r'TFJob x has no role Worke\. Did you mean "Worker"'):
         training_job("TFJob", "x", {"Worke": ONE}, CLUSTER)

@@ -1,4 +1,5 @@
-"""The conditions of the PyTorchJob on statuses that the operator writes, and the fields that it requires.
+"""The conditions of the PyTorchJob on statuses that the operator writes, and the fields that it
+requires.
 
 Statuses: Kubeflow training operator 1.9, pkg/util/status.go and pytorchjob_controller.go.
 """
@@ -32,18 +33,44 @@ RUNNING = {"Master": ONE, "Worker": {"active": 2}}
         ("just applied", {"metadata": {"name": "x"}}, None),
         ("created", status("Created"), None),
         ("running", status("Created", "Running", **RUNNING), None),
-        ("worker evicted", status("Created", "Restarting", Master=ONE, Worker={"active": 1, "failed": 1}), None),
-        ("worker done before the master", status("Created", "Running", Master=ONE, Worker={"succeeded": 1}), None),
-        ("master done", status("Created", "Running", Master={"succeeded": 1}, Worker={"active": 1}), True),
+        (
+            "worker evicted",
+            status("Created", "Restarting", Master=ONE, Worker={"active": 1, "failed": 1}),
+            None,
+        ),
+        (
+            "worker done before the master",
+            status("Created", "Running", Master=ONE, Worker={"succeeded": 1}),
+            None,
+        ),
+        (
+            "master done",
+            status("Created", "Running", Master={"succeeded": 1}, Worker={"active": 1}),
+            True,
+        ),
         ("succeeded", status("Created", "Succeeded", Master={"succeeded": 1}, Worker={}), True),
-        ("master gave up", status("Created", "Running", "Failed", Master={"failed": 1}, Worker={"active": 2}), False),
+        (
+            "master gave up",
+            status("Created", "Running", "Failed", Master={"failed": 1}, Worker={"active": 2}),
+            False,
+        ),
         ("deadline before it ran", status("Created", "Failed", Master={}, Worker={}), False),
-        ("failed after restarts", status("Created", "Restarting", "Failed", Master={"failed": 1}), False),
-        ("suspended, resumed, failed", status("Created", "Suspended", "Running", "Failed", Master={}), False),
+        (
+            "failed after restarts",
+            status("Created", "Restarting", "Failed", Master={"failed": 1}),
+            False,
+        ),
+        (
+            "suspended, resumed, failed",
+            status("Created", "Suspended", "Running", "Failed", Master={}),
+            False,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_step_ends_with_the_job_and_with_the_same_outcome(name: str, document: Any, expected: bool | None) -> None:
+def test_the_step_ends_with_the_job_and_with_the_same_outcome(
+    name: str, document: Any, expected: bool | None
+) -> None:
     assert evaluate_conditions(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
@@ -52,21 +79,31 @@ GPUS = {"pods": {"train": {"gpus": 2}}}
 
 def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     config = TrainConfig.model_validate(train)
-    return pytorch_job("{{workflow.name}}-train", config, ClusterConfig.model_validate(cluster or {}), ["--seed=7"])
+    return pytorch_job(
+        "{{workflow.name}}-train", config, ClusterConfig.model_validate(cluster or {}), ["--seed=7"]
+    )
 
 
 def test_the_operator_accepts_the_job() -> None:
     spec = job(workers=3, max_workers=4)["spec"]
-    master, worker = spec["pytorchReplicaSpecs"]["Master"], spec["pytorchReplicaSpecs"]["Worker"]
+    master = spec["pytorchReplicaSpecs"]["Master"]
+    worker = spec["pytorchReplicaSpecs"]["Worker"]
     assert master["replicas"] == 1  # required: the webhook does not set a default
     assert worker["replicas"] == 3
-    assert spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 4}  # `rdzvConf: []` panics the operator
+    # `rdzvConf: []` panics the operator
+    assert spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 4}
+
     for replica in (master, worker):
         (container,) = replica["template"]["spec"]["containers"]
         assert container["name"] == "pytorch"
-        assert replica["template"]["metadata"]["labels"] == {"workflows.argoproj.io/workflow": "{{workflow.name}}"}
-    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"  # workers are deleted when the coordinator is done
-    assert "backoffLimit" not in spec["runPolicy"]  # a backoffLimit would count every restart of every worker
+        assert replica["template"]["metadata"]["labels"] == {
+            "workflows.argoproj.io/workflow": "{{workflow.name}}"
+        }
+
+    # workers are deleted when the coordinator is done
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    # a backoffLimit would count every restart of every worker
+    assert "backoffLimit" not in spec["runPolicy"]
 
 
 def test_a_preempted_worker_is_restarted_and_the_job_ends_with_the_coordinator() -> None:
@@ -82,14 +119,18 @@ def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() ->
         (container,) = replica["template"]["spec"]["containers"]
         env = {variable["name"]: variable for variable in container["env"]}
         assert env[VARIABLE] == {"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}}
-    assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}  # Argo generates it
+    # Argo generates it
+    assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}
 
 
 def test_all_processes_get_the_same_flags() -> None:
     replicas = job()["spec"]["pytorchReplicaSpecs"]
-    commands = [replicas[name]["template"]["spec"]["containers"][0]["args"] for name in ("Master", "Worker")]
+    commands = [
+        replicas[name]["template"]["spec"]["containers"][0]["args"] for name in ("Master", "Worker")
+    ]
     assert commands == [
-        ["-m", f"rekindle.training.{name}", "--seed=7"] for name in ("membership.server", "launch.launcher")
+        ["-m", f"rekindle.training.{name}", "--seed=7"]
+        for name in ("membership.server", "launch.launcher")
     ]
 
 
@@ -101,7 +142,11 @@ def test_a_worker_gets_its_grace_period() -> None:
 
 def test_hot_snapshots_are_not_limited_to_the_default_64_mb_of_shared_memory() -> None:
     pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    (volume,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    (volume,) = [
+        mount["name"]
+        for mount in pod["containers"][0]["volumeMounts"]
+        if mount["mountPath"] == "/dev/shm"
+    ]
     assert {"name": volume, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
@@ -114,10 +159,14 @@ def test_a_pod_with_several_gpus_runs_one_worker_per_gpu() -> None:
 
 @pytest.mark.parametrize("train", [{"workers": 3}, {"workers": 2, "max_workers": 3}])
 def test_a_number_of_workers_that_does_not_fill_the_pods_is_rejected(train: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"workers is 3: it must be a multiple of cluster.pods.train.gpus \(2\)"):
+    with pytest.raises(
+        ConfigError, match=r"workers is 3: it must be a multiple of cluster.pods.train.gpus \(2\)"
+    ):
         job(GPUS, **train)
 
 
 def test_a_worker_requests_one_core_per_thread() -> None:
-    worker = job(threads=6)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    worker = job(threads=6)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
+        "containers"
+    ][0]
     assert worker["resources"]["requests"]["cpu"] == "6"

@@ -1,4 +1,5 @@
-"""Configs are read completely: no setting is silently ignored, and every error names key and rule."""
+"""Configs are read completely: no setting is silently ignored, and every error names key and
+rule."""
 
 import re
 from itertools import pairwise
@@ -28,7 +29,9 @@ def write(path: Path, values: Any) -> Path:
     return path
 
 
-def test_each_source_of_settings_overrides_the_previous_one_and_is_named_as_origin(tmp_path: Path) -> None:
+def test_each_source_of_settings_overrides_the_previous_one_and_is_named_as_origin(
+    tmp_path: Path,
+) -> None:
     file = write(tmp_path / "c.yaml", SMALL | {"train": {"workers": 2, "seed": 5}})
     environment = {"REKINDLE_TRAIN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere"}
     loaded = load_config(file, ["train.workers=4"], environment)
@@ -47,12 +50,26 @@ def test_pods_are_shown_with_the_values_that_are_rendered(tmp_path: Path) -> Non
     rows = {path: (value, origin) for path, value, origin in loaded.rows()}
     assert rows["cluster.pods.train.memory"] == ("16Gi", str(file))
     assert rows["cluster.pods.train.grace_seconds"] == (15, "preset gke-spot")
-    assert rows["cluster.pods.train.node_selector.cloud.google.com/gke-spot"] == ("true", "preset gke-spot")
-    assert rows["cluster.pods.train.deadline_minutes"] == (1440, "default"), "not the default of other pods"
-    assert rows["cluster.pods.coordinator.avoid.cloud.google.com/gke-spot"] == ("true", "cluster.pods.train")
+    assert rows["cluster.pods.train.node_selector.cloud.google.com/gke-spot"] == (
+        "true",
+        "preset gke-spot",
+    )
+    assert rows["cluster.pods.train.deadline_minutes"] == (
+        1440,
+        "default",
+    ), "not the default of other pods"
+    assert rows["cluster.pods.coordinator.avoid.cloud.google.com/gke-spot"] == (
+        "true",
+        "cluster.pods.train",
+    )
     assert rows["cluster.pods.prepare.image"] == ("ours:1", "cluster.image")
     assert rows["cluster.pods.deploy.cpu"] == ("3", str(file))
-    assert {path.split(".")[2] for path in rows if path.startswith("cluster.pods.")} >= {"executor", "serve", "verify"}
+
+    assert {path.split(".")[2] for path in rows if path.startswith("cluster.pods.")} >= {
+        "executor",
+        "serve",
+        "verify",
+    }
 
 
 @pytest.mark.parametrize(
@@ -63,13 +80,21 @@ def test_pods_are_shown_with_the_values_that_are_rendered(tmp_path: Path) -> Non
         (SMALL, ["train.workrs=3"], ["--set train.workrs=3", 'Did you mean "workers"?']),
         (SMALL, ["train.workers=many"], ["train.workers is 'many'", "integer"]),
         (SMALL, ["train.workers"], ["must be KEY=VALUE"]),
-        (SMALL, ["cluster.pods.train.gpuz=1"], ["cluster.pods.train.gpuz is not", 'Did you mean "gpus"?']),
+        (
+            SMALL,
+            ["cluster.pods.train.gpuz=1"],
+            ["cluster.pods.train.gpuz is not", 'Did you mean "gpus"?'],
+        ),
         (SMALL, ["serve.min_replicas=9"], ["min_replicas is 9", "max_replicas (4)"]),
         (SMALL, ["name.x=1"], ["name", "cannot have keys below"]),
         (SMALL, ["train.virtual_workers=2", "train.workers=3"], ["train.virtual_workers (2)"]),
         (SMALL, ["train.patience=3"], ["train.patience is 3: it needs a validation loss"]),
         (SMALL, ["train.validation=2"], ["train.validation is '2': it must be a share"]),
-        (SMALL, ["train.validation=workload"], ["but steps.fraud does not define a validation split"]),
+        (
+            SMALL,
+            ["train.validation=workload"],
+            ["but steps.fraud does not define a validation split"],
+        ),
         ({"name": "demo", "workload": "steps.fraud"}, [], ["data is missing"]),
         ({"name": "demo"}, [], ["workload is missing"]),
         (SMALL | {"data": None}, [], ["data"]),
@@ -79,7 +104,11 @@ def test_pods_are_shown_with_the_values_that_are_rendered(tmp_path: Path) -> Non
         ("a: [1", [], ["is not YAML"]),
         ("", [], ["must be a mapping"]),
         ({"apiVersion": "argoproj.io/v1alpha1"}, [], ["--manifest"]),
-        ("name: a\ntrain: {workers: 2}\ntrain: {epochs: 3}\n", [], ['the key "train" is duplicated', "line 3"]),
+        (
+            "name: a\ntrain: {workers: 2}\ntrain: {epochs: 3}\n",
+            [],
+            ['the key "train" is duplicated', "line 3"],
+        ),
         (SMALL, ["train.learning_rate=.inf"], ["train.learning_rate is '.inf'", "number"]),
         (SMALL, ["train.learning_rate=1e400"], ["train.learning_rate is '1e400'", "finite"]),
         (
@@ -99,7 +128,8 @@ def test_an_error_in_a_config_names_file_key_and_rule(
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-# key=VALUE, the value as YAML → the beginning of the error, after the file's name, and a word of its rest
+# key=VALUE, the value as YAML → the beginning of the error, after the file's name, and a word of
+# its rest
 WRONG = {
     "train.workers=0": ("train.workers is 0: ", "greater than or equal to 1"),
     "train.workers=2.5": ("train.workers is 2.5: ", "integer"),
@@ -110,7 +140,10 @@ WRONG = {
         "train: train.max_workers is 99: it must be at most train.virtual_workers (8).",
         "Lower it",
     ),
-    "train.min_workers=5": ("train: train.workers is 2: it must lie between train.min_workers (5)", "max_workers (2)"),
+    "train.min_workers=5": (
+        "train: train.workers is 2: it must lie between train.min_workers (5)",
+        "max_workers (2)",
+    ),
     "train.epochs=ten": ("train.epochs is 'ten': ", "number"),
     "train.epochs=2026-01-01": ("train.epochs is '2026-01-01': ", "number"),
     "train.epochs=.nan": ("train.epochs is nan: ", "finite"),
@@ -122,16 +155,28 @@ WRONG = {
     "train.seed=-1": ("train.seed is -1: ", "greater than or equal to 0"),
     "train.keep_checkpoints=1": ("train.keep_checkpoints is 1: ", "greater than or equal to 2"),
     "train.keep_best=maybe": ("train.keep_best is 'maybe': ", "boolean"),
-    "train.fingerprint={torhc: '2'}": ("train.fingerprint.torhc is 'torhc': ", 'Did you mean "torch"?'),
+    "train.fingerprint={torhc: '2'}": (
+        "train.fingerprint.torhc is 'torhc': ",
+        'Did you mean "torch"?',
+    ),
     "train=3": ("train is 3: ", "dictionary"),
     "train=": ("train is empty: give it keys, or remove it.", ""),
     "train=[workers]": ("train is ['workers']: ", "dictionary"),
     "gate.minmum={ap: .9}": ("gate.minmum is not a known key.", 'Did you mean "minimum"?'),
     "gate.minimum=0.9": ("gate.minimum is 0.9: ", "dictionary"),
     "gate.minimum={ap: high}": ("gate.minimum.ap is 'high': ", "number"),
-    "gate.minimum={app: .9}": ("gate.minimum.app: the workload does not define this metric.", 'Did you mean "ap"?'),
-    "gate.maximum={ap: .5}": ("gate.maximum.ap without gate.minimum.ap: higher is better for ap", "Set gate.minimum"),
-    "gate={minimum: {ap: .9}, maximum: {ap: .5}}": ("gate.minimum.ap is 0.9 and gate.maximum.ap is 0.5: no value", ""),
+    "gate.minimum={app: .9}": (
+        "gate.minimum.app: the workload does not define this metric.",
+        'Did you mean "ap"?',
+    ),
+    "gate.maximum={ap: .5}": (
+        "gate.maximum.ap without gate.minimum.ap: higher is better for ap",
+        "Set gate.minimum",
+    ),
+    "gate={minimum: {ap: .9}, maximum: {ap: .5}}": (
+        "gate.minimum.ap is 0.9 and gate.maximum.ap is 0.5: no value",
+        "",
+    ),
     "gate.confidence=95": ("gate.confidence is 95: ", "less than 1"),
     "gate.tolerance=-1": ("gate.tolerance is -1: ", "greater than or equal to 0"),
     "gate.resamples=3": ("gate.resamples is 3: ", "greater than or equal to 50"),
@@ -142,9 +187,15 @@ WRONG = {
     "serve.canary={sharse: [1]}": ("serve.canary.sharse is not a known key.", "Did you mean"),
     "serve.max_batch=0": ("serve.max_batch is 0: ", "greater than or equal to 1"),
     "schedule.cron=every day": ("schedule.cron is 'every day': it must have five fields", "not 2"),
-    "schedule.cron=0 25 * * *": ("schedule.cron is '0 25 * * *': the hour is \"25\": it must be * or 0-23", "ranges"),
+    "schedule.cron=0 25 * * *": (
+        "schedule.cron is '0 25 * * *': the hour is \"25\": it must be * or 0-23",
+        "ranges",
+    ),
     "schedule.crom=0 3 * * 1": ("schedule.crom is not a known key.", 'Did you mean "cron"?'),
-    "schedule.timezone=Europe/Pari": ("schedule.timezone is 'Europe/Pari': ", 'Did you mean "Europe/Paris"?'),
+    "schedule.timezone=Europe/Pari": (
+        "schedule.timezone is 'Europe/Pari': ",
+        'Did you mean "Europe/Paris"?',
+    ),
     "notify.format=slak": ("notify.format is 'slak': ", 'Did you mean "slack"?'),
     "notify.events=[failures]": ("notify.events.0 is 'failures': ", 'Did you mean "failure"?'),
     "notify=slack": ("notify is 'slack': ", "dictionary"),
@@ -152,12 +203,21 @@ WRONG = {
     "cluster.image=''": ("cluster.image is '': ", "at least 1 character"),
     "cluster.namespace=My Space": ("cluster.namespace is 'My Space': ", ""),
     "cluster.queue=x y": ("cluster.queue is 'x y': ", ""),
-    "cluster.gang=kueu": ('cluster: cluster.gang is "kueu": this preset does not exist.', 'Did you mean "kueue"?'),
+    "cluster.gang=kueu": (
+        'cluster: cluster.gang is "kueu": this preset does not exist.',
+        'Did you mean "kueue"?',
+    ),
     "cluster.pods=[train]": ("cluster.pods is ['train']: ", "dictionary"),
     "cluster.pods.train=3": ("cluster.pods.train is 3: ", "dictionary"),
-    "cluster.pods.train.gpuz=1": ("cluster.pods.train.gpuz is not a known key.", 'Did you mean "gpus"?'),
+    "cluster.pods.train.gpuz=1": (
+        "cluster.pods.train.gpuz is not a known key.",
+        'Did you mean "gpus"?',
+    ),
     "cluster.pods.train.memory=lots": ("cluster.pods.train.memory is 'lots': ", ""),
-    "cluster.pods.train.preset=gke-spt": ('cluster: cluster.pods.train.preset is "gke-spt": ', 'mean "gke-spot"?'),
+    "cluster.pods.train.preset=gke-spt": (
+        'cluster: cluster.pods.train.preset is "gke-spt": ',
+        'mean "gke-spot"?',
+    ),
     "data={source: x, sorce: y}": ("data.sorce is not a known key.", 'Did you mean "source"?'),
     "data=": ("data is empty: give it keys, or remove it.", ""),
     "data.source=''": ("data.source is '': it must name the raw data", ""),
@@ -172,16 +232,24 @@ WRONG = {
     "name=3": ("name is 3: ", "string"),
     "name=": ("name is None: ", "string"),
     "workload=": ("workload is None: it must be the dotted name of a module.", ""),
-    "workload=steps.frad": ('workload "steps.frad" cannot be imported', 'Did you mean "steps.fraud"?'),
+    "workload=steps.frad": (
+        'workload "steps.frad" cannot be imported',
+        'Did you mean "steps.fraud"?',
+    ),
     "workload=numpy": ('workload "numpy" lacks Data, Model, metrics', "docs/your-own-model.md"),
     "pipeline=": ("pipeline is None: it must be the dotted name of a module.", ""),
-    "pipeline=pipelines.trainin": ('pipeline "pipelines.trainin" cannot be imported', 'mean "pipelines.training"?'),
+    "pipeline=pipelines.trainin": (
+        'pipeline "pipelines.trainin" cannot be imported',
+        'mean "pipelines.training"?',
+    ),
     "pipeline=numpy": ('pipeline "numpy" lacks build', "docs/your-own-pipeline.md"),
 }
 
 
 @pytest.mark.parametrize("setting", WRONG)
-def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(setting: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(
+    setting: str, tmp_path: Path
+) -> None:
     path, _, text = setting.partition("=")
     *sections, last = path.split(".")
     values = inner = yaml.safe_load(yaml.safe_dump(SMALL))
@@ -228,14 +296,24 @@ def test_a_value_has_the_same_meaning_in_file_environment_and_set(
     file = write(tmp_path_factory.mktemp("c") / "c.yaml", SMALL)
     whole = write(file.with_name("w.yaml"), SMALL | {"train": {"workers": workers, "seed": seed}})
     sets = [f"train.workers={workers}", f"train.seed={seed}"] if as_set else []
-    names = {} if as_set else {"REKINDLE_TRAIN__WORKERS": str(workers), "REKINDLE_TRAIN__SEED": str(seed)}
+    if as_set:
+        names = {}
+    else:
+        names = {"REKINDLE_TRAIN__WORKERS": str(workers), "REKINDLE_TRAIN__SEED": str(seed)}
     assert load_config(file, sets, names).config == load_config(whole, [], {}).config
 
 
 def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:
     file = write(tmp_path / "c.yaml", SMALL)
-    with pytest.raises(ConfigError, match=r'REKINDLE_TRIAN__WORKERS: trian is not a known key. Did you mean "train"'):
-        load_config(file, [], {"REKINDLE_TRIAN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere", "REKINDLE_PATH": "x"})
+    with pytest.raises(
+        ConfigError,
+        match=r'REKINDLE_TRIAN__WORKERS: trian is not a known key. Did you mean "train"',
+    ):
+        load_config(
+            file,
+            [],
+            {"REKINDLE_TRIAN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere", "REKINDLE_PATH": "x"},
+        )
 
 
 def test_only_the_first_errors_of_a_config_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
@@ -262,24 +340,31 @@ def test_data_that_pods_cannot_read_is_rejected_with_the_remedy(
     for folder, is_visible in (("here", True), ("elsewhere", False)):
         (tmp_path / folder).mkdir()
         source = write(tmp_path / folder / "a.csv", "")
-        data = load_config(write(tmp_path / "c.yaml", SMALL), [f"data.source={source}"], {}).config.data
+        data = load_config(
+            write(tmp_path / "c.yaml", SMALL), [f"data.source={source}"], {}
+        ).config.data
+
         if is_visible:
             data.check_source()
             continue
+
         # independent of the directory of temporary files
         monkeypatch.setattr("rekindle.workload.POD_PRIVATE", tmp_path)
         with pytest.raises(ConfigError, match=rf"each pod has its own .*rekindle put {source}"):
             data.check_source()
 
 
-def test_a_missing_source_is_reported_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_source_is_reported_before_the_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     (tmp_path / "payments.csv").touch()
     file = write(tmp_path / "c.yaml", SMALL)
     load_config(file, ["data.source=~/payments.csv"], {}).config.data.check_source()
     with pytest.raises(
-        ConfigError, match=r'payment\.csv.: this file or folder does not exist\. Did you mean ".*payments\.csv"'
+        ConfigError,
+        match=r'payment\.csv.: this file or folder does not exist\. Did you mean ".*payments\.csv"',
     ):
         load_config(file, ["data.source=~/payment.csv"], {}).config.data.check_source()
 
@@ -302,11 +387,18 @@ def test_a_module_without_a_workload_is_a_pipeline_or_another_file(
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    demo, source = project.REFERENCE / "configs/demo.yaml", "data.source=s3://KEY:hunter2@bucket/x"
+    demo = project.REFERENCE / "configs/demo.yaml"
+    source = "data.source=s3://KEY:hunter2@bucket/x"
     with pytest.raises(ConfigError, match=r"data\.source is a URL with a password") as caught:
         load_config(demo, [source], {})
+
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"data\.source is 's3://bucket/x'") as caught:
-        load_config(project.REFERENCE / "configs/digits.yaml", [source], {})  # another rule is broken, too
+        # another rule is broken, too
+        load_config(project.REFERENCE / "configs/digits.yaml", [source], {})
+
     assert "hunter2" not in str(caught.value)
-    assert load_config(demo, ["data.source=s3://bucket/a:b@c"], {}).config.data.source == "s3://bucket/a:b@c"
+    assert (
+        load_config(demo, ["data.source=s3://bucket/a:b@c"], {}).config.data.source
+        == "s3://bucket/a:b@c"
+    )

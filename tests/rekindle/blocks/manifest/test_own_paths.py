@@ -1,4 +1,5 @@
-"""Paths in the user's own sections mean the same file in every step, or are refused with the way out."""
+"""Paths in the user's own sections mean the same file in every step, or are refused with the way
+out."""
 
 import sys
 from pathlib import Path
@@ -44,7 +45,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(data: dict) -> str:
-    values = {"name": "demo", "workload": "own_paths_workload", "data": data, "train": {"validation": 0.1}}
+    values = {
+        "name": "demo",
+        "workload": "own_paths_workload",
+        "data": data,
+        "train": {"validation": 0.1},
+    }
     Path("c.yaml").write_text(yaml.safe_dump(values))
     return "c.yaml"
 
@@ -67,7 +73,9 @@ def test_a_path_in_a_config_of_another_project_is_relative_to_that_project(
     monkeypatch.chdir(here)
     data: Any = load_config(file, ["data.tables.others=[a.csv]"], {}).config.data
     assert data.tables.prices == folder / "prices.csv" and data.lookup == folder / "lookup.csv"
-    assert data.tables.others == [here / "a.csv"], "a value of the command line is relative to the working directory"
+    assert data.tables.others == [here / "a.csv"], (
+        "a value of the command line is relative to the working directory"
+    )
 
 
 def test_an_existing_file_or_folder_may_lie_in_another_project(
@@ -79,13 +87,19 @@ def test_an_existing_file_or_folder_may_lie_in_another_project(
     data: Any = load_config(file, [], {}).config.data
     tables = data.tables
     assert tables.files == [folder / "lookup.csv"] and tables.folder == folder
-    with pytest.raises(ConfigError, match=r"data\.tables\.files\.0 is '.*/prices\.csv': Path does not point to a file"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data\.tables\.files\.0 is '.*/prices\.csv': Path does not point to a file",
+    ):
         file.write_text(file.read_text().replace("lookup.csv", "prices.csv"))
         load_config(file, [], {})
 
 
 def test_a_uri_in_a_path_is_refused_because_a_path_changes_it(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.lookup holds a URI, and a Path cannot: declare the field as `str`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data\.lookup holds a URI, and a Path cannot: declare the field as `str`",
+    ):
         load_config(write({"lookup": "s3://raw/lookup.csv"}), [], {})
 
 
@@ -101,7 +115,9 @@ def test_a_text_that_is_a_relative_path_of_a_file_is_a_warning_that_names_the_ke
         assert list(relative_paths(load_config(write({"name": harmless}), [], {}).config)) == []
 
 
-def test_a_file_of_the_data_that_pods_cannot_access_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_data_that_pods_cannot_access_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(write({}), [], {}).config
     check_paths(config)
     monkeypatch.setenv("REKINDLE_PATH", str(folder / "elsewhere"))

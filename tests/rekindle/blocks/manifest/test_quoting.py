@@ -1,4 +1,5 @@
-"""Tags are quoted for the texts in which Argo replaces them; all manifests of the project are examined."""
+"""Tags are quoted for the texts in which Argo replaces them; all manifests of the project are
+examined."""
 
 import json
 import re
@@ -21,7 +22,9 @@ from rekindle.blocks.wiring import Value, WiringError
 from tests.commands import ROOT
 from tests.rendered import VARIANTS
 
-HOSTILE = 'a"}],"containers":[{"name":"b"}],\'\n---\nkind: Pod\\ $(S3_SECRET) $$ || true {{workflow.uid}}'
+HOSTILE = (
+    'a"}],"containers":[{"name":"b"}],\'\n---\nkind: Pod\\ $(S3_SECRET) $$ || true {{workflow.uid}}'
+)
 WRITE = "import json, sys; open('/tmp/value', 'w').write(json.loads(sys.argv[1]))"
 OUTPUT = {"parameters": [{"name": "value", "value": "{{tasks.write.outputs.parameters.value}}"}]}
 BOOLEAN = re.compile(r"[^?]*(==|!=|>|<)[^?]*")  # the value of a comparison is true or false
@@ -42,14 +45,17 @@ PARSED = re.compile(
 
 @cache
 def workflows() -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects of all configs and of a pipeline with every kind of job, each with a label."""
+    """Return the objects of all configs and of a pipeline with every kind of job, each with a
+    label."""
     configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
     other_jobs = ("trees.yaml", ["pipeline=tests.rekindle.blocks.all_jobs"])
     result = list[tuple[str, dict[str, Any]]]()
     for name, settings in (*configs, *VARIANTS, other_jobs):
         config = load_config(ROOT / "configs" / name, settings, environment={}).config
         kinds: tuple[Kind, ...] = get_args(Kind)
-        result += [(f"{name} {' '.join(settings)} {kind}", render_manifest(config, kind)) for kind in kinds]
+        result += [
+            (f"{name} {' '.join(settings)} {kind}", render_manifest(config, kind)) for kind in kinds
+        ]
     return result
 
 
@@ -59,7 +65,9 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
     distinct = dict[str, tuple[str, dict[str, Any]]]()
     for label, workflow in workflows():
         for template in workflow["spec"].get("templates", []):
-            distinct.setdefault(json.dumps(template, sort_keys=True), (f"{label}: {template['name']}", template))
+            distinct.setdefault(
+                json.dumps(template, sort_keys=True), (f"{label}: {template['name']}", template)
+            )
     return list(distinct.values())
 
 
@@ -77,23 +85,30 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def parsed_texts(template: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a template that are parsed after Argo has replaced their tags, each with its kind."""
+    """Yield the texts of a template that are parsed after Argo has replaced their tags, each with
+    its kind."""
     resource = template.get("resource", {})
     yield "json", resource.get("manifest", "")
+
     for condition in ("successCondition", "failureCondition"):
         yield "condition", resource.get(condition, "")
+
     for flag in resource.get("flags", []) if template["name"] != "delete" else []:
         yield "word", flag
+
     for task in template.get("dag", {}).get("tasks", []):
         yield "condition", task.get("when", "")
         if task.get("template") == "delete":
             for parameter in task["arguments"]["parameters"]:
                 yield "word", parameter["value"]
+
     container = template.get("container") or template.get("script") or {}
     for argument in [*container.get("command", []), *container.get("args", [])]:
         yield "argument", argument
+
     for variable in container.get("env", []):
         yield "argument", variable.get("value", "")
+
     yield "none", container.get("source", "")
     yield "none", template.get("podSpecPatch", "")
 
@@ -102,11 +117,15 @@ def is_quoted(kind: str, is_expression: bool, content: str) -> bool:
     if not is_expression:
         return bool(CLOSED.fullmatch(content))
     if kind == "json":
-        return (content.startswith("toJson(") and content.endswith(")[1:-1]")) or bool(INTEGER.fullmatch(content))
+        return (content.startswith("toJson(") and content.endswith(")[1:-1]")) or bool(
+            INTEGER.fullmatch(content)
+        )
     if kind == "argument":
         return content.startswith("replace(") and content.endswith(", '$', '$$')")
     is_word = content.startswith("sprig.regexFind(")
-    return is_word or (kind == "condition" and bool(BOOLEAN.fullmatch(content) or INTEGER.fullmatch(content)))
+    return is_word or (
+        kind == "condition" and bool(BOOLEAN.fullmatch(content) or INTEGER.fullmatch(content))
+    )
 
 
 def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
@@ -115,7 +134,9 @@ def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
         for kind, parsed in parsed_texts(template):
             for sign, content in TAG.findall(parsed):
                 found.add(kind)
-                assert is_quoted(kind, bool(sign), content), f"{label}: the tag {content} is not quoted ({kind})"
+                assert is_quoted(kind, bool(sign), content), (
+                    f"{label}: the tag {content} is not quoted ({kind})"
+                )
     assert found == {"json", "condition", "word", "argument"}
 
 
@@ -144,7 +165,9 @@ def _job_texts() -> Iterator[str]:
 def find_containers(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield from value.get("containers", [])
-    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+    for child in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    ):
         yield from find_containers(child)
 
 
@@ -153,29 +176,41 @@ def test_a_hostile_value_does_not_change_the_structure_of_any_manifest() -> None
     for label, template in manifests():
         text = template.get("resource", {}).get("manifest", "")
         names = set(re.findall(r"(?:inputs|workflow)\.parameters\.(\w+)", text))
+
         integers = set(re.findall(r"asInt\(inputs\.parameters\.(\w+)\)", text))
         if not names - integers:
             continue
+
         count += 1
         rendered = []
+
         for value in ("x", HOSTILE):
             scope = {"workflow.name": "w", "workflow.creationTimestamp.s": "1"}
-            scope |= {f"inputs.parameters.{name}": "3" if name in integers else value for name in names}
-            scope["workflow.parameters.cached"] = json.dumps({"prepare": {"at": value}, "reuse": value})
+            scope.update(
+                {f"inputs.parameters.{name}": "3" if name in integers else value for name in names}
+            )
+            scope["workflow.parameters.cached"] = json.dumps(
+                {"prepare": {"at": value}, "reuse": value}
+            )
             rendered.append(json.loads(substitute(text, scope)))
+
         assert shape(rendered[0]) == shape(rendered[1]), label
         escaped = HOSTILE.replace("$", "$$")
         assert any(HOSTILE in leaf or escaped in leaf for leaf in leaves(rendered[1])), label
+
         for container in find_containers(rendered[1]):
             for argument in container.get("args", []):
                 assert HOSTILE not in argument, f"{label}: the kubelet would expand {argument}"
+
     assert count >= 5
 
 
 def shape(value: Any) -> Any:
     if isinstance(value, dict):
         return [shape(child) for child in value.values()]
-    return [shape(child) for child in value] if isinstance(value, list) else type(value).__name__
+    if isinstance(value, list):
+        return [shape(child) for child in value]
+    return type(value).__name__
 
 
 def leaves(value: Any) -> list[str]:
@@ -188,9 +223,13 @@ def leaves(value: Any) -> list[str]:
     return [leaf for child in children for leaf in leaves(child)]
 
 
-@pytest.mark.parametrize("text", [HOSTILE, "' == '", '" || "a" == "a', "--all", "-f", "a b", "\\", "a\n"])
+@pytest.mark.parametrize(
+    "text", [HOSTILE, "' == '", '" || "a" == "a', "--all", "-f", "a b", "\\", "a\n"]
+)
 def test_a_value_that_is_not_a_word_is_empty_in_a_condition(text: str) -> None:
-    condition = substitute(as_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text})
+    condition = substitute(
+        as_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text}
+    )
     assert condition == "'' == 'a'" and not should_execute(condition)
 
 
@@ -204,26 +243,44 @@ def test_a_key_that_would_change_the_expression_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "demo-4k2xp/train", "cards-0a1b-1faa94"])
 def test_a_word_is_unchanged_in_a_condition(text: str) -> None:
-    assert substitute(as_word("'{{item.server}}'"), {"item.server": text, "item": "{}"}) == f"'{text}'"
+    assert (
+        substitute(as_word("'{{item.server}}'"), {"item.server": text, "item": "{}"}) == f"'{text}'"
+    )
 
 
 @pytest.mark.parametrize("text", ["$(S3_SECRET)", "$$(S3_SECRET)", "$$", "5 $", "$(a)$$(b)$$$(c)"])
 def test_an_argument_is_passed_unchanged_by_the_kubelet(text: str) -> None:
-    argument = substitute(in_argument("--a=$(b){{inputs.parameters.x}}"), {"inputs.parameters.x": text})
-    assert expand_variables(argument, {"S3_SECRET": "s", "a": "1", "b": "2", "c": "3"}) == f"--a=$(b){text}"
+    argument = substitute(
+        in_argument("--a=$(b){{inputs.parameters.x}}"), {"inputs.parameters.x": text}
+    )
+    assert (
+        expand_variables(argument, {"S3_SECRET": "s", "a": "1", "b": "2", "c": "3"})
+        == f"--a=$(b){text}"
+    )
 
 
 def test_a_value_that_is_not_an_integer_is_refused_in_a_manifest() -> None:
     text = render({"replicas": number("n"), "next": "{{inputs.parameters.n}}"})
-    assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {"replicas": 3, "next": "3"}
+    assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
+        "replicas": 3,
+        "next": "3",
+    }
     with pytest.raises(json.JSONDecodeError):
         json.loads(substitute(text, {"inputs.parameters.n": '3, "evil": 1'}))
 
 
 def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
-    """The tags in an output are replaced by Argo itself, so a step refuses them (rekindle/step.py)."""
+    """The tags in an output are replaced by Argo itself, so a step refuses them
+    (rekindle/step.py)."""
     hostile = HOSTILE.replace("{{workflow.uid}}", "}}")
-    object_ = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"text": text("value")}}
+
+    object_ = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "c"},
+        "data": {"text": text("value")},
+    }
+
     templates = [
         {
             "name": "main",
@@ -237,7 +294,10 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
             },
             "outputs": {
                 "parameters": [
-                    {"name": "object", "valueFrom": {"parameter": "{{tasks.read.outputs.parameters.text}}"}},
+                    {
+                        "name": "object",
+                        "valueFrom": {"parameter": "{{tasks.read.outputs.parameters.text}}"},
+                    },
                     {"name": "pod", "valueFrom": {"parameter": "{{tasks.pod.outputs.result}}"}},
                 ]
             },
@@ -259,7 +319,9 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
         {
             "name": "read",
             "resource": {"action": "get", "flags": ["configmap/c"]},
-            "outputs": {"parameters": [{"name": "text", "valueFrom": {"jsonPath": "{.data.text}"}}]},
+            "outputs": {
+                "parameters": [{"name": "text", "valueFrom": {"jsonPath": "{.data.text}"}}]
+            },
         },
         {
             "name": "pod",
@@ -272,20 +334,37 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
             },
         },
     ]
-    workflow = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
+
+    workflow = {
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {"entrypoint": "main", "templates": templates},
+    }
+
     assert argolocal.run(workflow).outputs == {"object": hostile, "pod": hostile}
 
 
-@pytest.mark.parametrize("value", [HOSTILE.replace("{{workflow.uid}}", "}}"), 'a", "admin": "yes', "0.930", "ä\n"])
+@pytest.mark.parametrize(
+    "value", [HOSTILE.replace("{{workflow.uid}}", "}}"), 'a", "admin": "yes', "0.930", "ä\n"]
+)
 def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
-    mapping = {"note": text("value"), "{{workflow.name}}": [text("value"), 1], "number": "{{=asFloat('0.25') * 2}}"}
+    mapping = {
+        "note": text("value"),
+        "{{workflow.name}}": [text("value"), 1],
+        "number": "{{=asFloat('0.25') * 2}}",
+    }
+
     templates = [
         {
             "name": "main",
             "dag": {
                 "tasks": [{"name": "pod", "template": "pod", "arguments": {"parameters": []}}],
             },
-            "outputs": {"parameters": [{"name": "json", "valueFrom": {"parameter": "{{tasks.pod.outputs.result}}"}}]},
+            "outputs": {
+                "parameters": [
+                    {"name": "json", "valueFrom": {"parameter": "{{tasks.pod.outputs.result}}"}}
+                ]
+            },
         },
         {
             "name": "pod",
@@ -297,11 +376,19 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
             },
         },
     ]
-    workflow = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
+
+    workflow = {
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {"entrypoint": "main", "templates": templates},
+    }
+
     expected = {"note": value, "w": [value, 1], "number": "0.5"}
     assert json.loads(argolocal.run(workflow).outputs["json"]) == expected
 
 
 def test_tags_with_valid_names_are_readable_in_a_manifest() -> None:
     assert in_json({"name": "{{workflow.name}}-train"}) == {"name": "{{workflow.name}}-train"}
-    assert in_json(["{{inputs.parameters.run-id}}"]) == ["{{=toJson(inputs.parameters['run-id'])[1:-1]}}"]
+    assert in_json(["{{inputs.parameters.run-id}}"]) == [
+        "{{=toJson(inputs.parameters['run-id'])[1:-1]}}"
+    ]

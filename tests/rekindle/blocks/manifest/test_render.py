@@ -1,4 +1,5 @@
-"""A manifest is deterministic, its hash covers everything that affects the result, and it contains no secrets."""
+"""A manifest is deterministic, its hash covers everything that affects the result, and it contains
+no secrets."""
 
 import base64
 import copy
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 
 from argolocal.language.yaml_text import parse_one
 from rekindle.blocks.manifest.config import Config, load_config
-from rekindle.blocks.manifest.render import Kind, check_golden, manifest_sha256, order_keys, render_manifest, to_yaml
+from rekindle.blocks.manifest.render import (
+    Kind,
+    check_golden,
+    manifest_sha256,
+    order_keys,
+    render_manifest,
+    to_yaml,
+)
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 KINDS: tuple[Kind, ...] = ("workflow", "template", "cron")
@@ -35,7 +43,8 @@ def workflow(config: Config) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["workflow", "cron"])
 def test_the_manifest_matches_the_golden_file(kind: Kind, config: Config) -> None:
-    """REGENERATE=1 pytest tests/rekindle/blocks/manifest/test_render.py updates the golden manifests."""
+    """REGENERATE=1 pytest tests/rekindle/blocks/manifest/test_render.py updates the golden
+    manifests."""
     check_golden(render_manifest(config, kind), GOLDEN / f"{kind}.yaml")
 
 
@@ -47,11 +56,21 @@ def test_the_yaml_has_the_same_content_as_the_manifest(kind: Kind, config: Confi
 
 def test_a_recorded_config_renders_the_same_manifest(tmp_path: Path) -> None:
     pods = {"train": {"cpu": "50m", "preset": ["small"]}, "evaluate": {"memory": "1Gi"}}
-    cluster = {"image": "registry/rekindle@sha256:1f", "pods": pods, "presets": {"small": {"memory": "3Gi"}}}
-    given, recorded = tmp_path / "given.yaml", tmp_path / "recorded.yaml"
-    given.write_text(yaml.safe_dump(yaml.safe_load((GOLDEN / "config.yaml").read_text()) | {"cluster": cluster}))
+    cluster = {
+        "image": "registry/rekindle@sha256:1f",
+        "pods": pods,
+        "presets": {"small": {"memory": "3Gi"}},
+    }
+
+    given = tmp_path / "given.yaml"
+    recorded = tmp_path / "recorded.yaml"
+    given.write_text(
+        yaml.safe_dump(yaml.safe_load((GOLDEN / "config.yaml").read_text()) | {"cluster": cluster})
+    )
     manifest = render_manifest(load_config(given, environment={}).config)
-    (text,) = (p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "config")
+    (text,) = (
+        p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "config"
+    )
     recorded.write_text(text)
     again = render_manifest(load_config(recorded, environment={}).config)
     assert manifest_sha256(again) == manifest_sha256(manifest)
@@ -60,19 +79,31 @@ def test_a_recorded_config_renders_the_same_manifest(tmp_path: Path) -> None:
 def test_another_process_renders_the_same_bytes() -> None:
     """The manifest does not depend on the order of sets or on the environment."""
     script = (
-        "import sys; from pathlib import Path; from rekindle.blocks.manifest.config import load_config;"
-        "from rekindle.blocks.manifest.render import render_manifest, to_yaml;"
-        "sys.stdout.write(to_yaml(render_manifest(load_config(Path(sys.argv[1]), environment={}).config)))"
+        "import sys; from pathlib import Path; from rekindle.blocks.manifest.config import"
+        " load_config;from rekindle.blocks.manifest.render import render_manifest,"
+        " to_yaml;sys.stdout.write(to_yaml(render_manifest(load_config(Path(sys.argv[1]),"
+        " environment={}).config)))"
     )
+
     outputs = set()
+
     for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "S3_ENDPOINT_URL": f"http://10.0.0.{seed}:9000"}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "S3_ENDPOINT_URL": f"http://10.0.0.{seed}:9000",
+        }
         command = [sys.executable, "-c", script, str(GOLDEN / "config.yaml")]
-        outputs.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+        outputs.add(
+            subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+        )
+
     assert len(outputs) == 1
 
 
-def test_manual_and_scheduled_runs_have_the_same_hash(config: Config, workflow: dict[str, Any]) -> None:
+def test_manual_and_scheduled_runs_have_the_same_hash(
+    config: Config, workflow: dict[str, Any]
+) -> None:
     template = render_manifest(config, "template")
     assert template["spec"] == workflow["spec"]
     assert manifest_sha256(template) == manifest_sha256(workflow)
@@ -84,11 +115,15 @@ def test_a_run_has_the_hash_of_its_manifest(workflow: dict[str, Any]) -> None:
     assert len(parameters["config_hash"]) == 64
 
 
-def test_a_run_contains_its_config_and_a_manifest_to_repeat_it(config: Config, workflow: dict[str, Any]) -> None:
+def test_a_run_contains_its_config_and_a_manifest_to_repeat_it(
+    config: Config, workflow: dict[str, Any]
+) -> None:
     parameters = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
     assert type(config).model_validate_json(parameters["config"]) == config
     again = yaml.safe_load(zlib.decompress(base64.b64decode(parameters["manifest"])))
-    assert [p.pop("value") for p in again["spec"]["arguments"]["parameters"] if p["name"] == "manifest"] == [""]
+    assert [
+        p.pop("value") for p in again["spec"]["arguments"]["parameters"] if p["name"] == "manifest"
+    ] == [""]
     same = copy.deepcopy(workflow)
     del next(p for p in same["spec"]["arguments"]["parameters"] if p["name"] == "manifest")["value"]
     assert again == same
@@ -104,18 +139,26 @@ def test_the_hash_does_not_cover_provenance(workflow: dict[str, Any]) -> None:
     assert manifest_sha256(other) != manifest_sha256(workflow)
 
 
-@pytest.mark.parametrize("change", ["train.seed=12", "data.test_weeks=3", "cluster.image=b:1", "gate.tolerance=0.2"])
-def test_a_setting_that_affects_the_result_changes_the_hash(change: str, workflow: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", ["train.seed=12", "data.test_weeks=3", "cluster.image=b:1", "gate.tolerance=0.2"]
+)
+def test_a_setting_that_affects_the_result_changes_the_hash(
+    change: str, workflow: dict[str, Any]
+) -> None:
     changed = load_config(GOLDEN / "config.yaml", [change], environment={}).config
     assert manifest_sha256(render_manifest(changed)) != manifest_sha256(workflow)
 
 
 def test_the_hash_does_not_cover_the_schedule(workflow: dict[str, Any]) -> None:
-    changed = load_config(GOLDEN / "config.yaml", ["schedule.cron=0 4 * * *"], environment={}).config
+    changed = load_config(
+        GOLDEN / "config.yaml", ["schedule.cron=0 4 * * *"], environment={}
+    ).config
     assert manifest_sha256(render_manifest(changed)) == manifest_sha256(workflow)
 
 
-def test_a_manifest_contains_neither_addresses_nor_credentials(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_contains_neither_addresses_nor_credentials(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secrets = {
         "S3_ENDPOINT_URL": "http://127.0.0.1:45871",
         "S3_BUCKET": "bucket-45871",
@@ -125,6 +168,7 @@ def test_a_manifest_contains_neither_addresses_nor_credentials(config: Config, m
     }
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
+
     for kind in KINDS:
         text = to_yaml(render_manifest(config, kind))
         assert not [name for name in secrets if name in text]
@@ -141,7 +185,9 @@ def test_a_workflow_without_the_parameters_of_rekindle_can_be_hashed() -> None:
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -152,7 +198,9 @@ def test_any_text_survives_a_round_trip_through_yaml(values: dict[str, Any]) -> 
     assert order_keys(values) == values
 
 
-@pytest.mark.parametrize("text", ["1e-05", "0o7", ".5", "y", "N", "on", "1_000", "1:30", "2024-01-01", "~"])
+@pytest.mark.parametrize(
+    "text", ["1e-05", "0o7", ".5", "y", "N", "on", "1_000", "1:30", "2024-01-01", "~"]
+)
 def test_kubernetes_reads_a_text_of_the_manifest_as_a_text(text: str) -> None:
     values = {"value": text, "values": [text, 8, 1e-05, -1.5, True]}
     assert parse_one(to_yaml(values), "it") == values

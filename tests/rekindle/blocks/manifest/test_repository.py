@@ -49,10 +49,14 @@ def change_stat(file: Path) -> None:
     os.utime(file, (1, 1))
 
 
-def test_reading_and_checking_out_an_untrusted_repository_runs_no_program(stranger: Folder, tmp_path: Path):
+def test_reading_and_checking_out_an_untrusted_repository_runs_no_program(
+    stranger: Folder, tmp_path: Path
+):
     commit = find_commit("HEAD")
     assert git_sha() == f"{commit}-dirty"
-    assert (check_out(commit, tmp_path / "out") / "pyproject.toml").read_text() == "[tool.rekindle]\n"
+    assert (
+        check_out(commit, tmp_path / "out") / "pyproject.toml"
+    ).read_text() == "[tool.rekindle]\n"
     assert find_commit("0" * 40) == ""
     assert stranger.executed() == set()
     assert stranger.listener.connections == 0
@@ -65,7 +69,9 @@ def test_the_programs_of_the_untrusted_repository_would_run(stranger: Folder):
     assert {"git include", "git filter.evil.process"} <= stranger.executed()
 
 
-def test_missing_objects_of_an_untrusted_partial_clone_are_not_fetched(stranger: Folder, tmp_path: Path):
+def test_missing_objects_of_an_untrusted_partial_clone_are_not_fetched(
+    stranger: Folder, tmp_path: Path
+):
     commit = find_commit("HEAD")
     blob = git(stranger.root, "rev-parse", "HEAD:pyproject.toml").strip()
     (stranger.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
@@ -74,7 +80,9 @@ def test_missing_objects_of_an_untrusted_partial_clone_are_not_fetched(stranger:
     assert stranger.executed() == set()
 
 
-@pytest.mark.parametrize("name", ["HEAD", "config", "index", "packed-refs", "shallow", "commondir", "info/attributes"])
+@pytest.mark.parametrize(
+    "name", ["HEAD", "config", "index", "packed-refs", "shallow", "commondir", "info/attributes"]
+)
 def test_a_fifo_or_a_device_in_the_repository_does_not_block(repository: Path, name: str):
     file = repository / ".git" / name
     for make in (lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
@@ -91,18 +99,36 @@ def test_variables_of_the_environment_do_not_change_the_repository(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     expected = head(repository)
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_EXTERNAL_DIFF"):
+    for name in (
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_EXTERNAL_DIFF",
+    ):
         monkeypatch.setenv(name, str(tmp_path / "other"))
     monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'core.fsmonitor=touch canary'")
     assert git_sha() == expected
     assert not (repository / "canary").exists()
 
 
-def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_clones_of_every_kind_are_read(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     expected = head(repository)
     git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD~1")
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{repository}", "shallow")
-    git(tmp_path, "clone", "-q", "--separate-git-dir", str(tmp_path / "elsewhere"), str(repository), "separate")
+
+    git(
+        tmp_path,
+        "clone",
+        "-q",
+        "--separate-git-dir",
+        str(tmp_path / "elsewhere"),
+        str(repository),
+        "separate",
+    )
+
     git(tmp_path, "clone", "-q", str(repository), "packed")
     git(tmp_path / "packed", "pack-refs", "--all")
     git(tmp_path, "clone", "-q", str(repository), "split")
@@ -110,14 +136,36 @@ def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeyp
     git(tmp_path, "clone", "-q", str(repository), "sparse")
     git(tmp_path / "sparse", "sparse-checkout", "set", "--sparse-index", "folder")
     git(tmp_path, "init", "-q", "outer")
-    git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(repository), "inner")
+
+    git(
+        tmp_path / "outer",
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "add",
+        "-q",
+        str(repository),
+        "inner",
+    )
+
     git(tmp_path / "outer", "commit", "-qm", "outer")
-    clones = ("shallow", "separate", "packed", "split", "sparse", "outer/inner", "outer", "worktree")
+
+    clones = (
+        "shallow",
+        "separate",
+        "packed",
+        "split",
+        "sparse",
+        "outer/inner",
+        "outer",
+        "worktree",
+    )
     for name in clones:
         folder = tmp_path / name
         monkeypatch.chdir(folder)
         assert git_sha() == head(folder), name
         assert find_commit("HEAD") == head(folder), name
+
         if name != "outer":
             out = check_out(head(folder), tmp_path / f"out-{name.replace('/', '-')}")
             assert (out / "file").read_text() == ("one\n" if name == "worktree" else "two\n")
@@ -125,6 +173,7 @@ def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeyp
             assert git_sha() == head(folder), name
             (folder / "file").write_text("three\n")
             assert git_sha() == f"{head(folder)}-dirty", name
+
     assert head(tmp_path / "shallow") == expected
     monkeypatch.chdir(tmp_path / "outer")
     git(tmp_path / "outer/inner", "checkout", "-q", "-f", "HEAD~1")
@@ -132,13 +181,18 @@ def test_clones_of_every_kind_are_read(repository: Path, tmp_path: Path, monkeyp
 
 
 def test_objects_of_another_repository_are_not_read(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
     monkeypatch.chdir(tmp_path / "shared")
     assert git_sha() == ""
     assert "warning: the manifest does not name a commit" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="objects/info/alternates names objects outside of the repository"):
+    with pytest.raises(
+        ConfigError, match="objects/info/alternates names objects outside of the repository"
+    ):
         find_commit("HEAD")
 
     git(tmp_path / "shared", "repack", "-q", "-a", "-d")
@@ -146,14 +200,18 @@ def test_objects_of_another_repository_are_not_read(
     assert git_sha() == find_commit("HEAD") == head(repository)
 
 
-def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(repository: Path, tmp_path: Path):
+def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(
+    repository: Path, tmp_path: Path
+):
     content = b"weights" * 1000
     oid = hashlib.sha256(content).hexdigest()
     stored = repository / ".git/lfs/objects" / oid[:2] / oid[2:4] / oid
     stored.parent.mkdir(parents=True)
     stored.write_bytes(content)
     outside = tmp_path / "outside"
-    outside.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n")
+    outside.write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n"
+    )
     pointer = outside.read_text()
     (repository / "a.bin").symlink_to(outside)
     git(repository, "add", "-A")
@@ -193,7 +251,9 @@ def test_line_ends_follow_the_settings_of_the_user_and_the_repository(
     assert (check_out(head(repository), tmp_path / "out") / "file").read_bytes() == b"two\r\n"
 
 
-def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(repository: Path, tmp_path: Path):
+def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(
+    repository: Path, tmp_path: Path
+):
     content = b"weights" * 1000
     oid = hashlib.sha256(content).hexdigest()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n"
@@ -223,5 +283,7 @@ def test_objects_behind_a_link_are_not_read(repository: Path, tmp_path: Path, pa
     if linked.is_dir():
         shutil.rmtree(linked)
     linked.symlink_to(other / ".git/objects" / part)
-    with pytest.raises(ConfigError, match=rf"objects/?{part} is a link to objects outside of the repository"):
+    with pytest.raises(
+        ConfigError, match=rf"objects/?{part} is a link to objects outside of the repository"
+    ):
         find_commit("HEAD")

@@ -21,7 +21,8 @@ def schedule(**values: Any) -> ScheduleConfig:
 
 def test_the_schedule_refers_to_the_template_and_passes_only_the_time() -> None:
     config = load_config(GOLDEN / "config.yaml", environment={}).config
-    template, cron = render_manifest(config, "template"), render_manifest(config, "cron")
+    template = render_manifest(config, "template")
+    cron = render_manifest(config, "cron")
     assert cron["spec"]["workflowMetadata"] == {
         "labels": cron["metadata"]["labels"]
     }  # commands find its runs by these labels
@@ -32,7 +33,9 @@ def test_the_schedule_refers_to_the_template_and_passes_only_the_time() -> None:
 
 
 def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> None:
-    spec = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config, "cron")["spec"]
+    spec = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config, "cron")[
+        "spec"
+    ]
     assert spec["concurrencyPolicy"] == "Forbid"
     assert spec["startingDeadlineSeconds"] == 3600
     assert (spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (3, 3)
@@ -40,16 +43,26 @@ def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> Non
     assert "schedule" not in spec  # Argo 4 supports only the list
 
 
-@pytest.mark.parametrize("cron", ["0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *"])
+@pytest.mark.parametrize(
+    "cron", ["0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *"]
+)
 def test_schedules_that_argo_supports_are_accepted(cron: str) -> None:
     assert schedule(cron=cron).cron == cron
 
 
 @pytest.mark.parametrize(
     "cron, names",
-    [("0 25 * * 1", "hour"), ("60 3 * * 1", "minute"), ("0 3 0 * *", "day of the month"), ("0 3 * 13 *", "month"),
-     ("0 3 * * 7", "day of the week"), ("0 3 * *", "five fields"), ("weekly", "five"), ("0 3 * * 1 2026", "five")],
-)  # fmt: skip
+    [
+        ("0 25 * * 1", "hour"),
+        ("60 3 * * 1", "minute"),
+        ("0 3 0 * *", "day of the month"),
+        ("0 3 * 13 *", "month"),
+        ("0 3 * * 7", "day of the week"),
+        ("0 3 * *", "five fields"),
+        ("weekly", "five"),
+        ("0 3 * * 1 2026", "five"),
+    ],
+)
 def test_an_error_in_a_schedule_names_the_field(cron: str, names: str) -> None:
     with pytest.raises(ValidationError, match=names):
         schedule(cron=cron)

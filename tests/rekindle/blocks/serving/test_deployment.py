@@ -17,9 +17,12 @@ from rekindle.blocks.serving.service import service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, ServeConfig
 
-MANIFEST = render_manifest(load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config)
+MANIFEST = render_manifest(
+    load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config
+)
 
-CLUSTER, SERVE = ClusterConfig.model_validate({}), ServeConfig.model_validate({"min_replicas": 2})
+CLUSTER = ClusterConfig.model_validate({})
+SERVE = ServeConfig.model_validate({"min_replicas": 2})
 
 
 def server_pod(serve: ServeConfig = SERVE, cluster: ClusterConfig = CLUSTER) -> Any:
@@ -28,7 +31,9 @@ def server_pod(serve: ServeConfig = SERVE, cluster: ClusterConfig = CLUSTER) -> 
 
 def status(reason: str, **counts: int) -> dict[str, Any]:
     available = {"type": "Available", "reason": "MinimumReplicasAvailable"}
-    return {"status": {"conditions": [available, {"type": "Progressing", "reason": reason}], **counts}}
+    return {
+        "status": {"conditions": [available, {"type": "Progressing", "reason": reason}], **counts}
+    }
 
 
 OLD_AND_NEW = {"replicas": 2, "availableReplicas": 1, "unavailableReplicas": 1}
@@ -39,42 +44,72 @@ ONE_OF_THREE_IS_NEW = {"replicas": 3, "updatedReplicas": 1, "availableReplicas":
     "name, document, expected",
     [
         ("just applied", {"status": {}}, None),
-        ("first pod starts", status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1), None),
-        ("first pod ready", status("NewReplicaSetAvailable", replicas=1, availableReplicas=1), True),
+        (
+            "first pod starts",
+            status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1),
+            None,
+        ),
+        (
+            "first pod ready",
+            status("NewReplicaSetAvailable", replicas=1, availableReplicas=1),
+            True,
+        ),
         ("two old pods still serve", status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
         ("old pod serves, new pod starts", status("ReplicaSetUpdated", **OLD_AND_NEW), None),
         ("new pod never becomes ready", status("ProgressDeadlineExceeded", **OLD_AND_NEW), False),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_rollout_succeeds_when_the_new_pods_are_ready(name: str, document: Any, expected: bool | None) -> None:
+def test_a_rollout_succeeds_when_the_new_pods_are_ready(
+    name: str, document: Any, expected: bool | None
+) -> None:
     assert evaluate_conditions(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
 def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> None:
-    """Argo evaluates the conditions immediately, maybe before the controller has observed the new Deployment."""
+    """Argo evaluates the conditions immediately, maybe before the controller has observed the new
+    Deployment."""
     story = yaml.safe_load((Path(__file__).parents[1] / "statuses/Deployment.yaml").read_text())
     seen = [story["failed"][-1], *story["rollout"]]  # the end of the old rollout, then the new one
-    assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [
+
+    assert [
+        evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen
+    ] == [
         False,
         None,
         True,
     ]
+
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     retry = templates["deployment"]["retryStrategy"]
-    assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
-    assert retry["backoff"]["duration"] == "2s"  # enough time for the controller to observe the new Deployment
+    assert (
+        int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
+    )
+    # enough time for the controller to observe the new Deployment
+    assert retry["backoff"]["duration"] == "2s"
 
 
 def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
-    """Right after an apply, the condition may see the old pods; a slow start must not reject a good model."""
-    old = status("NewReplicaSetAvailable", observedGeneration=1, replicas=1, updatedReplicas=1, availableReplicas=1)
+    """Right after an apply, the condition may see the old pods; a slow start must not reject a good
+    model."""
+    old = status(
+        "NewReplicaSetAvailable",
+        observedGeneration=1,
+        replicas=1,
+        updatedReplicas=1,
+        availableReplicas=1,
+    )
+
     unobserved = old | {"metadata": {"generation": 2}}  # recorded from a cluster
     assert evaluate_conditions(unobserved, SUCCESS, ",".join(FAILURE))[0]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     verify = next(each for each in templates["promote"]["dag"]["tasks"] if each["name"] == "verify")
-    wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}["wait_seconds"]
-    deployment = next(t for t in templates.values() if t["name"] == "deployment")["resource"]["manifest"]
+    wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}[
+        "wait_seconds"
+    ]
+    deployment = next(t for t in templates.values() if t["name"] == "deployment")["resource"][
+        "manifest"
+    ]
     (server,) = json.loads(deployment)["spec"]["template"]["spec"]["containers"]
     probe = server["startupProbe"]
     assert float(wait) >= probe["periodSeconds"] * probe["failureThreshold"]
@@ -90,7 +125,8 @@ def test_the_old_pods_serve_until_the_new_pods_are_ready() -> None:
     slowest = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
     assert slowest < spec["progressDeadlineSeconds"]  # a slow start does not count as a failure
     grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
-    # the kubelet waits until the server has drained, and has answered a request that began at the end of the drain
+    # the kubelet waits until the server has drained, and has answered a request that began at the
+    # end of the drain
     assert grace > SERVE.drain_seconds + SERVE.grace_seconds + SERVE.body_seconds
 
 
@@ -107,11 +143,20 @@ def test_a_release_starts_with_the_minimum_of_the_autoscaler() -> None:
     assert deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]["replicas"] == 2
     spec = autoscaler("cards", SERVE, "cards-1")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
-    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "cards-1"}
+    assert spec["scaleTargetRef"] == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": "cards-1",
+    }
 
 
 def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_one() -> None:
-    values = {"memory_percent": 80, "metrics": {"rekindle_requests_waiting": "4"}, "scale_down_seconds": 60}
+    values = {
+        "memory_percent": 80,
+        "metrics": {"rekindle_requests_waiting": "4"},
+        "scale_down_seconds": 60,
+    }
+
     spec = autoscaler("cards", ServeConfig.model_validate(values), "cards-1")["spec"]
     cpu, memory, waiting = spec["metrics"]
     assert (cpu["resource"]["name"], memory["resource"]["name"]) == ("cpu", "memory")
@@ -125,7 +170,8 @@ def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_o
 def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> None:
     spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     labels = spec["template"]["metadata"]["labels"]
-    budget, address = disruption_budget("cards")["spec"], service("cards", 9000, "cards-1")["spec"]
+    budget = disruption_budget("cards")["spec"]
+    address = service("cards", 9000, "cards-1")["spec"]
     selector = spec["selector"]["matchLabels"]
     assert selector == address["selector"] and selector.items() <= labels.items()
     assert budget["selector"]["matchLabels"].items() < selector.items()
@@ -133,4 +179,6 @@ def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> 
     assert m.PodDisruptionBudgetSpec.model_validate(budget).max_unavailable is not None
     (port,) = address["ports"]
     (container,) = spec["template"]["spec"]["containers"]
-    assert port["port"] == 9000 and container["ports"] == [{"name": port["targetPort"], "containerPort": PORT}]
+    assert port["port"] == 9000 and container["ports"] == [
+        {"name": port["targetPort"], "containerPort": PORT}
+    ]

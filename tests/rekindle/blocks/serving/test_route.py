@@ -29,23 +29,34 @@ def applied(template: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_authentication_proxy() -> None:
+def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_authentication_proxy() -> (
+    None
+):
     proxy = {"nginx.ingress.kubernetes.io/auth-url": "https://login.example.com/oauth2/auth"}
     rendered = templates(
-        HOST, "serve.ingress_class=nginx", "serve.tls_secret=models-tls", f"serve.annotations={json.dumps(proxy)}"
+        HOST,
+        "serve.ingress_class=nginx",
+        "serve.tls_secret=models-tls",
+        f"serve.annotations={json.dumps(proxy)}",
     )
+
     ingress = applied(rendered["route"])
+
     assert (ingress["kind"], ingress["metadata"]["name"], ingress["metadata"]["annotations"]) == (
         "Ingress",
         "cards",
         proxy,
     )
+
     assert ingress["spec"]["ingressClassName"] == "nginx"
     assert ingress["spec"]["tls"] == [{"hosts": ["models.example.com"], "secretName": "models-tls"}]
     (rule,) = ingress["spec"]["rules"]
     assert rule["host"] == "models.example.com"
     backend = {"service": {"name": "cards", "port": {"number": 9000}}}
-    assert [(path["path"], path["pathType"], path["backend"]) for path in rule["http"]["paths"]] == [
+
+    assert [
+        (path["path"], path["pathType"], path["backend"]) for path in rule["http"]["paths"]
+    ] == [
         ("/v1/models/cards:predict", "ImplementationSpecific", backend),
         ("/v1/models/cards", "Prefix", backend),
     ]
@@ -66,7 +77,10 @@ def test_an_http_route_sends_the_requests_of_a_host_from_a_gateway_to_the_servic
 
 def test_the_route_is_applied_only_if_the_new_servers_are_those_of_the_champion() -> None:
     tasks = {task["name"]: task for task in templates(HOST)["switch"]["dag"]["tasks"]}
-    assert tasks["route"]["depends"] == "service" and tasks["route"]["when"] == tasks["service"]["when"]
+    assert (
+        tasks["route"]["depends"] == "service"
+        and tasks["route"]["when"] == tasks["service"]["when"]
+    )
     assert "route" not in templates()
 
 
@@ -75,7 +89,10 @@ def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> No
     assert "route" not in rendered
     for name in ("share", "unshare"):
         route = applied(rendered[name])
-        assert (route["metadata"]["name"], route["spec"]["hostnames"]) == ("cards", ["models.example.com"])
+        assert (route["metadata"]["name"], route["spec"]["hostnames"]) == (
+            "cards",
+            ["models.example.com"],
+        )
     by_pods = templates(HOST, "serve.gateway=edge", "serve.canary={steps: [50, 100]}")
     assert applied(by_pods["route"])["kind"] == "HTTPRoute"
 
@@ -83,7 +100,10 @@ def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> No
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["serve.host=https://models.example.com"], "has the wrong form for: DNS name of the model"),
+        (
+            ["serve.host=https://models.example.com"],
+            "has the wrong form for: DNS name of the model",
+        ),
         (["serve.host=models.example.com:443"], "has the wrong form for: DNS name of the model"),
         (["serve.host=Models.example.com"], "has the wrong form for: DNS name of the model"),
         (["serve.host='*.example.com'"], "has the wrong form for: DNS name of the model"),
@@ -93,9 +113,18 @@ def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> No
         (["serve.gateway=edge"], "gateway has no effect without host: set serve.host"),
         (["serve.tls_secret=tls"], "tls_secret has no effect without host"),
         (["serve.annotations={a: b}"], "annotations has no effect without host"),
-        ([HOST, "serve.gateway=edge", "serve.tls_secret=tls"], "tls_secret belongs to an Ingress, but gateway is set"),
-        ([HOST, "serve.gateway=edge", "serve.ingress_class=x"], "ingress_class belongs to an Ingress"),
-        ([HOST, "serve.canary={gateway: edge}"], 'gateway is "": it must be "edge" like canary.gateway'),
+        (
+            [HOST, "serve.gateway=edge", "serve.tls_secret=tls"],
+            "tls_secret belongs to an Ingress, but gateway is set",
+        ),
+        (
+            [HOST, "serve.gateway=edge", "serve.ingress_class=x"],
+            "ingress_class belongs to an Ingress",
+        ),
+        (
+            [HOST, "serve.canary={gateway: edge}"],
+            'gateway is "": it must be "edge" like canary.gateway',
+        ),
     ],
 )
 def test_wrong_settings_of_a_route_are_rejected(sets: list[str], message: str) -> None:
@@ -105,10 +134,24 @@ def test_wrong_settings_of_a_route_are_rejected(sets: list[str], message: str) -
 
 def test_a_changed_route_is_deployed_also_with_the_same_weights() -> None:
     def servers(*sets: str) -> str:
-        evaluate = next(t for t in templates(*sets)["decide"]["dag"]["tasks"] if t["name"] == "evaluate")
-        return next(p["value"] for p in evaluate["arguments"]["parameters"] if p["name"] == "servers")
+        evaluate = next(
+            t for t in templates(*sets)["decide"]["dag"]["tasks"] if t["name"] == "evaluate"
+        )
+        return next(
+            p["value"] for p in evaluate["arguments"]["parameters"] if p["name"] == "servers"
+        )
 
-    assert len({servers(), servers(HOST), servers(HOST, "serve.gateway=edge"), servers("serve.token=true")}) == 4
+    assert (
+        len(
+            {
+                servers(),
+                servers(HOST),
+                servers(HOST, "serve.gateway=edge"),
+                servers("serve.token=true"),
+            }
+        )
+        == 4
+    )
 
 
 def test_the_token_in_the_environment_does_not_set_a_key_of_the_config() -> None:

@@ -1,4 +1,5 @@
-"""The cause of a failed job of another framework reaches the user: in the status, in `explain` and in notifications."""
+"""The cause of a failed job of another framework reaches the user: in the status, in `explain` and
+in notifications."""
 
 import json
 from pathlib import Path
@@ -15,19 +16,38 @@ FAILED = ",".join(f"status.conditions.{index}.type == Failed" for index in range
 
 def workflow(program: str) -> dict[str, Any]:
     container = {"name": "xgboost", "image": "any", "command": ["python", "-c", program]}
-    master = {"replicas": 1, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    master = {
+        "replicas": 1,
+        "restartPolicy": "Never",
+        "template": {"spec": {"containers": [container]}},
+    }
+
     spec = {"xgbReplicaSpecs": {"Master": master}}
-    job = {"apiVersion": "kubeflow.org/v1", "kind": "XGBoostJob", "metadata": {"name": "trees"}, "spec": spec}
+
+    job = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "XGBoostJob",
+        "metadata": {"name": "trees"},
+        "spec": spec,
+    }
+
     resource = {
         "action": "apply",
         "successCondition": "status.replicaStatuses.Master.succeeded > 0",
         "failureCondition": FAILED,
         "manifest": json.dumps(job),
     }
+
     tasks = [{"name": "trees", "template": "trees"}]
     templates = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "trees", "resource": resource}]
     spec = {"entrypoint": "main", "templates": templates}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": spec,
+    }
 
 
 def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Path) -> None:
@@ -35,7 +55,9 @@ def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Pat
     status = execute(manifest, {}, LocalCluster(tmp_path))
     (job,) = job_runs(status, manifest)
     (step,) = summary.as_json("w", status)["steps"]
-    ((_, reason),) = causes.failed_steps([node for node in status["nodes"].values() if node["type"] == "Pod"])
+    ((_, reason),) = causes.failed_steps(
+        [node for node in status["nodes"].values() if node["type"] == "Pod"]
+    )
     for text in (job.message, step["message"], reason):
         assert "trees-master-0 ended with code 1" in text and "the table has no rows" in text
         assert "condition" not in text and "status." not in text

@@ -1,4 +1,5 @@
-"""JobSets and TrainJobs as real processes: policies, restarts, names, suspension; equal results in all backends."""
+"""JobSets and TrainJobs as real processes: policies, restarts, names, suspension; equal results in
+all backends."""
 
 import json
 import os
@@ -31,25 +32,38 @@ Controllers = dict[str, Controller]
 
 @pytest.fixture
 def controllers(tmp_path: Path) -> Iterator[Controllers]:
-    kinds = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
+    cluster = LocalCluster(tmp_path)
+    kinds = cluster.kinds.controllers(cluster, tmp_path / "run")
     yield kinds
     for controller in set(kinds.values()):
         controller.stop(0)
 
 
-def job(name: str, program: str, restart: str = "OnFailure", replicas: int = 1, **spec: Any) -> dict[str, Any]:
-    container = {"name": "main", "image": "any", "command": ["python", "-c", program]}
-    container["env"] = [{"name": "LEAD", "value": "js-lead-0-0.js"}]
+def job(
+    name: str, program: str, restart: str = "OnFailure", replicas: int = 1, **spec: Any
+) -> dict[str, Any]:
+    container = {
+        "name": "main",
+        "image": "any",
+        "command": ["python", "-c", program],
+        "env": [{"name": "LEAD", "value": "js-lead-0-0.js"}],
+    }
     pod = {"spec": {"restartPolicy": restart, "containers": [container]}}
     return {"name": name, "replicas": replicas, "template": {"spec": {"template": pod, **spec}}}
 
 
 def job_set(*jobs: dict[str, Any], **spec: Any) -> dict[str, Any]:
     spec = {"successPolicy": {"operator": "All", "targetReplicatedJobs": ["lead"]}, **spec}
-    return {"kind": "JobSet", "metadata": {"name": "js"}, "spec": {**spec, "replicatedJobs": list(jobs)}}
+    return {
+        "kind": "JobSet",
+        "metadata": {"name": "js"},
+        "spec": {**spec, "replicatedJobs": list(jobs)},
+    }
 
 
-def wait(controllers: Controllers, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet") -> dict[str, Any]:
+def wait(
+    controllers: Controllers, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet"
+) -> dict[str, Any]:
     return polling.wait(controllers[kind], holds, "js", others=set(controllers.values()))
 
 
@@ -60,38 +74,64 @@ def sets(controllers: Controllers) -> JobSets:
 
 
 def pid(controllers: Controllers, pod: str) -> int:
-    pods = sets(controllers).jobs["js"].pods if "js" in sets(controllers).jobs else {}
+    if "js" in sets(controllers).jobs:
+        pods = sets(controllers).jobs["js"].pods
+    else:
+        pods = {}
     return pods[pod].process.pid if pod in pods and pods[pod].process else 0  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def read_log(controllers: Controllers, pod: str) -> str:
     log = sets(controllers).run / "logs" / f"{pod}.log"
-    return log.read_text() if log.exists() else ""
+    if log.exists():
+        return log.read_text()
+    return ""
 
 
-def test_pods_get_their_index_and_the_coordinators_address_and_end_with_it(controllers: Controllers) -> None:
-    lead = "import os, socket; s = socket.create_server((os.environ['LEAD'], 23456)); [s.accept() for _ in range(2)]"
-    worker = (
-        "import os, socket, time; print(os.environ['JOB_COMPLETION_INDEX'], os.environ['LEAD'], flush=True)\n"
-        "while True:\n"
-        "    try: s = socket.create_connection((os.environ['LEAD'], 23456)); break\n"
-        "    except OSError: time.sleep(0.05)\n"
-        "time.sleep(60)"
+def test_pods_get_their_index_and_the_coordinators_address_and_end_with_it(
+    controllers: Controllers,
+) -> None:
+    lead = (
+        "import os, socket; s = socket.create_server((os.environ['LEAD'], 23456)); [s.accept() for"
+        " _ in range(2)]"
     )
-    controllers["JobSet"].apply(job_set(job("lead", lead), job("worker", worker, completions=2, parallelism=2)))
+    worker = (
+        "import os, socket, time; print(os.environ['JOB_COMPLETION_INDEX'], os.environ['LEAD'],"
+        " flush=True)\nwhile True:\n    try: s = socket.create_connection((os.environ['LEAD'],"
+        " 23456)); break\n    except OSError: time.sleep(0.05)\ntime.sleep(60)"
+    )
+
+    controllers["JobSet"].apply(
+        job_set(job("lead", lead), job("worker", worker, completions=2, parallelism=2))
+    )
     status = wait(controllers, lambda status: status.get("terminalState") == "Completed")
     address = sets(controllers).cluster.address("js-lead-0-0")
     assert [read_log(controllers, f"js-worker-0-{index}") for index in range(2)] == [
         f"{i} {address}\n" for i in range(2)
     ]
-    assert [entry["type"] for entry in status["conditions"]] == ["Completed"] and status["restarts"] == 0
-    wait(controllers, lambda _: "js" not in sets(controllers).jobs)  # the workers of the JobSet have ended
+    assert [entry["type"] for entry in status["conditions"]] == ["Completed"] and status[
+        "restarts"
+    ] == 0
+    # the workers of the JobSet have ended
+    wait(controllers, lambda _: "js" not in sets(controllers).jobs)
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_a_lost_worker_restarts_and_no_other_pod_does(controllers: Controllers, quick: bool) -> None:
-    rules = [{"name": "one", "action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": ["worker"]}]
-    policy = {"failurePolicy": {"maxRestarts": 0, "rules": rules}} if quick else {}
+def test_a_lost_worker_restarts_and_no_other_pod_does(
+    controllers: Controllers, quick: bool
+) -> None:
+    rules = [
+        {
+            "name": "one",
+            "action": "RestartJobAndIgnoreMaxRestarts",
+            "targetReplicatedJobs": ["worker"],
+        }
+    ]
+    if quick:
+        policy = {"failurePolicy": {"maxRestarts": 0, "rules": rules}}
+    else:
+        policy = {}
+
     worker = job("worker", SLEEP, "Never", replicas=2, backoffLimit=0 if quick else 100)
     controllers["JobSet"].apply(job_set(job("lead", SLEEP), worker, **policy))
     names = ["js-lead-0-0", "js-worker-0-0", "js-worker-1-0"]
@@ -103,10 +143,20 @@ def test_a_lost_worker_restarts_and_no_other_pod_does(controllers: Controllers, 
 
 
 @pytest.mark.parametrize("code, ends", [(78, "Failed"), (143, "")])
-def test_the_coordinators_exit_code_decides_about_a_restart(controllers: Controllers, code: int, ends: str) -> None:
+def test_the_coordinators_exit_code_decides_about_a_restart(
+    controllers: Controllers, code: int, ends: str
+) -> None:
     rules = [{"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [137, 143]}}]
-    lead = job("lead", f"raise SystemExit({code})", "Never", podFailurePolicy={"rules": rules}, backoffLimit=9)
+    lead = job(
+        "lead",
+        f"raise SystemExit({code})",
+        "Never",
+        podFailurePolicy={"rules": rules},
+        backoffLimit=9,
+    )
+
     controllers["JobSet"].apply(job_set(lead, job("worker", SLEEP)))
+
     if ends:
         status = wait(controllers, lambda status: status.get("terminalState") == ends)
         assert f"js-lead-0-0 ended with code {code}" in status["conditions"][0]["message"]
@@ -116,35 +166,51 @@ def test_the_coordinators_exit_code_decides_about_a_restart(controllers: Control
 
 def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
     broken = job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
-    controllers["JobSet"].apply(job_set(job("lead", SLEEP), broken, failurePolicy={"maxRestarts": 2}))
+    controllers["JobSet"].apply(
+        job_set(job("lead", SLEEP), broken, failurePolicy={"maxRestarts": 2})
+    )
     status = wait(controllers, lambda status: status.get("terminalState") == "Failed")
     assert status["restarts"] == 2 and status["conditions"][0]["reason"] == "ReachedMaxRestarts"
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])
-def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(controllers: Controllers, kind: str) -> None:
+def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
+    controllers: Controllers, kind: str
+) -> None:
     whole = job_set(job("lead", SLEEP), job("worker", SLEEP))
     if kind == "TrainJob":
         spec = {"mlPolicy": {"numNodes": 1}, "template": {"spec": whole["spec"]}}
-        controllers["TrainingRuntime"].apply({"kind": "TrainingRuntime", "metadata": {"name": "rt"}, "spec": spec})
+        controllers["TrainingRuntime"].apply(
+            {"kind": "TrainingRuntime", "metadata": {"name": "rt"}, "spec": spec}
+        )
         whole = {
             "kind": kind,
             "metadata": {"name": "js"},
             "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "rt"}},
         }
+
     controllers[kind].apply(whole)
     wait(controllers, lambda _: pid(controllers, "js-worker-0-0"))
     first = pid(controllers, "js-worker-0-0")
     suspended = {**whole, "spec": whole["spec"] | {"suspend": True}}
     controllers[kind].apply(suspended)
-    wait(controllers, lambda status: (condition(status, "Suspended") or {}).get("status") == "True", kind)
+
+    wait(
+        controllers,
+        lambda status: (condition(status, "Suspended") or {}).get("status") == "True",
+        kind,
+    )
+
     wait(controllers, lambda _: not Path(f"/proc/{first}").exists())
     controllers[kind].apply({**whole, "spec": whole["spec"] | {"suspend": False}})
     wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first))
     resumed = [("Suspended", "False")]  # a TrainJob's status follows its JobSet's
+
     wait(
         controllers,
-        lambda status: [(entry["type"], entry["status"]) for entry in status["conditions"]] == resumed,
+        lambda status: (
+            [(entry["type"], entry["status"]) for entry in status["conditions"]] == resumed
+        ),
         kind,
     )
 
@@ -152,13 +218,30 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(controllers: Co
 @pytest.mark.parametrize(
     "spoil, says",
     [
-        (lambda js: js["metadata"].update(name="j" * 50), "has 6\\d characters: shorten metadata.name, so that"),
-        (lambda js: js["spec"].update(startupPolicy={"startupPolicyOrder": "InOrder"}), "startupPolicy is not supp"),
-        (lambda js: js["spec"]["successPolicy"].update(targetReplicatedJobs=["main"]), "names main: it must be one of"),
-        (lambda js: js["spec"]["replicatedJobs"].append(job("lead", SLEEP)), "jobs with different names"),
-        (lambda js: js["spec"]["replicatedJobs"].append(job("x", SLEEP, "Always")), "must be OnFailure or Never"),
         (
-            lambda js: js["spec"]["replicatedJobs"].append(job("x", "", podFailurePolicy={"rules": []} | {"a": 1})),
+            lambda js: js["metadata"].update(name="j" * 50),
+            "has 6\\d characters: shorten metadata.name, so that",
+        ),
+        (
+            lambda js: js["spec"].update(startupPolicy={"startupPolicyOrder": "InOrder"}),
+            "startupPolicy is not supp",
+        ),
+        (
+            lambda js: js["spec"]["successPolicy"].update(targetReplicatedJobs=["main"]),
+            "names main: it must be one of",
+        ),
+        (
+            lambda js: js["spec"]["replicatedJobs"].append(job("lead", SLEEP)),
+            "jobs with different names",
+        ),
+        (
+            lambda js: js["spec"]["replicatedJobs"].append(job("x", SLEEP, "Always")),
+            "must be OnFailure or Never",
+        ),
+        (
+            lambda js: js["spec"]["replicatedJobs"].append(
+                job("x", "", podFailurePolicy={"rules": []} | {"a": 1})
+            ),
             "needs",
         ),
     ],
@@ -184,14 +267,19 @@ def test_a_training_with_a_killed_worker_has_the_same_weights_in_every_backend(
 
 
 def train_and_kill(name: str, folder: Path, s3: Store) -> str:
-    """Run a small training, kill one of two workers after its first steps, and return the sha256 of the weights."""
-    backend, config = BACKENDS[name], ClusterConfig.model_validate({"backend": name})
+    """Run a small training, kill one of two workers after its first steps, and return the sha256 of
+    the weights."""
+    backend = BACKENDS[name]
+    config = ClusterConfig.model_validate({"backend": name})
     train = TrainConfig.model_validate({"workers": 2, "virtual_workers": 7})
     argv = flags(name, workers=2, max_workers=2, steps=400, hot_seconds=0.001)
-    kinds = (cluster := DemoCluster(folder)).kinds.controllers(cluster, folder / "run")
+    cluster = DemoCluster(folder)
+    kinds = cluster.kinds.controllers(cluster, folder / "run")
     kinds["Secret"].apply({"metadata": {"name": "js"}, "stringData": {"secret": SECRET}})
+
     if backend.runtime:
         kinds["TrainingRuntime"].apply(backend.runtime("js", train, config, argv))
+
     kinds[backend.kind].apply(backend.job("js", train, config, argv))
     jobs = kinds["JobSet" if backend.kind == "TrainJob" else backend.kind]
     assert isinstance(jobs, TrainingJobs)
@@ -201,7 +289,11 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
         for controller in set(kinds.values()):
             controller.poll()
         pods = jobs.jobs["js"].pods if "js" in jobs.jobs else {}
-        victims = [pod for name, pod in pods.items() if name.endswith(("worker-0", "node-0-0", "worker-0-0"))]
+        victims = [
+            pod
+            for name, pod in pods.items()
+            if name.endswith(("worker-0", "node-0-0", "worker-0-0"))
+        ]
         if not killed and victims and victims[0].process and re.search(r"step[= ]\d+", read_log()):
             killed.append(victims[0].process.pid)
             os.kill(killed[0], signal.SIGKILL)
@@ -215,5 +307,6 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
     finally:
         for controller in set(kinds.values()):
             controller.stop(0)
+
     assert killed
     return json.loads(s3.get(f"{name}/model/model.json"))["sha256"]

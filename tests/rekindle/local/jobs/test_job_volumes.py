@@ -1,4 +1,5 @@
-"""The volumes of a job's pods are those of a workflow's pods: claims are shared, and Secrets have their files."""
+"""The volumes of a job's pods are those of a workflow's pods: claims are shared, and Secrets have
+their files."""
 
 import json
 from pathlib import Path
@@ -13,19 +14,50 @@ from rekindle.local.jobs.training_job import TrainingJobs
 from tests.argolocal.running import execute
 
 pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"}, "spec": {}}
-CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"key": "from the ConfigMap"}}
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "data"},
+    "spec": {},
+}
+CONFIG = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "c"},
+    "data": {"key": "from the ConfigMap"},
+}
 CLAIM_VOLUME = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
 CONFIG_VOLUME = {"name": "c", "configMap": {"name": "c"}}
 
 
-def job(script: str, *volumes: dict[str, Any], env: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+def job(
+    script: str, *volumes: dict[str, Any], env: tuple[dict[str, Any], ...] = ()
+) -> dict[str, Any]:
     mounts = [{"name": volume["name"], "mountPath": f"/tmp/{volume['name']}"} for volume in volumes]
-    container = {"name": "xgboost", "image": "busybox", "command": ["sh", "-ec"], "args": [script]}
-    container |= {"volumeMounts": mounts, "env": [*env]}
-    replica = {"replicas": 1, "template": {"spec": {"containers": [container], "volumes": [*volumes]}}}
-    spec = {"xgbReplicaSpecs": {"Master": replica, "Worker": replica}, "runPolicy": {"cleanPodPolicy": "None"}}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "XGBoostJob", "metadata": {"name": "j"}, "spec": spec}
+    container = {
+        "name": "xgboost",
+        "image": "busybox",
+        "command": ["sh", "-ec"],
+        "args": [script],
+        "volumeMounts": mounts,
+        "env": [*env],
+    }
+
+    replica = {
+        "replicas": 1,
+        "template": {"spec": {"containers": [container], "volumes": [*volumes]}},
+    }
+    spec = {
+        "xgbReplicaSpecs": {"Master": replica, "Worker": replica},
+        "runPolicy": {"cleanPodPolicy": "None"},
+    }
+
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "XGBoostJob",
+        "metadata": {"name": "j"},
+        "spec": spec,
+    }
 
 
 def run(home: Path, obj: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -37,15 +69,24 @@ def run(home: Path, obj: dict[str, Any], **more: Any) -> dict[str, Any]:
     container = {"image": "busybox", "command": ["cat", "/tmp/v/Worker"], "volumeMounts": []}
     container["volumeMounts"] = [{"name": "v", "mountPath": "/tmp/v"}]
     steps = [[{"name": "job", "template": "job"}], [{"name": "read", "template": "read"}]]
+
     templates = [
         {"name": "main", "steps": steps},
         {"name": "job", "resource": resource},
         {"name": "read", "container": container},
     ]
+
     spec = {"entrypoint": "main", "templates": templates, "volumes": [CLAIM_VOLUME], **more}
     cluster = LocalCluster(home)
     cluster.keep([CLAIM, CONFIG])
-    manifest = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+
+    manifest = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": spec,
+    }
+
     return execute(manifest, {}, cluster)
 
 
@@ -66,7 +107,9 @@ def test_a_job_whose_secret_is_missing_fails_and_names_the_secret(tmp_path: Path
     env = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}
     status = run(tmp_path, job("true", env=(env,)), onExit="read")
     messages = " ".join(node.get("message", "") for node in status["nodes"].values())
-    assert status["phase"] == "Failed" and "'none'" in str(LocalCluster(tmp_path).kinds and messages + _job(tmp_path))
+    assert status["phase"] == "Failed" and "'none'" in str(
+        LocalCluster(tmp_path).kinds and messages + _job(tmp_path)
+    )
     assert "w.onExit" in {node["name"] for node in status["nodes"].values()}
 
 
@@ -82,6 +125,8 @@ def _job(home: Path) -> str:
         ({"name": "../v", "emptyDir": {}}, "RFC 1123 label"),
     ],
 )
-def test_a_volume_that_pods_do_not_support_is_rejected(tmp_path: Path, volume: dict[str, Any], reason: str) -> None:
+def test_a_volume_that_pods_do_not_support_is_rejected(
+    tmp_path: Path, volume: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         TrainingJobs(LocalCluster(tmp_path), "XGBoostJob").check(job("true", volume))

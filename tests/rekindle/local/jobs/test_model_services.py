@@ -1,4 +1,5 @@
-"""The ports of models on this machine: a chosen port is kept, any other port gives way to programs that run."""
+"""The ports of models on this machine: a chosen port is kept, any other port gives way to programs
+that run."""
 
 import json
 import socket
@@ -27,15 +28,32 @@ def taken() -> Iterator[int]:
 
 def releases(*models: str, port: int) -> dict[str, Any]:
     """Return a workflow that applies the Services of the models."""
-    templates, tasks = [], []
+    templates = []
+    tasks = []
+
     for model in models:
-        spec = {"selector": {"app": model}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
+        spec = {
+            "selector": {"app": model},
+            "ports": [{"name": "http", "port": port, "targetPort": "http"}],
+        }
         service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": model}, "spec": spec}
-        templates.append({"name": model, "resource": {"action": "apply", "manifest": json.dumps(service)}})
+        templates.append(
+            {"name": model, "resource": {"action": "apply", "manifest": json.dumps(service)}}
+        )
         tasks.append({"name": model, "template": model})
-    spec = {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": tasks}}, *templates]}
+
+    spec = {
+        "entrypoint": "main",
+        "templates": [{"name": "main", "dag": {"tasks": tasks}}, *templates],
+    }
     metadata = {"generateName": "releases-"}
-    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
 def port_of(cluster: LocalCluster, model: str) -> int:
@@ -53,7 +71,12 @@ def test_a_port_that_was_taken_during_the_training_is_replaced_by_the_next_free_
     assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
     port = port_of(cluster, "demo")
     assert port > taken
-    assert capsys.readouterr().err.count(f"at port {port}, because port {taken} is taken (setting serve.port)") == 1
+    assert (
+        capsys.readouterr().err.count(
+            f"at port {port}, because port {taken} is taken (setting serve.port)"
+        )
+        == 1
+    )
 
 
 def test_a_model_keeps_the_port_of_its_last_release(tmp_path: Path) -> None:
@@ -77,13 +100,17 @@ def test_two_models_that_are_released_at_once_get_two_ports(tmp_path: Path) -> N
 def test_a_chosen_port_that_is_taken_rejects_the_run_at_its_start_and_later_fails_the_release(
     tmp_path: Path, taken: int
 ) -> None:
-    cluster, workflow = LocalCluster(tmp_path), releases("demo", port=taken)
-    with pytest.raises(ConfigError, match=rf"port {taken} on 127\.0\.0\.1 cannot be used .*--set serve\.port="):
+    cluster = LocalCluster(tmp_path)
+    workflow = releases("demo", port=taken)
+    with pytest.raises(
+        ConfigError, match=rf"port {taken} on 127\.0\.0\.1 cannot be used .*--set serve\.port="
+    ):
         foreground.create_run(cluster, workflow, {})
     status = execute(workflow, {}, cluster)
     assert status["phase"] == "Failed"
     assert any(
-        f"port {taken} on 127.0.0.1 cannot be used" in node.get("message", "") for node in status["nodes"].values()
+        f"port {taken} on 127.0.0.1 cannot be used" in node.get("message", "")
+        for node in status["nodes"].values()
     )
 
 
@@ -91,15 +118,19 @@ def test_a_backfill_needs_no_port(tmp_path: Path, taken: int) -> None:
     workflow = releases("demo", port=taken)
     workflow["spec"]["arguments"] = {"parameters": [{"name": "backfill", "value": ""}]}
     when = {"when": "{{= workflow.parameters.backfill != 'true' }}"}  # as the gate of a pipeline
-    workflow["spec"]["templates"][0]["dag"]["tasks"][0] |= when
+    workflow["spec"]["templates"][0]["dag"]["tasks"][0].update(when)
     assert run(tmp_path, workflow, {"backfill": "true"}, as_json=False, ask=False) == 0
     with pytest.raises(ConfigError, match=f"port {taken}"):
         run(tmp_path, workflow, {}, as_json=False, ask=False)
 
 
 @pytest.mark.parametrize(("sets", "any_port"), [((), True), (("serve.port=8123",), False)])
-def test_a_run_here_may_use_any_port_unless_the_user_has_chosen_one(sets: tuple[str, ...], any_port: bool) -> None:
+def test_a_run_here_may_use_any_port_unless_the_user_has_chosen_one(
+    sets: tuple[str, ...], any_port: bool
+) -> None:
     source = Source(project.REFERENCE / "configs/sweep.yaml", sets)
     workflow, _ = source.manifests(to_run_here=True)
     assert may_use_any_port(workflow) == any_port
-    assert not may_use_any_port(source.manifests()[0]), "the manifest for a cluster has no such permission"
+    assert not may_use_any_port(source.manifests()[0]), (
+        "the manifest for a cluster has no such permission"
+    )

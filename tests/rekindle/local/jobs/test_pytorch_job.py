@@ -33,7 +33,8 @@ SLEEP = "import time; time.sleep(60)"
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[TrainingJobs]:
-    controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")["PyTorchJob"]
+    cluster = LocalCluster(tmp_path)
+    controller = cluster.kinds.controllers(cluster, tmp_path / "run")["PyTorchJob"]
     assert isinstance(controller, TrainingJobs)
     yield controller
     controller.stop(0)
@@ -41,13 +42,24 @@ def jobs(tmp_path: Path) -> Iterator[TrainingJobs]:
 
 def replica(program: str, count: int = 1, policy: str = "OnFailure", **spec: Any) -> dict:
     container = {"name": "pytorch", "image": "any", "command": ["python", "-c", program]}
-    return {"replicas": count, "restartPolicy": policy, "template": {"spec": {"containers": [container], **spec}}}
+    return {
+        "replicas": count,
+        "restartPolicy": policy,
+        "template": {"spec": {"containers": [container], **spec}},
+    }
 
 
-def job(name: str = "job", *, master: dict | None = None, worker: dict | None = None, **spec: Any) -> dict:
+def job(
+    name: str = "job", *, master: dict | None = None, worker: dict | None = None, **spec: Any
+) -> dict:
     replicas = {"Master": master, "Worker": worker}
     spec["pytorchReplicaSpecs"] = {key: value for key, value in replicas.items() if value}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def condition_types(status: dict) -> list[str]:
@@ -69,24 +81,33 @@ def pid(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
 
 
 def has_exited(number: int) -> bool:
-    return not Path(f"/proc/{number}").exists() or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
+    return (
+        not Path(f"/proc/{number}").exists()
+        or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
+    )
 
 
 def test_replicas_connect_at_the_address_of_the_master(jobs: TrainingJobs) -> None:
     master = (
-        "import os, socket; s = socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])));"
-        "print(sorted(s.accept()[0].recv(9) for _ in range(2)), flush=True)"
+        "import os, socket; s = socket.create_server((os.environ['MASTER_ADDR'],"
+        " int(os.environ['MASTER_PORT'])));print(sorted(s.accept()[0].recv(9) for _ in range(2)),"
+        " flush=True)"
     )
+
     worker = (
-        "import os, socket, time\n"
-        "for _ in range(100):\n"
-        "    try: s = socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))); break\n"
-        "    except OSError: time.sleep(0.05)\n"
-        "s.send((os.environ['RANK'] + '/' + os.environ['WORLD_SIZE']).encode()); time.sleep(60)"
+        "import os, socket, time\nfor _ in range(100):\n    try: s ="
+        " socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])));"
+        " break\n    except OSError: time.sleep(0.05)\ns.send((os.environ['RANK'] + '/' +"
+        " os.environ['WORLD_SIZE']).encode()); time.sleep(60)"
     )
+
     policy = {"cleanPodPolicy": "Running"}
-    jobs.apply(job(master=replica(master, policy="ExitCode"), worker=replica(worker, 2), runPolicy=policy))
-    wait(jobs, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("active") == 2)
+    jobs.apply(
+        job(master=replica(master, policy="ExitCode"), worker=replica(worker, 2), runPolicy=policy)
+    )
+    wait(
+        jobs, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("active") == 2
+    )
     workers = [pid(jobs, f"job-worker-{index}") for index in range(2)]
     status = wait(jobs, has("Succeeded"))
     assert log(jobs, "job-master-0").strip() == "[b'1/3', b'2/3']"
@@ -94,23 +115,48 @@ def test_replicas_connect_at_the_address_of_the_master(jobs: TrainingJobs) -> No
     assert status["conditions"][1]["status"] == "False"
     assert status["replicaStatuses"]["Master"]["succeeded"] == 1
     assert status["completionTime"] >= status["startTime"]
-    assert evaluate_conditions({"status": status}, "status.replicaStatuses.Master.succeeded > 0", "")[0]
+    assert evaluate_conditions(
+        {"status": status}, "status.replicaStatuses.Master.succeeded > 0", ""
+    )[0]
     wait(jobs, lambda _: all(map(has_exited, workers)), seconds=5)
 
 
 def test_the_environment_matches_the_operator() -> None:
     conf = [{"key": "is_host", "value": "0"}, {"key": "x", "value": "1"}]
-    elastic = {"minReplicas": 1, "maxReplicas": 4, "rdzvBackend": "rekindle", "rdzvId": "a", "maxRestarts": 100,
-               "rdzvHost": "job-master-0", "rdzvConf": conf}  # fmt: skip
+    elastic = {
+        "minReplicas": 1,
+        "maxReplicas": 4,
+        "rdzvBackend": "rekindle",
+        "rdzvId": "a",
+        "maxRestarts": 100,
+        "rdzvHost": "job-master-0",
+        "rdzvConf": conf,
+    }
+
     obj = job(master=replica(""), worker=replica("", 3), elasticPolicy=elastic, nprocPerNode="2")
     port = {"name": "pytorchjob-port", "containerPort": 4000}
-    obj["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["ports"] = [port]
+    obj["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["ports"] = [
+        port
+    ]
+
     assert operator_environment(obj, "Worker", 1, lambda pod: f"<{pod}>") == {
-        "PYTHONUNBUFFERED": "1", "MASTER_PORT": "4000", "PET_MASTER_PORT": "4000", "MASTER_ADDR": "<job-master-0>",
-        "PET_MASTER_ADDR": "<job-master-0>", "WORLD_SIZE": "8", "RANK": "2", "PET_NODE_RANK": "2",
-        "PET_RDZV_ENDPOINT": "<job-master-0>:23456", "PET_RDZV_BACKEND": "rekindle", "PET_NNODES": "1:4",
-        "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "100", "PET_RDZV_ID": "a", "PET_RDZV_CONF": "is_host=0,x=1",
-    }  # fmt: skip
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_PORT": "4000",
+        "PET_MASTER_PORT": "4000",
+        "MASTER_ADDR": "<job-master-0>",
+        "PET_MASTER_ADDR": "<job-master-0>",
+        "WORLD_SIZE": "8",
+        "RANK": "2",
+        "PET_NODE_RANK": "2",
+        "PET_RDZV_ENDPOINT": "<job-master-0>:23456",
+        "PET_RDZV_BACKEND": "rekindle",
+        "PET_NNODES": "1:4",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MAX_RESTARTS": "100",
+        "PET_RDZV_ID": "a",
+        "PET_RDZV_CONF": "is_host=0,x=1",
+    }
+
     plain = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "2"}
     assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
 
@@ -118,7 +164,8 @@ def test_the_environment_matches_the_operator() -> None:
 def test_a_killed_worker_restarts_in_place(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica(SLEEP), worker=replica("print('up', flush=True); " + SLEEP, 2)))
     wait(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
-    victim, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
+    victim = pid(jobs, "job-worker-0")
+    other = pid(jobs, "job-worker-1")
     os.kill(victim, signal.SIGKILL)
     status = wait(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
     assert "ended with code 137 and is restarted\n" in log(jobs, "job-worker-0")
@@ -129,12 +176,21 @@ def test_a_killed_worker_restarts_in_place(jobs: TrainingJobs) -> None:
 def test_exit_codes_below_128_fail_the_job_with_the_reason(jobs: TrainingJobs) -> None:
     failing = "import sys; print('train.workers is 0', file=sys.stderr); sys.exit(78)"
     policy = {"cleanPodPolicy": "Running"}
-    jobs.apply(job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy))
+    jobs.apply(
+        job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy)
+    )
     status = wait(jobs, has("Failed"))
     assert "job-master-0 ended with code 78" in status["conditions"][-1]["message"]
     assert status["conditions"][-1]["message"].endswith("train.workers is 0")
     failure = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
-    assert evaluate_conditions({"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure)[0] is False
+
+    assert (
+        evaluate_conditions(
+            {"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure
+        )[0]
+        is False
+    )
+
     assert "completionTime" not in status, "the operator omits it, too"
     wait(jobs, lambda _: not jobs.jobs, seconds=5)
 
@@ -151,7 +207,9 @@ def test_exit_codes_from_128_recreate_the_pod(jobs: TrainingJobs) -> None:
     assert condition_types(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
 
 
-def test_policy_never_fails_the_job_at_once_and_policy_always_restarts_the_pod(jobs: TrainingJobs) -> None:
+def test_policy_never_fails_the_job_at_once_and_policy_always_restarts_the_pod(
+    jobs: TrainingJobs,
+) -> None:
     jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
     status = wait(jobs, has("Failed"), "never")
     assert (status["replicaStatuses"]["Worker"]["failed"], "completionTime" in status) == (1, True)
@@ -166,16 +224,32 @@ def test_an_elastic_job_without_a_master_ends_with_the_first_success(jobs: Train
     worker["template"]["spec"]["containers"][0]["env"] = env
     jobs.apply(job(worker=worker, elasticPolicy={"minReplicas": 1}))
     status = wait(jobs, has("Succeeded"))
-    assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts active pods, too"
+    assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, (
+        "the operator counts active pods, too"
+    )
 
 
 def test_a_job_fails_at_its_backoff_limit_and_at_its_deadline(jobs: TrainingJobs) -> None:
     crash = "import time; time.sleep(0.1); raise SystemExit(1)"
     policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
     jobs.apply(job("backoff", worker=replica(crash), runPolicy=policy))
-    jobs.apply(job("deadline", worker=replica(SLEEP), runPolicy={"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}))
-    assert "specified backoff limit" in wait(jobs, has("Failed"), "backoff")["conditions"][-1]["message"]
-    assert "longer than specified deadline" in wait(jobs, has("Failed"), "deadline")["conditions"][-1]["message"]
+
+    jobs.apply(
+        job(
+            "deadline",
+            worker=replica(SLEEP),
+            runPolicy={"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"},
+        )
+    )
+
+    assert (
+        "specified backoff limit"
+        in wait(jobs, has("Failed"), "backoff")["conditions"][-1]["message"]
+    )
+    assert (
+        "longer than specified deadline"
+        in wait(jobs, has("Failed"), "deadline")["conditions"][-1]["message"]
+    )
     wait(jobs, lambda _: not jobs.jobs, "deadline")
 
 
@@ -190,7 +264,9 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(jobs: TrainingJ
     assert "startTime" not in status
     obj["spec"]["runPolicy"]["suspend"] = False
     jobs.apply(obj)
-    wait(jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status)
+    wait(
+        jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status
+    )
 
 
 def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> None:
@@ -200,8 +276,10 @@ def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> 
         "signal.signal(signal.SIGTERM, lambda *_: (print('drained', flush=True), os._exit(143)))\n"
         "print(child.pid, flush=True); time.sleep(60)"
     )
+
     deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf',"
+        " flush=True); time.sleep(60)"
     )
     jobs.apply(job(master=replica(polite), worker=replica(deaf, terminationGracePeriodSeconds=1)))
     wait(jobs, lambda _: log(jobs, "job-master-0").strip() and "deaf" in log(jobs, "job-worker-0"))
@@ -214,19 +292,24 @@ def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> 
 
 def test_memory_volumes_survive_processes_but_not_the_job(jobs: TrainingJobs) -> None:
     program = (
-        "import os, sys; kept = os.environ['REKINDLE_SHM'] + '/kept'; there = os.path.exists(kept); open(kept, 'w');"
-        "sys.exit(0 if there else 1)"
+        "import os, sys; kept = os.environ['REKINDLE_SHM'] + '/kept'; there = os.path.exists(kept);"
+        " open(kept, 'w');sys.exit(0 if there else 1)"
     )
     volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
     jobs.apply(job(worker=replica(program, volumes=volumes)))
     wait(jobs, has("Succeeded"))
     assert not shared_memory(jobs.run, "job").exists()
+
     jobs.apply(
         job(
             "other",
-            worker=replica(f"open(__import__('os').environ['REKINDLE_SHM'] + '/x', 'w'); {SLEEP}", volumes=volumes),
+            worker=replica(
+                f"open(__import__('os').environ['REKINDLE_SHM'] + '/x', 'w'); {SLEEP}",
+                volumes=volumes,
+            ),
         )
     )
+
     wait(jobs, has("Running"), "other")
     assert shared_memory(jobs.run, "other").exists()
     jobs.delete("other")
@@ -236,24 +319,35 @@ def test_memory_volumes_survive_processes_but_not_the_job(jobs: TrainingJobs) ->
 def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
     obj = job(master=replica("print('up', flush=True); " + SLEEP))
     runner = (
-        "import json, sys, time; from pathlib import Path\n"
-        "from rekindle.local.cluster import LocalCluster; from rekindle.local.jobs.training_job import TrainingJobs\n"
-        "jobs = TrainingJobs(LocalCluster(Path(sys.argv[1])), 'PyTorchJob', Path(sys.argv[1]) / 'run')\n"
-        "jobs.apply(json.loads(sys.argv[2]))\n"
-        "while True: jobs.poll(); time.sleep(0.02)"
+        "import json, sys, time; from pathlib import Path\nfrom rekindle.local.cluster import"
+        " LocalCluster; from rekindle.local.jobs.training_job import TrainingJobs\njobs ="
+        " TrainingJobs(LocalCluster(Path(sys.argv[1])), 'PyTorchJob', Path(sys.argv[1]) /"
+        " 'run')\njobs.apply(json.loads(sys.argv[2]))\nwhile True: jobs.poll(); time.sleep(0.02)"
     )
+
     first = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
     jobs = TrainingJobs(LocalCluster(tmp_path), "PyTorchJob", tmp_path / "run")
     path = tmp_path / "run/logs/job-master-0.log"
-    up = lambda: path.exists() and "up" in path.read_text() and has("Running")((jobs.get("job") or {})["status"])  # noqa: E731
+
+    def up() -> bool:
+        return (
+            path.exists()
+            and "up" in path.read_text()
+            and has("Running")((jobs.get("job") or {})["status"])
+        )
+
     until("the job to run", up)
     assert not jobs.jobs, "another process runs it"
     first.kill()
     first.wait()
-    status = wait(jobs, lambda status: condition_types(status)[-1:] == ["Restarting"] or len(jobs.jobs))
+    status = wait(
+        jobs, lambda status: condition_types(status)[-1:] == ["Restarting"] or len(jobs.jobs)
+    )
     status = wait(jobs, lambda status: log(jobs, "job-master-0").count("up") == 2)
     assert condition_types(status) == ["Created", "Running"]
-    assert jobs.apply(obj)["metadata"]["generation"] == 1, "applying it again does not change the job"
+    assert jobs.apply(obj)["metadata"]["generation"] == 1, (
+        "applying it again does not change the job"
+    )
     jobs.stop(5)
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout
 
@@ -275,12 +369,18 @@ WRONG: dict[str, Callable[[dict, dict], Any]] = {
     "needs a Worker": lambda spec, replicas: replicas.clear(),
     "replicas is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
     '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=replica("")),
-    'must be called "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
-        name="main"
+    'must be called "pytorch"': (
+        lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
+            name="main"
+        )
     ),
-    "must be one of Always, OnFailure": lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes"),
+    "must be one of Always, OnFailure": (
+        lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes")
+    ),
     "rdzvConf": lambda spec, replicas: spec.update(elasticPolicy={"rdzvConf": []}),
-    "cleanPodPolicy": lambda spec, replicas: spec.update(runPolicy={"cleanPodPolicy": "Everything"}),
+    "cleanPodPolicy": lambda spec, replicas: spec.update(
+        runPolicy={"cleanPodPolicy": "Everything"}
+    ),
 }
 
 
@@ -293,21 +393,24 @@ def test_jobs_that_the_webhook_rejects_are_rejected(jobs: TrainingJobs, message:
     assert jobs.get("job") is None
 
 
-def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
+def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(
+    jobs: TrainingJobs, tmp_path: Path
+) -> None:
     def interrupt_run(name: str, hours: float) -> Path:
         """Leave the shared memory of an interrupted run."""
         # without this folder, any command on this machine would remove the shared memory
         (tmp_path / "runs" / name).mkdir(parents=True)
-        controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "runs" / name)[
-            "PyTorchJob"
-        ]
+        cluster = LocalCluster(tmp_path)
+        controller = cluster.kinds.controllers(cluster, tmp_path / "runs" / name)["PyTorchJob"]
         volume = {"name": "memory", "emptyDir": {"medium": "Memory"}}
         controller.apply(job(name, worker=replica(SLEEP, volumes=[volume])))
         controller.poll()
         controller.stop(0)
+
         memory = shared_memory(tmp_path / "runs" / name, name)
         for file in memory.iterdir():
             os.utime(file, (then := datetime.now(UTC).timestamp() - hours * 3600, then))
+
         return memory
 
     ages = {"recent": 0.5, "old": 2, "removed": 0, "running": 2}
@@ -315,9 +418,15 @@ def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(jobs: 
     shutil.rmtree(tmp_path / "runs/removed")
     runner = RunFiles(tmp_path, "running")
     runner.lock()
+
     try:
         clean_up_shared_memory()
-        assert [path.exists() for path in (recent, old, removed, running)] == [True, False, False, True]
+        assert [path.exists() for path in (recent, old, removed, running)] == [
+            True,
+            False,
+            False,
+            True,
+        ]
     finally:
         runner.close()
         for memory in (recent, running):

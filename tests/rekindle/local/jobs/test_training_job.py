@@ -1,4 +1,5 @@
-"""The other kinds of jobs as real processes: their replicas find each other by the operator's variables."""
+"""The other kinds of jobs as real processes: their replicas find each other by the operator's
+variables."""
 
 import json
 import os
@@ -30,7 +31,8 @@ from tests.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
-# rank 0 prints the sum of all replicas' numbers; {where} reads rank, size, host and port from the environment
+# rank 0 prints the sum of all replicas' numbers; {where} reads rank, size, host and port from the
+# environment
 SUM = """
 import json, os, socket, time
 e = os.environ
@@ -55,20 +57,25 @@ else:
 """
 WHERE = {
     "TFJob": (
-        "c = json.loads(e['TF_CONFIG']); order = c['cluster'].get('chief', []) + c['cluster']['worker']\n"
-        "own = c['cluster'][c['task']['type']][c['task']['index']]; rank, size = order.index(own), len(order)\n"
-        "host, port = order[0].split(':')"
+        "c = json.loads(e['TF_CONFIG']); order = c['cluster'].get('chief', []) +"
+        " c['cluster']['worker']\nown = c['cluster'][c['task']['type']][c['task']['index']]; rank,"
+        " size = order.index(own), len(order)\nhost, port = order[0].split(':')"
     ),
-    "XGBoostJob": "rank, size, host, port = int(e['RANK']), e['WORLD_SIZE'], e['MASTER_ADDR'], e['MASTER_PORT']",
+    "XGBoostJob": (
+        "rank, size, host, port = int(e['RANK']), e['WORLD_SIZE'], e['MASTER_ADDR'],"
+        " e['MASTER_PORT']"
+    ),
     "PaddleJob": (
-        "size = e['PADDLE_NNODES']; host, port = e['PADDLE_MASTER'].split(':')\nrank = 0 if 'POD_IP_DUMMY' in e else 1"
+        "size = e['PADDLE_NNODES']; host, port = e['PADDLE_MASTER'].split(':')\nrank = 0 if"
+        " 'POD_IP_DUMMY' in e else 1"
     ),
     "JAXJob": (
         "rank, size = int(e['PROCESS_ID']), e['NUM_PROCESSES']\n"
         "host, port = e['COORDINATOR_ADDRESS'], e['COORDINATOR_PORT']"
     ),
 }
-FIRST = {  # the pod of rank 0, and the sum
+# the pod of rank 0, and the sum
+FIRST = {
     "TFJob": ("chief-0", 6),
     "XGBoostJob": ("master-0", 6),
     "PaddleJob": ("master-0", 5),  # a PaddleJob does not number its workers
@@ -91,11 +98,16 @@ raise SystemExit(max(process.returncode for process in started))
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, Any]]]]:
-    """Return a function that applies a job, waits for a status, and returns the job's controller and status."""
-    controllers = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
+    """Return a function that applies a job, waits for a status, and returns the job's controller
+    and status."""
+    cluster = LocalCluster(tmp_path)
+    controllers = cluster.kinds.controllers(cluster, tmp_path / "run")
 
-    def run(obj: dict[str, Any], holds: Callable[[dict], Any] = is_finished, seconds: float = 60) -> Any:
-        jobs, name = controllers[obj["kind"]], obj["metadata"]["name"]
+    def run(
+        obj: dict[str, Any], holds: Callable[[dict], Any] = is_finished, seconds: float = 60
+    ) -> Any:
+        jobs = controllers[obj["kind"]]
+        name = obj["metadata"]["name"]
         jobs.apply(obj)
         return jobs, wait(jobs, holds, name, seconds)
 
@@ -104,16 +116,19 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, 
         jobs.stop(0)
 
 
-def job(kind: str, lead: str, worker: str = "", workers: int = 2, policy: str = "", **spec: Any) -> dict[str, Any]:
+def job(
+    kind: str, lead: str, worker: str = "", workers: int = 2, policy: str = "", **spec: Any
+) -> dict[str, Any]:
     """Return the job that the block creates, with these programs (`worker`: default is `lead`)."""
     obj = kinds("job", lead, worker or lead)[kind].manifest
-    obj["spec"] |= spec
+    obj["spec"].update(spec)
     replicas = next(value for key, value in obj["spec"].items() if key.endswith("ReplicaSpecs"))
     replicas["Worker"]["replicas"] = workers
     for replica in replicas.values():
         replica["restartPolicy"] = policy or replica["restartPolicy"]
         (container,) = replica["template"]["spec"]["containers"]
-        container |= {"envFrom": [], "image": "python:3.11-slim"}
+        container["envFrom"] = []
+        container["image"] = "python:3.11-slim"
     return obj
 
 
@@ -122,7 +137,10 @@ def log(jobs: TrainingJobs, pod: str) -> str:
 
 
 def evaluate(kind: str, status: dict[str, Any]) -> bool | None:
-    success = "status.replicaStatuses.Master.succeeded > 0" if kind == "PyTorchJob" else BLOCKS[kind].success
+    if kind == "PyTorchJob":
+        success = "status.replicaStatuses.Master.succeeded > 0"
+    else:
+        success = BLOCKS[kind].success
     return evaluate_conditions({"status": status}, success, ",".join(FAILURE))[0]
 
 
@@ -150,20 +168,29 @@ def test_the_launcher_starts_a_process_in_every_slot_of_its_workers(run: Any) ->
     program = "'echo $RANK $POD_IP'"
     obj = job("MPIJob", LAUNCH.format(program=program), slotsPerWorker=2)
     replicas = obj["spec"]["mpiReplicaSpecs"]
-    replicas["Worker"]["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
+    replicas["Worker"]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c"]
+    replicas["Worker"]["template"]["spec"]["containers"][0]["args"] = ["sleep 60"]
     jobs, status = run(obj)
     ips = [jobs.cluster.address(f"job-worker-{index}") for index in (0, 0, 1, 1)]
-    assert log(jobs, "job-launcher").strip() == str([[str(rank), ip] for rank, ip in enumerate(ips)])
+    assert log(jobs, "job-launcher").strip() == str(
+        [[str(rank), ip] for rank, ip in enumerate(ips)]
+    )
     assert evaluate("MPIJob", status) is True
 
 
 def test_processes_of_mpirun_end_with_their_worker(run: Any) -> None:
     obj = job("MPIJob", LAUNCH.format(program="'sleep 60'"), workers=1)
     worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
-    jobs, _ = run(obj, lambda status: status.get("replicaStatuses", {}).get("Launcher", {}).get("active"))
+    worker["command"] = ["sh", "-c"]
+    worker["args"] = ["sleep 60"]
+    jobs, _ = run(
+        obj, lambda status: status.get("replicaStatuses", {}).get("Launcher", {}).get("active")
+    )
     launcher = psutil.Process(jobs.jobs["job"].pods["job-launcher"].process.pid)
-    until("mpirun's process", lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)))
+    until(
+        "mpirun's process",
+        lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)),
+    )
     os.killpg(jobs.jobs["job"].pods["job-worker-0"].process.pid, signal.SIGKILL)
     _, status = run(obj, lambda status: "job-worker-0 has ended" in log(jobs, "job-launcher"))
     assert evaluate("MPIJob", status) is None, "the kubelet restarts the Launcher"
@@ -175,7 +202,8 @@ def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
     obj = job(kind, failing, policy="Never")
     if kind == "MPIJob":
         worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-        worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
+        worker["command"] = ["sh", "-c"]
+        worker["args"] = ["sleep 60"]
     _, status = run(obj)
     assert evaluate(kind, status) is False and status["completionTime"]
     assert conditions(status)[-1] == ("Failed", "True", f"{kind}Failed")
@@ -183,30 +211,52 @@ def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
 
 
 def test_a_tfjob_without_a_chief_ends_with_its_first_or_all_workers(run: Any) -> None:
-    program = "import os, json, time; time.sleep(json.loads(os.environ['TF_CONFIG'])['task']['index'] * 60)"
+    program = (
+        "import os, json, time; time.sleep(json.loads(os.environ['TF_CONFIG'])['task']['index']"
+        " * 60)"
+    )
     obj = job("TFJob", program)
     del obj["spec"]["tfReplicaSpecs"]["Chief"]
     _, status = run(obj)
     assert evaluate("TFJob", status) is True
     every = json.loads(json.dumps(obj))
-    every["metadata"]["name"], every["spec"]["successPolicy"] = "every", "AllWorkers"
-    _, status = run(every, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded"))
+    every["metadata"]["name"] = "every"
+    every["spec"]["successPolicy"] = "AllWorkers"
+    _, status = run(
+        every, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded")
+    )
     assert not is_finished(status)
 
 
 def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
-    failing = "import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index']: raise SystemExit(3)\n"
+    failing = (
+        "import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index']: raise"
+        " SystemExit(3)\n"
+    )
     obj = job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
-    _, status = run(obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed"))
+    _, status = run(
+        obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed")
+    )
     assert evaluate("TFJob", status) is None and not is_finished(status)
 
 
 def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:
     def applied(kind: str) -> Resource:
-        obj = job(kind, SUM.format(where=WHERE[kind]) if kind in WHERE else LAUNCH.format(program="'echo $RANK'"))
+        obj = job(
+            kind,
+            (
+                SUM.format(where=WHERE[kind])
+                if kind in WHERE
+                else LAUNCH.format(program="'echo $RANK'")
+            ),
+        )
+
         obj["metadata"]["name"] = kind.lower()
         success = BLOCKS[kind].success
-        return apply(kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1))
+
+        return apply(
+            kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1)
+        )
 
     others = [kind for kind in JOBS if kind != "PyTorchJob"]  # other tests run PyTorchJobs
 
@@ -215,11 +265,14 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
         with DAG(name="main"):
             for template in templates:
                 Task(name=f"run-{template.name}", template=template)
+
     manifest: Any = workflow.to_dict()
     assert [str(finding) for finding in lint(manifest) if finding.fatal] == []
     (tmp_path / "kinds.yaml").write_text(json.dumps(manifest))
+
     with shell(tmp_path) as typed:
         done = typed("rekindle run --manifest kinds.yaml -o json")
+
     assert done.returncode == 0, done.stderr
     phases = {step["name"]: step["phase"] for step in json.loads(done.stdout)["steps"]}
     assert {phases[f"run-{kind.lower()}"] for kind in others} == {"Succeeded"}
@@ -229,52 +282,97 @@ def test_the_environment_of_every_kind_matches_the_operator() -> None:
     def env(kind: str, role: str, index: int, **spec: Any) -> dict[str, str]:
         return operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
 
-    hosts = {"chief": ["<job-chief-0>:2222"], "worker": ["<job-worker-0>:2222", "<job-worker-1>:2222"]}
+    hosts = {
+        "chief": ["<job-chief-0>:2222"],
+        "worker": ["<job-worker-0>:2222", "<job-worker-1>:2222"],
+    }
     config = json.loads(env("TFJob", "Worker", 1)["TF_CONFIG"])
-    assert config == {"cluster": hosts, "task": {"type": "worker", "index": 1}, "environment": "cloud"}
+
+    assert config == {
+        "cluster": hosts,
+        "task": {"type": "worker", "index": 1},
+        "environment": "cloud",
+    }
+
     sparse = json.loads(env("TFJob", "Worker", 1, enableDynamicWorker=True)["TF_CONFIG"])
     visible = {"worker": {"1": "<job-worker-1>:2222"}, "ps": []}
     assert sparse == {"cluster": visible, "task": {"type": "worker", "index": 1}}
+
     assert env("XGBoostJob", "Worker", 1) == {
-        "MASTER_PORT": "9999", "MASTER_ADDR": "<job-master-0>", "WORLD_SIZE": "3", "RANK": "2",
-        "PYTHONUNBUFFERED": "1", "WORKER_PORT": "9999", "WORKER_ADDRS": "<job-worker-0>,<job-worker-1>",
-    }  # fmt: skip
-    paddle = {"PYTHONUNBUFFERED": "1", "PADDLE_JOB_ID": "job", "PADDLE_NNODES": "3"}
-    paddle |= {"PADDLE_MASTER": "<job-master-0>:36543"}
+        "MASTER_PORT": "9999",
+        "MASTER_ADDR": "<job-master-0>",
+        "WORLD_SIZE": "3",
+        "RANK": "2",
+        "PYTHONUNBUFFERED": "1",
+        "WORKER_PORT": "9999",
+        "WORKER_ADDRS": "<job-worker-0>,<job-worker-1>",
+    }
+
+    paddle = {
+        "PYTHONUNBUFFERED": "1",
+        "PADDLE_JOB_ID": "job",
+        "PADDLE_NNODES": "3",
+        "PADDLE_MASTER": "<job-master-0>:36543",
+    }
+
     assert env("PaddleJob", "Worker", 0) == paddle | {"PADDLE_TRAINER_NUM": "1"}
     first = {"POD_IP_DUMMY": "<job-master-0>", "PADDLE_SERVER_NUM": "1"}
     assert env("PaddleJob", "Master", 0) == paddle | first
+
     assert env("JAXJob", "Worker", 1) == {
-        "PYTHONUNBUFFERED": "1", "COORDINATOR_PORT": "6666", "COORDINATOR_ADDRESS": "<job-worker-0>",
-        "NUM_PROCESSES": "2", "PROCESS_ID": "1",
-    }  # fmt: skip
+        "PYTHONUNBUFFERED": "1",
+        "COORDINATOR_PORT": "6666",
+        "COORDINATOR_ADDRESS": "<job-worker-0>",
+        "NUM_PROCESSES": "2",
+        "PROCESS_ID": "1",
+    }
+
     assert env("MPIJob", "Worker", 1) == {}
+
     assert env("MPIJob", "Launcher", 0) == {
-        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
-        "NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": "",
-        "I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": "/etc/mpi/kubexec.sh",
-    }  # fmt: skip
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "NVIDIA_VISIBLE_DEVICES": "",
+        "NVIDIA_DRIVER_CAPABILITIES": "",
+        "I_MPI_HYDRA_BOOTSTRAP": "rsh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": "/etc/mpi/kubexec.sh",
+    }
 
 
 def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
-    alone, other, v2 = job("XGBoostJob", ""), job("JAXJob", ""), job("MPIJob", "")
+    alone = job("XGBoostJob", "")
+    other = job("JAXJob", "")
+    v2 = job("MPIJob", "")
     del alone["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
+
     v2["apiVersion"] = "kubeflow.org/v2beta1"
-    for obj, reason in ((alone, "needs a Master"), (other, 'must be called "jax"'), (v2, "use kubeflow.org/v1")):
+    for obj, reason in (
+        (alone, "needs a Master"),
+        (other, 'must be called "jax"'),
+        (v2, "use kubeflow.org/v1"),
+    ):
         with pytest.raises(ConfigError, match=reason):
             run(obj)
 
 
 @pytest.mark.parametrize("text", [json.dumps, yaml.safe_dump], ids=["json", "yaml"])
-def test_a_version_that_is_not_supported_is_refused_before_any_step(tmp_path: Path, text: Any) -> None:
+def test_a_version_that_is_not_supported_is_refused_before_any_step(
+    tmp_path: Path, text: Any
+) -> None:
     obj = job("MPIJob", "") | {"apiVersion": "kubeflow.org/v2beta1"}
     resource = {"action": "apply", "manifest": text(obj)}
-    with pytest.raises(ConfigError, match=r"apiVersion kubeflow.org/v2beta1.*use kubeflow.org/v1\."):
+    with pytest.raises(
+        ConfigError, match=r"apiVersion kubeflow.org/v2beta1.*use kubeflow.org/v1\."
+    ):
         kubectl_check.check(resource, "spec.templates[0].resource", LocalCluster(tmp_path))
+
     kubectl_check.check(
-        {**resource, "manifest": text(obj | {"apiVersion": "kubeflow.org/v1"})}, "", LocalCluster(tmp_path)
+        {**resource, "manifest": text(obj | {"apiVersion": "kubeflow.org/v1"})},
+        "",
+        LocalCluster(tmp_path),
     )
+
     tagged = text(obj | {"apiVersion": "{{inputs.parameters.version}}"})
     kubectl_check.check({**resource, "manifest": tagged}, "", LocalCluster(tmp_path))
     found = [item for item in lint(obj) if item.path == "apiVersion"]
@@ -283,4 +381,7 @@ def test_a_version_that_is_not_supported_is_refused_before_any_step(tmp_path: Pa
 
 def test_the_default_restart_policies_match_the_operator() -> None:
     restarts = {kind: framework.restart_policy for kind, framework in JOBS.items()}
-    assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == ["PyTorchJob", "PaddleJob"]
+    assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == [
+        "PyTorchJob",
+        "PaddleJob",
+    ]

@@ -14,7 +14,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
-KEY, SECRET = "local-key", "local-secret"
+KEY = "local-key"
+SECRET = "local-secret"
 
 
 class Endpoint:
@@ -25,9 +26,20 @@ class Endpoint:
         self.start()
 
     def start(self, port: int = 0) -> None:
-        command = [sys.executable, "-m", "rekindle.local.services.s3", "--root", str(self.root), "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "rekindle.local.services.s3",
+            "--root",
+            str(self.root),
+            "--port",
+            str(port),
+        ]
+
         env = {**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-        self.process = subprocess.Popen([*command, "--bucket", "data"], stdout=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(
+            [*command, "--bucket", "data"], stdout=subprocess.PIPE, text=True, env=env
+        )
         assert self.process.stdout
         self.url = self.process.stdout.readline().strip()
         self.port = int(self.url.rpartition(":")[2])
@@ -35,11 +47,17 @@ class Endpoint:
 
     def connect(self, key: str = KEY, secret: str = SECRET, **config: Any) -> Any:
         # total_max_attempts: tests check errors, so a retry would hide them
-        settings = Config(**{"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **config})
+        settings = Config(
+            **{"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **config}
+        )
         return boto3.Session().client(
-            "s3", endpoint_url=self.url, region_name="us-east-1", config=settings, aws_access_key_id=key,
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            config=settings,
+            aws_access_key_id=key,
             aws_secret_access_key=secret,
-        )  # fmt: skip
+        )
 
     def signed(
         self, method: str, path: str, headers: dict[str, str], payload: str = "UNSIGNED-PAYLOAD"
@@ -47,11 +65,15 @@ class Endpoint:
         """Return the headers with their signature; `payload`: value of x-amz-content-sha256."""
         signer = S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1")
         signer.payload = lambda request: payload  # type: ignore[method-assign]
-        request = AWSRequest(method, self.url + path, headers={**headers, "Host": f"127.0.0.1:{self.port}"})
+        request = AWSRequest(
+            method, self.url + path, headers={**headers, "Host": f"127.0.0.1:{self.port}"}
+        )
         signer.add_auth(request)
         return dict(request.headers.items())
 
-    def send(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, bytes]:
+    def send(
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> tuple[int, bytes]:
         """Send exactly these bytes; return the status and body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)

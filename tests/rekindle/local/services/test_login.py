@@ -1,4 +1,5 @@
-"""Access control of the embedded MLflow's real server: requests of its client, of browsers and of strangers."""
+"""Access control of the embedded MLflow's real server: requests of its client, of browsers and of
+strangers."""
 
 import http.client
 import json
@@ -34,7 +35,11 @@ class Mlflow:
         self.bearer = {"Authorization": f"Bearer {self.token}"}
 
     def ask(
-        self, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: Any = None
+        self,
+        path: str,
+        headers: dict[str, str] | None = None,
+        method: str = "GET",
+        body: Any = None,
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         fields = {"Host": self.host, "Content-Type": "application/json"} | (headers or {})
@@ -61,28 +66,46 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 
 PATHS = (
-    "/", "/version", "/static-files/index.html", SEARCH, "/ajax-api/2.0/mlflow/experiments/search?max_results=10",
-    "/get-artifact?path=a&run_id=x", "/model-versions/get-artifact?path=a&name=a&version=1", "/graphql",
-    "/api/2.0/mlflow-artifacts/artifacts?path=", "/api/3.0/mlflow/server-info", "/api/2.0/mlflow/webhooks",
-    "//health", "/health/../version", "/?token=", "/?token=x&token=y",
-)  # fmt: skip
+    "/",
+    "/version",
+    "/static-files/index.html",
+    SEARCH,
+    "/ajax-api/2.0/mlflow/experiments/search?max_results=10",
+    "/get-artifact?path=a&run_id=x",
+    "/model-versions/get-artifact?path=a&name=a&version=1",
+    "/graphql",
+    "/api/2.0/mlflow-artifacts/artifacts?path=",
+    "/api/3.0/mlflow/server-info",
+    "/api/2.0/mlflow/webhooks",
+    "//health",
+    "/health/../version",
+    "/?token=",
+    "/?token=x&token=y",
+)
 
 
 def test_a_client_without_the_token_can_only_read_the_health(mlflow: Mlflow) -> None:
     cookies = (f"rekindle-mlflow-{mlflow.port}={mlflow.token}", "a=b", "")
-    wrong = [{"Authorization": value} for value in ("Bearer x", f"Basic {mlflow.token}", "Bearer ", "")]
+    wrong = [
+        {"Authorization": value} for value in ("Bearer x", f"Basic {mlflow.token}", "Bearer ", "")
+    ]
     wrong += [{}, *({"Cookie": cookie} for cookie in cookies)]
+
     for path in PATHS:
         for headers in wrong:
             status, body, _ = mlflow.ask(path, headers)
             assert (status, b"rekindle ui" in body) == (401, True), (path, headers)
+
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
         assert mlflow.status(CREATE, method=method, body={"name": "theirs"}) == 401
+
     assert mlflow.ask("/health")[:2] == (200, b"OK")
     assert b"theirs" not in mlflow.ask(SEARCH, mlflow.bearer)[1]
 
 
-def test_mlflows_client_needs_only_the_variables_of_rekindle_env(mlflow: Mlflow, tmp_path: Path) -> None:
+def test_mlflows_client_needs_only_the_variables_of_rekindle_env(
+    mlflow: Mlflow, tmp_path: Path
+) -> None:
     program = """
 import mlflow, pathlib
 mlflow.set_experiment("notebook")
@@ -94,8 +117,16 @@ with mlflow.start_run() as run:
 print(mlflow.get_run(run.info.run_id).data.metrics["loss"])
 print(len(mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/full")))
 """
-    env = {**os.environ, "MLFLOW_TRACKING_URI": f"http://{mlflow.host}", "MLFLOW_TRACKING_TOKEN": mlflow.token}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    env = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": f"http://{mlflow.host}",
+        "MLFLOW_TRACKING_TOKEN": mlflow.token,
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE) == ["1.5", "3000000"], done.stderr
 
 
@@ -103,7 +134,13 @@ def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlf
     address = mlflow.services.login_page(f"http://{mlflow.host}/#/experiments/1")
     assert address == f"http://{mlflow.host}/?token={mlflow.token}#/experiments/1"
     status, page, headers = mlflow.ask(f"/?token={mlflow.token}", {"Sec-Fetch-Site": "cross-site"})
-    assert (status, b"location.replace" in page, headers["Cache-Control"]) == (200, True, "no-store")
+
+    assert (status, b"location.replace" in page, headers["Cache-Control"]) == (
+        200,
+        True,
+        "no-store",
+    )
+
     cookie, _, attributes = headers["Set-Cookie"].partition(";")
     assert attributes == " Path=/; HttpOnly; SameSite=Strict" and mlflow.token not in cookie
     login = {"Cookie": f"other=1; {cookie}"}
@@ -111,28 +148,56 @@ def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlf
     assert mlflow.status(SEARCH, login | {"Sec-Fetch-Site": "same-origin"}) == 200
     from_page = login | {"Origin": f"http://{mlflow.host}", "Sec-Fetch-Site": "same-origin"}
     assert mlflow.status(CREATE, from_page, method="POST", body={"name": "by the page"}) == 200
-    link = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+    link = {
+        "Sec-Fetch-Site": "same-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
+
     assert mlflow.status("/", login | link) == 200  # a link in a notebook at another port
 
 
 def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
     cookie = mlflow.ask(f"/?token={mlflow.token}")[2]["Set-Cookie"].partition(";")[0]
     for logged_in in ({"Cookie": cookie}, mlflow.bearer):
-        for origin in ("http://127.0.0.1:1", f"http://localhost:{mlflow.port}", "http://evil.example", "null",
-                       f"https://{mlflow.host}", f"http://{mlflow.host}.evil.example"):  # fmt: skip
+        for origin in (
+            "http://127.0.0.1:1",
+            f"http://localhost:{mlflow.port}",
+            "http://evil.example",
+            "null",
+            f"https://{mlflow.host}",
+            f"http://{mlflow.host}.evil.example",
+        ):
             for method, path in (("GET", SEARCH), ("POST", CREATE), ("OPTIONS", CREATE)):
-                status, _, headers = mlflow.ask(path, logged_in | {"Origin": origin}, method, {"name": "theirs"})
+                status, _, headers = mlflow.ask(
+                    path, logged_in | {"Origin": origin}, method, {"name": "theirs"}
+                )
                 assert (status, headers["Access-Control-Allow-Origin"]) == (403, None), origin
-        for host in ("evil.example", "10.evil.example", f"10.0.0.1:{mlflow.port}", "192.168.evil.example", "",
-                     f"127.0.0.1.evil.example:{mlflow.port}", "localhost.:1", f"{mlflow.host}, evil"):  # fmt: skip
+
+        for host in (
+            "evil.example",
+            "10.evil.example",
+            f"10.0.0.1:{mlflow.port}",
+            "192.168.evil.example",
+            "",
+            f"127.0.0.1.evil.example:{mlflow.port}",
+            "localhost.:1",
+            f"{mlflow.host}, evil",
+        ):
             assert mlflow.status(SEARCH, logged_in | {"Host": host}) == 403, host
+
     for site in ("same-site", "cross-site", "same-site,same-origin", "x"):
         assert mlflow.status(SEARCH, {"Cookie": cookie, "Sec-Fetch-Site": site}) == 401
         frame = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
         assert mlflow.status("/", {"Cookie": cookie} | frame) == 401
-    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:  # a target with another host
-        connection.sendall(f"GET http://evil.example{SEARCH} HTTP/1.1\r\nHost: {mlflow.host}\r\n"
-                           f"Authorization: Bearer {mlflow.token}\r\n\r\n".encode())  # fmt: skip
+
+    # a target with another host
+    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:
+        connection.sendall(
+            f"GET http://evil.example{SEARCH} HTTP/1.1\r\nHost: {mlflow.host}\r\n"
+            f"Authorization: Bearer {mlflow.token}\r\n\r\n".encode()
+        )
         assert connection.recv(1000).startswith(b"HTTP/1.1 403 ")
 
 
@@ -140,32 +205,58 @@ def test_artifact_locations_outside_the_root_are_rejected(mlflow: Mlflow, tmp_pa
     (tmp_path / "key").write_text("precious")
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/link").symlink_to(tmp_path)
-    locations = [str(tmp_path), f"file://{tmp_path}", f"{tmp_path}/artifacts/link", "s3://rekindle/releases", "./x",
-              "http://127.0.0.1:1/x", "mlflow-artifacts://evil/x", "mlflow-artifacts:x", "runs:/x"]  # fmt: skip
+
+    locations = [
+        str(tmp_path),
+        f"file://{tmp_path}",
+        f"{tmp_path}/artifacts/link",
+        "s3://rekindle/releases",
+        "./x",
+        "http://127.0.0.1:1/x",
+        "mlflow-artifacts://evil/x",
+        "mlflow-artifacts:x",
+        "runs:/x",
+    ]
     for location in locations:
         for field in ("artifact_location", "artifactLocation"):
             body: Any = {"name": f"{field} {location}", field: location}
             for form in (body, json.dumps(body)):  # older clients encode twice
                 status, answer, _ = mlflow.ask(CREATE, mlflow.bearer, "POST", form)
                 assert status == 400, (location, answer)
+
     source = {"name": "m", "source": str(tmp_path)}
     mlflow.ask("/api/2.0/mlflow/registered-models/create", mlflow.bearer, "POST", {"name": "m"})
-    for location in (str(tmp_path), f"file://{tmp_path}", "http://127.0.0.1:1/x", "mlflow-artifacts://evil.example/x"):
+
+    for location in (
+        str(tmp_path),
+        f"file://{tmp_path}",
+        "http://127.0.0.1:1/x",
+        "mlflow-artifacts://evil.example/x",
+    ):
         create = "/api/2.0/mlflow/model-versions/create"
-        assert mlflow.status(create, mlflow.bearer, "POST", source | {"source": location}) == 400, location
+        assert mlflow.status(create, mlflow.bearer, "POST", source | {"source": location}) == 400, (
+            location
+        )
+
     assert (tmp_path / "key").read_text() == "precious"
 
 
-def test_artifact_locations_in_an_old_database_are_not_followed(mlflow: Mlflow, tmp_path: Path) -> None:
+def test_artifact_locations_in_an_old_database_are_not_followed(
+    mlflow: Mlflow, tmp_path: Path
+) -> None:
     """The database has a stranger's experiment with a folder of the user as artifact location."""
     experiment = json.loads(mlflow.ask(CREATE, mlflow.bearer, "POST", {"name": "old"})[1])
     create = "/api/2.0/mlflow/runs/create"
-    run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", experiment | {"start_time": 1})[1])["run"]["info"][
-        "run_id"
-    ]
+    run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", experiment | {"start_time": 1})[1])[
+        "run"
+    ]["info"]["run_id"]
     (tmp_path / "key").write_text("precious")
+
     with sqlite3.connect(mlflow.services.home / "mlflow.db") as database:
-        database.execute("update runs set artifact_uri = ? where run_uuid = ?", (str(tmp_path), run))
+        database.execute(
+            "update runs set artifact_uri = ? where run_uuid = ?", (str(tmp_path), run)
+        )
+
     read = mlflow.ask(f"/get-artifact?path=key&run_id={run}", mlflow.bearer)
     assert read[0] >= 400 and b"precious" not in read[1]
     upload = f"/ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=key"
@@ -183,6 +274,7 @@ def test_the_token_changes_if_another_process_may_have_received_it(services: Ser
     services.down()
     second = services.login()
     assert second != first
+
     port = kill(services, "mlflow").port
     with socket.create_server(("127.0.0.1", port)):
         services.start("mlflow")
@@ -198,15 +290,20 @@ def test_many_slow_clients_without_the_token_do_not_delay_other_requests(mlflow:
             body = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
             connection.sendall((b"GET / HTTP/1.1\r\nHos", body, b"")[number % 3])
             held.append(connection)
+
         assert mlflow.status(SEARCH, mlflow.bearer) == 200
         answers: list[int] = []
+
         asking = [
-            threading.Thread(target=lambda: answers.append(mlflow.status(SEARCH, mlflow.bearer))) for _ in range(40)
+            threading.Thread(target=lambda: answers.append(mlflow.status(SEARCH, mlflow.bearer)))
+            for _ in range(40)
         ]
         for thread in asking:
             thread.start()
+
         for thread in asking:
             thread.join()
+
         assert answers == [200] * 40
         log = (mlflow.services.folder / "mlflow.log").read_text()
         assert mlflow.token not in log and "Traceback" not in log
@@ -221,5 +318,7 @@ def test_no_command_line_contains_the_token(mlflow: Mlflow, tmp_path: Path) -> N
             assert mlflow.token.encode() not in process.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-    link = Path(mlflow.services.write_link(mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c")))
+    link = Path(
+        mlflow.services.write_link(mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c"))
+    )
     assert link.stat().st_mode & 0o777 == 0o600 and f"{mlflow.token}#/a?b&amp;c" in link.read_text()

@@ -37,7 +37,10 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 def error_of(call: Callable[[], Any]) -> tuple[int, str]:
     with pytest.raises(ClientError) as caught:
         call()
-    return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response["Error"]["Code"]
+    return (
+        caught.value.response["ResponseMetadata"]["HTTPStatusCode"],
+        caught.value.response["Error"]["Code"],
+    )
 
 
 def list_keys(client: Any, **query: Any) -> list[str]:
@@ -47,13 +50,27 @@ def list_keys(client: Any, **query: Any) -> list[str]:
 
 def test_an_object_is_read_as_it_was_written(endpoint: Endpoint) -> None:
     body = os.urandom(3 << 20)
-    put = endpoint.client.put_object(Bucket="data", Key="a", Body=body, ContentType="x/y", Metadata={"who": "me"})
+    put = endpoint.client.put_object(
+        Bucket="data", Key="a", Body=body, ContentType="x/y", Metadata={"who": "me"}
+    )
     got = endpoint.client.get_object(Bucket="data", Key="a")
     assert got["Body"].read() == body
     assert put["ETag"] == got["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
-    assert (got["ContentType"], got["Metadata"], got["ContentLength"]) == ("x/y", {"who": "me"}, len(body))
-    assert error_of(lambda: endpoint.client.get_object(Bucket="data", Key="none")) == (404, "NoSuchKey")
-    assert error_of(lambda: endpoint.client.get_object(Bucket="nobucket", Key="a")) == (404, "NoSuchBucket")
+
+    assert (got["ContentType"], got["Metadata"], got["ContentLength"]) == (
+        "x/y",
+        {"who": "me"},
+        len(body),
+    )
+
+    assert error_of(lambda: endpoint.client.get_object(Bucket="data", Key="none")) == (
+        404,
+        "NoSuchKey",
+    )
+    assert error_of(lambda: endpoint.client.get_object(Bucket="nobucket", Key="a")) == (
+        404,
+        "NoSuchBucket",
+    )
     assert error_of(lambda: endpoint.client.head_object(Bucket="data", Key="none"))[0] == 404
 
 
@@ -68,7 +85,10 @@ def test_a_range_returns_the_requested_bytes(endpoint: Endpoint) -> None:
         got = endpoint.client.get_object(Bucket="data", Key="digits", Range=header)
         assert got["Body"].read() == expected, header
         assert got["ContentRange"].endswith("/10")
-    late = error_of(lambda: endpoint.client.get_object(Bucket="data", Key="digits", Range="bytes=10-12"))
+
+    late = error_of(
+        lambda: endpoint.client.get_object(Bucket="data", Key="digits", Range="bytes=10-12")
+    )
     assert late == (416, "InvalidRange")
 
 
@@ -77,7 +97,9 @@ def test_exactly_one_of_concurrent_creators_succeeds(endpoint: Endpoint) -> None
 
     def create(racer: int, key: str) -> int:
         try:
-            client.put_object(Bucket="data", Key=key, Body=str(racer).encode() * 100_000, IfNoneMatch="*")
+            client.put_object(
+                Bucket="data", Key=key, Body=str(racer).encode() * 100_000, IfNoneMatch="*"
+            )
             return 1
         except ClientError as error:
             assert error.response["Error"]["Code"] == "PreconditionFailed"
@@ -85,7 +107,9 @@ def test_exactly_one_of_concurrent_creators_succeeds(endpoint: Endpoint) -> None
 
     for round in range(5):
         with ThreadPoolExecutor(8) as pool:
-            assert sum(pool.map(lambda racer, key=f"race{round}": create(racer, key), range(8))) == 1
+            assert (
+                sum(pool.map(lambda racer, key=f"race{round}": create(racer, key), range(8))) == 1
+            )
 
 
 def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
@@ -102,37 +126,54 @@ def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(replace, range(8))) == 1
+
     gone = error_of(lambda: client.put_object(Bucket="data", Key="absent", Body=b"", IfMatch=first))
     assert gone == (404, "NoSuchKey")
     stale = error_of(lambda: client.get_object(Bucket="data", Key="latest", IfMatch=first))
     assert stale[0] == 412
     current = client.head_object(Bucket="data", Key="latest")["ETag"]
-    assert error_of(lambda: client.get_object(Bucket="data", Key="latest", IfNoneMatch=current))[0] == 304
-    assert client.get_object(Bucket="data", Key="latest")["Body"].read().startswith(b"by"), "the connection still works"
+    assert (
+        error_of(lambda: client.get_object(Bucket="data", Key="latest", IfNoneMatch=current))[0]
+        == 304
+    )
+    assert client.get_object(Bucket="data", Key="latest")["Body"].read().startswith(b"by"), (
+        "the connection still works"
+    )
 
 
 @pytest.mark.parametrize("name", ["crc32", "sha1", "sha256", "md5"])
-def test_a_body_with_a_wrong_checksum_does_not_replace_the_object(endpoint: Endpoint, name: str) -> None:
+def test_a_body_with_a_wrong_checksum_does_not_replace_the_object(
+    endpoint: Endpoint, name: str
+) -> None:
     field = "ContentMD5" if name == "md5" else f"Checksum{name.upper()}"
     value = hashlib.md5() if name == "md5" else CHECKSUMS[name]()
     value.update(b"good")
     claim = {field: base64.b64encode(value.digest()).decode()}
     client = endpoint.connect(request_checksum_calculation="when_required")
     client.put_object(Bucket="data", Key=name, Body=b"good", **claim)
-    assert error_of(lambda: client.put_object(Bucket="data", Key=name, Body=b"gooe", **claim)) == (400, "BadDigest")
+    assert error_of(lambda: client.put_object(Bucket="data", Key=name, Body=b"gooe", **claim)) == (
+        400,
+        "BadDigest",
+    )
     assert client.get_object(Bucket="data", Key=name)["Body"].read() == b"good"
 
 
-def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(endpoint: Endpoint) -> None:
+def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(
+    endpoint: Endpoint,
+) -> None:
     def put(body: bytes, checksum: bytes) -> int:
         chunks = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (body[:70], body[70:]))
         data = chunks + b"0\r\nx-amz-checksum-crc32:" + base64.b64encode(checksum) + b"\r\n\r\n"
         headers = {
-            "x-amz-trailer": "x-amz-checksum-crc32", "Content-Encoding": "aws-chunked",
-            "x-amz-decoded-content-length": str(len(body)), "Content-Length": str(len(data)),
-        }  # fmt: skip
+            "x-amz-trailer": "x-amz-checksum-crc32",
+            "Content-Encoding": "aws-chunked",
+            "x-amz-decoded-content-length": str(len(body)),
+            "Content-Length": str(len(data)),
+        }
         payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
-        return endpoint.send("PUT", "/data/chunked", endpoint.signed("PUT", "/data/chunked", headers, payload), data)[0]
+        return endpoint.send(
+            "PUT", "/data/chunked", endpoint.signed("PUT", "/data/chunked", headers, payload), data
+        )[0]
 
     body = os.urandom(200)
     assert put(body, zlib.crc32(body).to_bytes(4, "big")) == 200
@@ -143,18 +184,26 @@ def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(endpoin
 
 
 def test_multipart_uploads_are_atomic(endpoint: Endpoint) -> None:
-    client, target = endpoint.client, {"Bucket": "data", "Key": "big/one"}
+    client = endpoint.client
+    target = {"Bucket": "data", "Key": "big/one"}
     parts = [os.urandom(5 << 20), os.urandom(5 << 20), b"end"]
 
     def upload() -> dict:
         name = client.create_multipart_upload(**target, Metadata={"m": "1"})["UploadId"]
         tags = [
-            {"PartNumber": n, "ETag": client.upload_part(**target, UploadId=name, PartNumber=n, Body=data)["ETag"]}
+            {
+                "PartNumber": n,
+                "ETag": client.upload_part(**target, UploadId=name, PartNumber=n, Body=data)[
+                    "ETag"
+                ],
+            }
             for n, data in enumerate(parts, 1)
         ]
         return {**target, "UploadId": name, "MultipartUpload": {"Parts": tags}}
 
-    first, second, third = upload(), upload(), upload()
+    first = upload()
+    second = upload()
+    third = upload()
     assert not list_keys(client, Prefix="big/")
     client.complete_multipart_upload(**first, IfNoneMatch="*")
     got = client.get_object(**target)
@@ -171,16 +220,33 @@ def test_multipart_uploads_are_atomic(endpoint: Endpoint) -> None:
 
 
 def test_keys_with_any_characters_are_different_objects(endpoint: Endpoint) -> None:
-    keys = ["k/a/b", "k/a/b/c", "k/a//b", "k/../up", "k/./dot", "k/ü ñ +%2F&<>'\"?#", "k/" + "x" * 1000, "k/日本/語",
-            "k/end/", "k/\x01ctl"]  # fmt: skip
+    keys = [
+        "k/a/b",
+        "k/a/b/c",
+        "k/a//b",
+        "k/../up",
+        "k/./dot",
+        "k/ü ñ +%2F&<>'\"?#",
+        "k/" + "x" * 1000,
+        "k/日本/語",
+        "k/end/",
+        "k/\x01ctl",
+    ]
     for key in keys:
         endpoint.client.put_object(Bucket="data", Key=key, Body=key.encode())
+
     for key in keys:
         assert endpoint.client.get_object(Bucket="data", Key=key)["Body"].read() == key.encode()
+
     assert list_keys(endpoint.client, Prefix="k/") == sorted(keys, key=str.encode)
-    endpoint.client.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key} for key in keys[:-1]]})
+    endpoint.client.delete_objects(
+        Bucket="data", Delete={"Objects": [{"Key": key} for key in keys[:-1]]}
+    )
     assert list_keys(endpoint.client, Prefix="k/") == ["k/\x01ctl"]
-    assert error_of(lambda: endpoint.client.put_object(Bucket="data", Key="x" * 1025, Body=b"")) == (
+
+    assert error_of(
+        lambda: endpoint.client.put_object(Bucket="data", Key="x" * 1025, Body=b"")
+    ) == (
         400,
         "KeyTooLongError",
     )
@@ -190,14 +256,19 @@ def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
     keys = ["l/a", "l/b/1", "l/b/2", "l/b0", "l/c/1/x", "l/d"]
     for key in keys:
         endpoint.client.put_object(Bucket="data", Key=key, Body=b"")
+
     assert list_keys(endpoint.client, Prefix="l/", PaginationConfig={"PageSize": 2}) == keys
     assert list_keys(endpoint.client, Prefix="l/", StartAfter="l/b/2") == ["l/b0", "l/c/1/x", "l/d"]
     pages = endpoint.client.get_paginator("list_objects_v2").paginate(
         Bucket="data", Prefix="l/", Delimiter="/", PaginationConfig={"PageSize": 1}
     )
+
     keys = [
-        x.get("Key") or x["Prefix"] for page in pages for x in page.get("Contents", []) + page.get("CommonPrefixes", [])
+        x.get("Key") or x["Prefix"]
+        for page in pages
+        for x in page.get("Contents", []) + page.get("CommonPrefixes", [])
     ]
+
     assert keys == ["l/a", "l/b/", "l/b0", "l/c/", "l/d"]
 
 
@@ -209,32 +280,51 @@ def meta_of(key: str) -> Meta:
 
 
 @settings(max_examples=100)
-@given(keys=st.sets(names, max_size=12), prefix=st.text("ab/", max_size=2), most=st.integers(1, 5), cut=st.booleans())
-def test_pages_of_any_size_add_up_to_the_complete_listing(keys: set[str], prefix: str, most: int, cut: bool) -> None:
+@given(
+    keys=st.sets(names, max_size=12),
+    prefix=st.text("ab/", max_size=2),
+    most=st.integers(1, 5),
+    cut=st.booleans(),
+)
+def test_pages_of_any_size_add_up_to_the_complete_listing(
+    keys: set[str], prefix: str, most: int, cut: bool
+) -> None:
     files = Files.__new__(Files)
     ordered = sorted(keys, key=str.encode)
     files.keys, files.index = {"b": ordered}, {"b": {key: meta_of(key) for key in keys}}
     files.lock = threading.Lock()
-    listed, common, after = [], [], START
+    listed = []
+    common = []
+    after = START
+
     for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
         listed += [meta["key"] for meta in page.entries]
         common += page.common_prefixes
         assert len(page.entries) + len(page.common_prefixes) <= most
+
         if not page.next_after:
             break
+
         after = page.next_after
     else:
         raise AssertionError("the listing does not end")
+
     inside = [key for key in ordered if key.startswith(prefix)]
     folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
     assert listed == [key for key in inside if key not in folded]
-    assert common == list(dict.fromkeys(prefix + key[len(prefix) :].partition("/")[0] + "/" for key in folded))
+    assert common == list(
+        dict.fromkeys(prefix + key[len(prefix) :].partition("/")[0] + "/" for key in folded)
+    )
 
 
 def test_a_copy_keeps_bytes_and_metadata(endpoint: Endpoint) -> None:
-    endpoint.client.put_object(Bucket="data", Key="from ü", Body=b"x" * 3_000_000, Metadata={"a": "b"})
-    endpoint.client.copy_object(Bucket="data", Key="to", CopySource={"Bucket": "data", "Key": "from ü"})
+    endpoint.client.put_object(
+        Bucket="data", Key="from ü", Body=b"x" * 3_000_000, Metadata={"a": "b"}
+    )
+    endpoint.client.copy_object(
+        Bucket="data", Key="to", CopySource={"Bucket": "data", "Key": "from ü"}
+    )
     got = endpoint.client.get_object(Bucket="data", Key="to")
     assert (got["Body"].read(), got["Metadata"]) == (b"x" * 3_000_000, {"a": "b"})
 
@@ -244,30 +334,53 @@ def test_a_presigned_url_works_for_mlflows_downloads(endpoint: Endpoint) -> None
     for version in ("s3", "s3v4"):
         client = endpoint.connect(signature_version=version)
         asked = {"Bucket": "data", "Key": "p/q.txt", "ResponseContentType": "text/x"}
+
         request = urllib.request.Request(
             client.generate_presigned_url("get_object", asked), headers={"Range": "bytes=2-4"}
         )
         with urllib.request.urlopen(request) as answer:
-            assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (206, b"234", "text/x")
+            assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (
+                206,
+                b"234",
+                "text/x",
+            )
 
 
 def test_large_metadata_is_refused(endpoint: Endpoint) -> None:
     metadata = {f"m{number}": "x" * 2000 for number in range(9)}
-    large = error_of(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", Metadata=metadata))
+    large = error_of(
+        lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", Metadata=metadata)
+    )
     assert large == (400, "MetadataTooLarge")
 
 
 def test_unsupported_requests_are_answered_with_501(endpoint: Endpoint) -> None:
-    assert error_of(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (501, "NotImplemented")
-    crc = {"ChecksumCRC64NVME": "AAAAAAAAAAA="}
-    assert error_of(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", **crc)) == (
+    assert error_of(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (
         501,
         "NotImplemented",
     )
-    assert (
-        error_of(lambda: endpoint.client.put_object_tagging(Bucket="data", Key="a", Tagging={"TagSet": []}))[0] == 501
+    crc = {"ChecksumCRC64NVME": "AAAAAAAAAAA="}
+
+    assert error_of(
+        lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", **crc)
+    ) == (
+        501,
+        "NotImplemented",
     )
-    assert error_of(lambda: endpoint.client.get_object(Bucket="data", Key="a", VersionId="1"))[0] == 501
+
+    assert (
+        error_of(
+            lambda: endpoint.client.put_object_tagging(
+                Bucket="data", Key="a", Tagging={"TagSet": []}
+            )
+        )[0]
+        == 501
+    )
+
+    assert (
+        error_of(lambda: endpoint.client.get_object(Bucket="data", Key="a", VersionId="1"))[0]
+        == 501
+    )
 
 
 def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
@@ -275,8 +388,12 @@ def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
     server.client.put_object(Bucket="data", Key="kept/a", Body=b"safe")
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.putrequest("PUT", "/data/kept/half", skip_host=True)
-    for name, value in server.signed("PUT", "/data/kept/half", {"Content-Length": "1000000"}).items():
+
+    for name, value in server.signed(
+        "PUT", "/data/kept/half", {"Content-Length": "1000000"}
+    ).items():
         connection.putheader(name, value)
+
     connection.endheaders(b"x" * 500_000)
     until("the first half to arrive", lambda: any((tmp_path / "tmp").iterdir()))
     server.kill()
@@ -296,7 +413,8 @@ def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
 
 def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     """Such files appear after a `git pull` into the home, or a manual copy."""
-    outside, root = tmp_path / "outside", tmp_path / "s3"
+    outside = tmp_path / "outside"
+    root = tmp_path / "s3"
     files = Files(root)
     files.create("data")
     content: Content = {"key": "a", "etag": "0" * 32, "headers": {}}
@@ -304,11 +422,13 @@ def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     files.lock_file.close()
     outside.mkdir()
     (outside / "file").touch()
+
     for folder in ("tmp", "uploads", "buckets", "buckets/data"):
         (root / folder / "folder").mkdir()
         (root / folder / "link").symlink_to(outside)
         (root / folder / "half").touch()
         os.utime(root / folder / "half", (0, 0))
+
     again = Files(root)
     assert again.find("data", "a") == meta
     assert not (root / "tmp/half").exists() and (outside / "file").exists()
@@ -319,7 +439,9 @@ def test_a_write_to_a_full_disk_fails_and_keeps_the_old_object(tmp_path: Path) -
     server.client.put_object(Bucket="data", Key="a", Body=b"old")
     # a file size limit fails a write within the body, like a full disk
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
-    full = error_of(lambda: server.client.put_object(Bucket="data", Key="a", Body=os.urandom(5 << 20)))
+    full = error_of(
+        lambda: server.client.put_object(Bucket="data", Key="a", Body=os.urandom(5 << 20))
+    )
     assert full == (507, "InsufficientStorage")
     assert server.client.get_object(Bucket="data", Key="a")["Body"].read() == b"old"
     assert not any((tmp_path / "tmp").iterdir())

@@ -55,11 +55,14 @@ def kill(services: Services, name: str) -> Record:
 
 def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: Services) -> None:
     command = (
-        "import os, signal, sys; from pathlib import Path; from rekindle.local.services.services import Services\n"
-        "sys.addaudithook(lambda event, args: event == 'os.rename' and os.kill(os.getpid(), signal.SIGKILL))\n"
-        "Services(Path(sys.argv[1]), {}).start('s3')"
+        "import os, signal, sys; from pathlib import Path; from rekindle.local.services.services"
+        " import Services\nsys.addaudithook(lambda event, args: event == 'os.rename' and"
+        " os.kill(os.getpid(), signal.SIGKILL))\nServices(Path(sys.argv[1]), {}).start('s3')"
     )
-    assert subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
+
+    assert (
+        subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
+    )
     store(services).put("key", b"value")  # an orphan would hold the folder's lock
     until("the orphan to exit", lambda: [record(services, "s3").pid] == serving(services))
     services.start("s3")
@@ -69,16 +72,22 @@ def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: 
 
 def serving(services: Services) -> list[int]:
     """Return the pids of S3 endpoints for this home."""
-    lines = ((process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    lines = (
+        (process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    )
     return [pid for pid, line in lines if str(services.home / "s3") in " ".join(line)]
 
 
 def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:
     command = (
-        "import sys; from pathlib import Path; from rekindle.local.services.services import Services; "
-        "s = Services(Path(sys.argv[1]), {}); s.start('s3'); print(s.url('s3'), s.credentials())"
+        "import sys; from pathlib import Path; from rekindle.local.services.services import"
+        " Services; s = Services(Path(sys.argv[1]), {}); s.start('s3'); print(s.url('s3'),"
+        " s.credentials())"
     )
-    racers = [subprocess.Popen([sys.executable, "-c", command, tmp_path], stdout=subprocess.PIPE) for _ in range(4)]
+    racers = [
+        subprocess.Popen([sys.executable, "-c", command, tmp_path], stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
     assert len({racer.communicate()[0] for racer in racers}) == 1
     assert Services(tmp_path, PLAIN).down() == ["s3"]
 
@@ -124,7 +133,8 @@ def test_services_used_by_a_run_restart_with_a_message_even_after_down(
 
 
 def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
-    """This includes an existing directory with an open mode: it gets objects, logs and MLflow's database."""
+    """This includes an existing directory with an open mode: it gets objects, logs and MLflow's
+    database."""
     for home in (tmp_path / "new/.rekindle", tmp_path / "old/.rekindle", tmp_path / "named"):
         if home.parent.name != "new":
             home.mkdir(parents=True, mode=0o755)
@@ -142,7 +152,10 @@ def test_down_stops_a_service_even_if_the_disk_is_full(services: Services) -> No
 
 @pytest.mark.slow
 def test_the_next_start_creates_the_database_after_a_full_disk(tmp_path: Path) -> None:
-    code = "from rekindle.local.services.mlflow import create_database; create_database('sqlite:///mlflow.db')"
+    code = (
+        "from rekindle.local.services.mlflow import create_database;"
+        " create_database('sqlite:///mlflow.db')"
+    )
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
     make = [sys.executable, "-c", code]
     done = subprocess.run(make, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
@@ -166,8 +179,13 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
     env = services.environment()
 
     def call(path: str, body: dict | bytes | None = None, method: str = "POST") -> dict:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else None
-        request = urllib.request.Request(f"{env['MLFLOW_TRACKING_URI']}/api/2.0/{path}", data, method=method)
+        if isinstance(body, bytes):
+            data = body
+        else:
+            data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(
+            f"{env['MLFLOW_TRACKING_URI']}/api/2.0/{path}", data, method=method
+        )
         request.add_header("Content-Type", "application/json")
         request.add_header("Authorization", f"Bearer {services.login()['MLFLOW_TRACKING_TOKEN']}")
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -183,19 +201,25 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
     # no wait: the socket exists before the server runs
     stored = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
     assert stored["info"]["status"] == "RUNNING"
-    children = subprocess.run(["pgrep", "-g", str(record(services, "mlflow").pid)], capture_output=True, text=True)
+    children = subprocess.run(
+        ["pgrep", "-g", str(record(services, "mlflow").pid)], capture_output=True, text=True
+    )
     assert len(children.stdout.split()) == 1
 
 
 def test_a_service_that_cannot_start_shows_the_end_of_its_log(services: Services) -> None:
     (services.home / "s3").write_text("not a folder")
-    with pytest.raises(StorageError, match=r"(?s)s3 service ended with code 1.*s3\.log ends:.*Error"):
+    with pytest.raises(
+        StorageError, match=r"(?s)s3 service ended with code 1.*s3\.log ends:.*Error"
+    ):
         services.ready()
 
 
 def test_an_address_that_does_not_answer_names_its_variable(tmp_path: Path) -> None:
     port = free_port()
-    with pytest.raises(StorageError, match=r"S3_ENDPOINT_URL is http://127.0.0.1.*unset S3_ENDPOINT_URL"):
+    with pytest.raises(
+        StorageError, match=r"S3_ENDPOINT_URL is http://127.0.0.1.*unset S3_ENDPOINT_URL"
+    ):
         Services(tmp_path, {"S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}).url("s3")
     with pytest.raises(TrackingError, match=r"MLFLOW_TRACKING_URI is http://127.0.0.1"):
         Services(tmp_path, {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}).url("mlflow")
@@ -203,17 +227,30 @@ def test_an_address_that_does_not_answer_names_its_variable(tmp_path: Path) -> N
 
 
 def test_addresses_of_real_services_are_used_unchanged(services: Services, tmp_path: Path) -> None:
-    real = {**services.credentials(), "S3_ENDPOINT_URL": services.url("s3"), "MLFLOW_TRACKING_URI": "databricks"}
+    real = {
+        **services.credentials(),
+        "S3_ENDPOINT_URL": services.url("s3"),
+        "MLFLOW_TRACKING_URI": "databricks",
+    }
+
     other = Services(tmp_path / "other", {**real, "S3_BUCKET": "mine"})
-    expected = {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "mine", "AWS_REGION": "us-east-1",
-                "MLFLOW_TRACKING_URI": "databricks"}  # fmt: skip
+
+    expected = {
+        "S3_ENDPOINT_URL": services.url("s3"),
+        "S3_BUCKET": "mine",
+        "AWS_REGION": "us-east-1",
+        "MLFLOW_TRACKING_URI": "databricks",
+    }
+
     assert other.environment() == expected
     assert other.credentials() == services.credentials()
     assert not (tmp_path / "other").exists()
     assert answers(services.url("s3"))
 
 
-def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have_started(tmp_path: Path) -> None:
+def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have_started(
+    tmp_path: Path,
+) -> None:
     supervisor = Services(tmp_path, PLAIN)  # runs since an earlier command
     generated = supervisor.serving_token()
     Services(tmp_path, PLAIN).store_serving_token()
@@ -224,18 +261,24 @@ def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have
     header = supervisor.authorization_file
     assert header.read_text() == "Authorization: Bearer first\n"
     assert stat.S_IMODE(header.stat().st_mode) == 0o600
+
     for value in ("", " \n", "gehe\u00efm"):
-        with pytest.raises(ConfigError, match="REKINDLE_TOKEN contains no token or other characters"):
+        with pytest.raises(
+            ConfigError, match="REKINDLE_TOKEN contains no token or other characters"
+        ):
             Services(tmp_path, {"REKINDLE_TOKEN": value}).store_serving_token()
 
 
 def test_services_do_not_inherit_the_secrets_of_the_user(tmp_path: Path) -> None:
     secrets = {"HF_TOKEN": "t", "DB_PASSWORD": "p", "NOTIFY_URL": "u", "REKINDLE_TOKEN": "r"}
     services = Services(tmp_path / "home", os.environ | secrets)
+
     try:
         services.start()
         for name, needed in (("s3", "AWS_SECRET_ACCESS_KEY"), ("mlflow", "MLFLOW_TRACKING_TOKEN")):
-            environment = Path(f"/proc/{record(services, name).pid}/environ").read_bytes().split(b"\0")
+            environment = (
+                Path(f"/proc/{record(services, name).pid}/environ").read_bytes().split(b"\0")
+            )
             variables = {entry.partition(b"=")[0].decode() for entry in environment}
             assert needed in variables and "PATH" in variables
             assert not variables & secrets.keys()

@@ -1,4 +1,5 @@
-"""The decision removes nothing that is needed, and an interrupted removal leaves nothing that the next one misses."""
+"""The decision removes nothing that is needed, and an interrupted removal leaves nothing that the
+next one misses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,14 +11,16 @@ from rekindle.cache.entries import Entry
 from rekindle.release.config import RetentionConfig
 from rekindle.release.retention.decision import Listing, Release, Removal, Run, decide
 
-NOW, DAY = 1e9, 86400.0
+NOW = 1e9
+DAY = 86400.0
 PIPELINES = ("cards", "power")
 TASKS = ("prepare", "train")
 
 
 @dataclass
 class World:
-    """All runs and releases: `artifacts` are RUN/TASK, `inputs` has the releases that a reproduction reads."""
+    """All runs and releases: `artifacts` are RUN/TASK, `inputs` has the releases that a
+    reproduction reads."""
 
     runs: dict[str, Run]
     releases: dict[tuple[str, int], Release]
@@ -28,7 +31,9 @@ class World:
     claimed: frozenset[str] = frozenset()
 
     def listing(self) -> Listing:
-        return Listing([*self.runs.values()], [*self.releases.values()], [*self.entries.values()], self.claimed)
+        return Listing(
+            [*self.runs.values()], [*self.releases.values()], [*self.entries.values()], self.claimed
+        )
 
     def decide(self, limits: dict[str, RetentionConfig]) -> Removal:
         return decide(self.listing(), limits, NOW, lambda release: self.inputs[release.prefix])
@@ -39,34 +44,47 @@ class World:
             key = release.model, release.version
             self.releases[key] = replace(release, marked=True)
             yield
-            if all(other.prefix != release.prefix or other.marked for other in self.releases.values()):
+
+            if all(
+                other.prefix != release.prefix or other.marked for other in self.releases.values()
+            ):
                 self.files.discard(release.prefix)
                 yield
+
             del self.releases[key]
             yield
+
         for item in removal.runs:
             for key, entry in [*self.entries.items()]:
                 if entry in removal.entries and entry.workflow == item.run.name:
                     del self.entries[key]
                     yield
+
             for task in [task for task in self.artifacts if task.startswith(f"{item.run.name}/")]:
                 if task not in item.kept_tasks:
                     self.artifacts.discard(task)
                     yield
+
             if item.kept_tasks:
                 continue
+
             if item.keep_mlflow:
                 self.runs[item.run.name] = replace(item.run, emptied=True, uses=item.run.uses)
             else:
                 del self.runs[item.run.name]
+
             yield
 
     def check(self) -> None:
         """Check that no reference dangles."""
         assert {entry.at for entry in self.entries.values()} <= self.artifacts
-        assert all(release.prefix in self.files for release in self.releases.values() if not release.marked)
+        assert all(
+            release.prefix in self.files for release in self.releases.values() if not release.marked
+        )
         for run in self.runs.values():
-            assert run.ended or f"{run.name}/prepare" in self.artifacts, "an active run has lost artifacts"
+            assert run.ended or f"{run.name}/prepare" in self.artifacts, (
+                "an active run has lost artifacts"
+            )
 
 
 @st.composite
@@ -74,25 +92,43 @@ def worlds(draw: st.DrawFn) -> World:
     runs: dict[str, Run] = {}
     for number in range(draw(st.integers(0, 9))):
         ended = draw(st.none() | st.floats(0, 40).map(lambda days: NOW - days * DAY))
-        sources = st.sampled_from([f"{name}/{task}" for name in runs for task in TASKS] or ["other/prepare"])
+        sources = st.sampled_from(
+            [f"{name}/{task}" for name in runs for task in TASKS] or ["other/prepare"]
+        )
         uses = frozenset(draw(st.lists(sources, max_size=2)))
         flags = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
         name = f"r-{number}"
-        runs[name] = Run(name, draw(st.sampled_from(PIPELINES)), ended, flags[0], flags[1], uses, flags[2])
-    releases, inputs = {}, {}
+        runs[name] = Run(
+            name, draw(st.sampled_from(PIPELINES)), ended, flags[0], flags[1], uses, flags[2]
+        )
+
+    releases = {}
+    inputs = {}
     names = st.sampled_from([*runs, "gone"])
+
     for number in range(1, draw(st.integers(0, 6)) + 1):
-        model, prefix = draw(st.sampled_from(PIPELINES)), f"releases/{number}/"
+        model = draw(st.sampled_from(PIPELINES))
+        prefix = f"releases/{number}/"
         flags = draw(st.tuples(st.booleans(), st.integers(0, 9)))
         run = draw(names)
-        releases[model, number] = Release(model, number, prefix, model, "", run, 0.0, flags[0], flags[1] == 0)
+        releases[model, number] = Release(
+            model, number, prefix, model, "", run, 0.0, flags[0], flags[1] == 0
+        )
         inputs[prefix] = set(draw(st.lists(st.sampled_from([*inputs, prefix]), max_size=1)))
+
     entries = {}
     for name in runs:
         for task in TASKS if draw(st.booleans()) else ():
-            entries[f"{name}/{task}"] = Entry(f"{name}{task}", f"{name}/{task}", {}, {}, {}, 1.0, NOW)
+            entries[f"{name}/{task}"] = Entry(
+                f"{name}{task}", f"{name}/{task}", {}, {}, {}, 1.0, NOW
+            )
+
     artifacts = {f"{name}/{task}" for name in runs for task in TASKS}
-    claimed = draw(st.frozensets(st.sampled_from(sorted(artifacts)), max_size=4)) if artifacts else frozenset[str]()
+    if artifacts:
+        claimed = draw(st.frozensets(st.sampled_from(sorted(artifacts)), max_size=4))
+    else:
+        claimed = frozenset[str]()
+
     return World(runs, releases, {*inputs}, entries, artifacts, inputs, claimed)
 
 
@@ -112,39 +148,70 @@ limits_of_pipelines = st.fixed_dictionaries(
 
 @given(worlds(), limits_of_pipelines)
 @settings(max_examples=300)
-def test_nothing_that_is_needed_is_removed(world: World, limits: dict[str, RetentionConfig]) -> None:
+def test_nothing_that_is_needed_is_removed(
+    world: World, limits: dict[str, RetentionConfig]
+) -> None:
     before = World(
-        dict(world.runs), dict(world.releases), set(world.files), dict(world.entries), set(world.artifacts), {}
+        dict(world.runs),
+        dict(world.releases),
+        set(world.files),
+        dict(world.entries),
+        set(world.artifacts),
+        {},
     )
+
     removal = world.decide(limits)
     for _ in world.apply(removal):
         pass
+
     world.check()
     removed_names = {item.run.name for item in removal.runs}
+
     for name, run in before.runs.items():
         limit = limits.get(run.pipeline, RetentionConfig())
         later = [
-            other for other in before.runs.values()
-            if other.pipeline == run.pipeline and other.ended and other.counted and other.ended > (run.ended or 0)
-        ]  # fmt: skip
+            other
+            for other in before.runs.values()
+            if other.pipeline == run.pipeline
+            and other.ended
+            and other.counted
+            and other.ended > (run.ended or 0)
+        ]
+
         in_number = limit.keep_runs is None or not run.counted or len(later) < limit.keep_runs
-        is_within = in_number and (limit.keep_days is None or NOW - (run.ended or NOW) <= limit.keep_days * DAY)
+        is_within = in_number and (
+            limit.keep_days is None or NOW - (run.ended or NOW) <= limit.keep_days * DAY
+        )
+
         equal_ends = len({other.ended for other in before.runs.values()}) < len(before.runs)
         if run.ended is None or (is_within and not equal_ends):
             assert name not in removed_names
+
         if name not in removed_names and not run.emptied:
-            assert run.uses & before.artifacts <= world.artifacts, "a kept run reuses these artifacts"
+            assert run.uses & before.artifacts <= world.artifacts, (
+                "a kept run reuses these artifacts"
+            )
+
     assert world.claimed <= world.artifacts, "a run has claimed these artifacts"
     for key, release in before.releases.items():
         newer = [other for other in before.releases if other[0] == key[0] and other[1] > key[1]]
         keep = limits.get(release.pipeline, RetentionConfig()).keep_releases
         run = before.runs.get(release.run)
-        is_resumable = run and not run.succeeded and not run.emptied and run.name not in removed_names
-        if not release.marked and (release.needed or is_resumable or keep is None or len(newer) < keep):
+
+        is_resumable = (
+            run and not run.succeeded and not run.emptied and run.name not in removed_names
+        )
+        if not release.marked and (
+            release.needed or is_resumable or keep is None or len(newer) < keep
+        ):
             assert key in world.releases and release.prefix in world.files
-            assert release.run not in before.runs or release.run in world.runs, "the record of a release's run"
+            assert release.run not in before.runs or release.run in world.runs, (
+                "the record of a release's run"
+            )
             gone = {other.prefix for other in before.releases.values() if other.marked}
-            assert world.inputs[release.prefix] <= world.files | gone, "`rekindle reproduce` reads these releases"
+            assert world.inputs[release.prefix] <= world.files | gone, (
+                "`rekindle reproduce` reads these releases"
+            )
 
 
 @given(worlds(), limits_of_pipelines, st.integers(0, 30))
@@ -163,16 +230,25 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next(
     )
     for _ in world.apply(world.decide(limits)):
         pass
+
     for _, _ in zip(range(parts), other.apply(other.decide(limits)), strict=False):
         other.check()
+
     for _ in range(2):
         for _ in other.apply(other.decide(limits)):
             other.check()
+
     for _ in world.apply(world.decide(limits)):
         pass
+
     assert (other.runs, other.releases, other.files, other.entries, other.artifacts) == (
-        world.runs, world.releases, world.files, world.entries, world.artifacts
-    )  # fmt: skip
+        world.runs,
+        world.releases,
+        world.files,
+        world.entries,
+        world.artifacts,
+    )
+
     again = world.decide(limits)
     assert not again.releases and not again.entries
     assert all(item.kept_tasks for item in again.runs), "only runs whose artifacts are still needed"

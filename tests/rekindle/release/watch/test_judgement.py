@@ -1,4 +1,5 @@
-"""The canary finds a worse candidate with the traffic that docs/serving.md requires, and accepts a good one."""
+"""The canary finds a worse candidate with the traffic that docs/serving.md requires, and accepts a
+good one."""
 
 from functools import cache
 from math import inf
@@ -9,7 +10,13 @@ import pytest
 
 from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.canary import CHECKS
-from rekindle.release.watch.judgement import errors_p_value, find_breach, ks_distance, quantile, shift_p_value
+from rekindle.release.watch.judgement import (
+    errors_p_value,
+    find_breach,
+    ks_distance,
+    quantile,
+    shift_p_value,
+)
 from rekindle.release.watch.scores import EDGES
 from rekindle.release.watch.scrape import Buckets, VersionStats
 from rekindle.serving.server import SECONDS
@@ -27,25 +34,38 @@ def buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
 def shares(kind: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
     """Return the share of each bucket among 100,000 latencies, scores or wrong scores."""
     draw = np.random.default_rng(0)
-    values = slow * draw.lognormal(-5, 0.5, 100_000) if kind == "seconds" else draw.beta(0.5, 3, 100_000)
+    if kind == "seconds":
+        values = slow * draw.lognormal(-5, 0.5, 100_000)
+    else:
+        values = draw.beta(0.5, 3, 100_000)
     counts = buckets(1 - values if kind == "wrong" else values, bounds)
     return np.diff([*counts.values()], prepend=0) / 100_000
 
 
-def draw_buckets(draw: np.random.Generator, requests: int, chances: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
+def draw_buckets(
+    draw: np.random.Generator, requests: int, chances: np.ndarray, bounds: tuple[float, ...]
+) -> Buckets:
     """Draw the buckets of this number of requests."""
     counts = np.cumsum(draw.multinomial(requests, chances))
     return dict(zip([*bounds, inf], map(float, counts), strict=True))
 
 
 def draw_stats(
-    draw: np.random.Generator, requests: int, errors: float = 0.001, slow: float = 1, wrong: float = 0
+    draw: np.random.Generator,
+    requests: int,
+    errors: float = 0.001,
+    slow: float = 1,
+    wrong: float = 0,
 ) -> VersionStats:
     shares_of_scores = (1 - wrong) * shares("scores", EDGES) + wrong * shares("wrong", EDGES)
     scores = {"score": draw_buckets(draw, requests, shares_of_scores, EDGES)}
     error_count = int(draw.binomial(requests, errors))
     return VersionStats(
-        requests, error_count, 0, draw_buckets(draw, requests, shares("seconds", SECONDS, slow), SECONDS), scores
+        requests,
+        error_count,
+        0,
+        draw_buckets(draw, requests, shares("seconds", SECONDS, slow), SECONDS),
+        scores,
     )
 
 
@@ -64,10 +84,13 @@ def test_a_hundred_canaries_reject_bad_candidates_and_accept_good_candidates(
     fault: dict[str, Any], reason: str, percent: int
 ) -> None:
     draw = np.random.default_rng(percent)
-    requests = 2 * CONFIG.requests  # to find ten errors in a thousand, compared with one in a thousand
+    # to find ten errors in a thousand, compared with one in a thousand
+    requests = 2 * CONFIG.requests
     champion_requests = requests * (100 - percent) // percent
     breaches = [
-        find_breach(draw_stats(draw, requests, **fault), draw_stats(draw, champion_requests), CONFIG, ALPHA)
+        find_breach(
+            draw_stats(draw, requests, **fault), draw_stats(draw, champion_requests), CONFIG, ALPHA
+        )
         for _ in range(100)
     ]
     assert sum(bool(text) for text in breaches) == (100 if reason else 0)
@@ -76,22 +99,36 @@ def test_a_hundred_canaries_reject_bad_candidates_and_accept_good_candidates(
 
 def test_the_false_alarm_rates_are_as_promised() -> None:
     draw = np.random.default_rng(1)
-    errors = [errors_p_value(draw.binomial(500, 0.02), 500, draw.binomial(4000, 0.02), 4000) for _ in range(2000)]
+    errors = [
+        errors_p_value(draw.binomial(500, 0.02), 500, draw.binomial(4000, 0.02), 4000)
+        for _ in range(2000)
+    ]
     assert 0.01 < np.mean(np.array(errors) <= 0.05) <= 0.06
     assert errors_p_value(5, 500, 0, 4500) == pytest.approx(0.1**5, rel=0.1)  # scipy: 9.8e-6
     bounds = tuple(np.linspace(0.01, 0.99, 99))
-    pairs = [(buckets(draw.random(400), bounds), buckets(draw.random(900), bounds)) for _ in range(1000)]
-    assert np.mean([shift_p_value(ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]) <= 0.06
+    pairs = [
+        (buckets(draw.random(400), bounds), buckets(draw.random(900), bounds)) for _ in range(1000)
+    ]
+    assert (
+        np.mean([shift_p_value(ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]) <= 0.06
+    )
 
 
 def test_quantiles_of_buckets_approximate_the_quantiles_of_the_values() -> None:
     values = np.random.default_rng(2).lognormal(-5, 0.7, 50_000)
     for q in (0.5, 0.9, 0.99):
-        assert quantile(buckets(values, SECONDS), q) == pytest.approx(np.quantile(values, q), rel=0.05)
+        assert quantile(buckets(values, SECONDS), q) == pytest.approx(
+            np.quantile(values, q), rel=0.05
+        )
 
 
 def test_a_canary_without_traffic_is_judged_only_by_restarts() -> None:
-    draw, empty = np.random.default_rng(3), VersionStats()
-    assert find_breach(empty, empty, CONFIG, ALPHA) == find_breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
+    draw = np.random.default_rng(3)
+    empty = VersionStats()
+    assert (
+        find_breach(empty, empty, CONFIG, ALPHA)
+        == find_breach(draw_stats(draw, 10), empty, CONFIG, ALPHA)
+        == ""
+    )
     reason = find_breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)
     assert reason.startswith("the candidate's servers restarted 1 times")

@@ -25,12 +25,14 @@ def test_a_message_has_the_event_its_reason_and_a_link() -> None:
     with hook() as server:
         assert send(MESSAGE, SLACK, environ={"NOTIFY_URL": server.url})
         assert send(MESSAGE, JSON, environ={"NOTIFY_URL": f" {server.url}\n"})
+
     first, second = server.received
     assert first == {
         "text": "*demo*: demo-x7 released nothing.\n"
         "auc 0.70 &lt; 0.75 &amp; &lt;!channel&gt; s3://store/\\u001b[2J\n"
         "<http://mlflow:5000/#/experiments/1/runs/ab|MLflow run>"
     }
+
     assert second == {
         "event": "refusal",
         "name": "demo",
@@ -74,7 +76,9 @@ def test_a_webhook_that_never_answers_times_out(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}{SECRET}"
         assert not send(MESSAGE, SLACK, 2, environ={"NOTIFY_URL": url})
     stderr = capsys.readouterr().err
-    assert "127.0.0.1 cannot be reached" in stderr and "timed out" in stderr and SECRET not in stderr
+    assert (
+        "127.0.0.1 cannot be reached" in stderr and "timed out" in stderr and SECRET not in stderr
+    )
 
 
 def test_a_closed_connection_is_retried() -> None:
@@ -89,12 +93,24 @@ def test_a_closed_connection_is_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", [f"hooks.example.com{SECRET}", f"http://[::1{SECRET}", f"ftp://h{SECRET}", f"http://127.0.0.1:1{SECRET}"]
+    "url",
+    [
+        f"hooks.example.com{SECRET}",
+        f"http://[::1{SECRET}",
+        f"ftp://h{SECRET}",
+        f"http://127.0.0.1:1{SECRET}",
+    ],
 )
-def test_a_wrong_address_causes_no_traceback_and_no_leak(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_address_causes_no_traceback_and_no_leak(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert not send(MESSAGE, SLACK, 1, environ={"NOTIFY_URL": url})
     stderr = capsys.readouterr().err
-    assert "notification not sent" in stderr and "Correct NOTIFY_URL" in stderr and "T0S3CR3T" not in stderr
+    assert (
+        "notification not sent" in stderr
+        and "Correct NOTIFY_URL" in stderr
+        and "T0S3CR3T" not in stderr
+    )
 
 
 def test_a_missing_address_is_logged_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,9 @@ def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant()
     assert max(check.psi for check in checks) < 0.25
 
 
-@pytest.mark.parametrize("change", [lambda x: x + 0.8, lambda x: x * 2.5, lambda x: np.abs(x), lambda x: x * 0])
+@pytest.mark.parametrize(
+    "change", [lambda x: x + 0.8, lambda x: x * 2.5, lambda x: np.abs(x), lambda x: x * 0]
+)
 def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> None:
     rng = np.random.default_rng(1)
     result = shift(buckets(rng.normal(size=2000)), buckets(change(rng.normal(size=500))))
@@ -45,7 +47,8 @@ def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> N
 
 def test_missing_values_are_a_group_of_their_own() -> None:
     tenths = [100] * 9
-    swapped = shift([*tenths, 100], [*tenths, 0], (0, 100))  # the values of the last group are missing
+    # the values of the last group are missing
+    swapped = shift([*tenths, 100], [*tenths, 0], (0, 100))
     assert swapped.psi > max(0.25, swapped.chance)
     rare = shift([*tenths, 90], [*tenths, 0], (10, 100))  # the last group has less than a tenth
     assert rare.psi > max(0.25, rare.chance)

@@ -14,12 +14,16 @@ def test_numbers_are_counted_in_predictions_of_every_form() -> None:
     assert (length, name) == (3.0, "prediction.hash") and 0 <= hashed < 1
     assert list(numbers(None)) == []
     assert list(numbers(10**400)) == [("prediction", 1e300)]
-    assert len(count_numbers([list(range(1000)), {str(key): key for key in range(1000)}])) == MAX_OUTPUTS
+    assert (
+        len(count_numbers([list(range(1000)), {str(key): key for key in range(1000)}]))
+        == MAX_OUTPUTS
+    )
 
 
 def test_prometheus_reads_a_complete_histogram() -> None:
     assert list(EDGES) == sorted(set(EDGES))
-    scores, registry = Histograms(), CollectorRegistry()
+    scores = Histograms()
+    registry = CollectorRegistry()
     scores.version = "3"
     registry.register(scores)
     scores.add(count_numbers([0.004, 0.3, 5.0]))

@@ -53,8 +53,17 @@ def counts(rows: int, *scores: int) -> dict[str, Any]:
 
 
 def test_the_increments_of_all_servers_are_added() -> None:
-    earlier = {"a since 1": counts(10, 4, 6), "b since 1": counts(5, 5, 0), "gone since 1": counts(7, 7, 0)}
-    now = {"a since 1": counts(13, 5, 8), "b since 2": counts(2, 1, 1), "c since 3": counts(1, 0, 1)}  # b restarted
+    earlier = {
+        "a since 1": counts(10, 4, 6),
+        "b since 1": counts(5, 5, 0),
+        "gone since 1": counts(7, 7, 0),
+    }
+    # b restarted
+    now = {
+        "a since 1": counts(13, 5, 8),
+        "b since 2": counts(2, 1, 1),
+        "c since 3": counts(1, 0, 1),
+    }
     assert increments(now, earlier) == counts(3 + 2 + 1, 1 + 1 + 0, 2 + 1 + 1)
 
 
@@ -66,16 +75,23 @@ def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
 
 
 def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) -> None:
-    seen, rows = dict[str, Any](), []
+    seen = dict[str, Any]()
+    rows = []
     for one, other in ((2, 2), (3, 0), (4, 6)):  # 0: the server does not answer
-        pods.pages = {"127.0.0.1": page(one), "127.0.0.2": page(other)} if other else {"127.0.0.1": page(one)}
+        pods.pages = (
+            {"127.0.0.1": page(one), "127.0.0.2": page(other)}
+            if other
+            else {"127.0.0.1": page(one)}
+        )
         now = scrape(pods.endpoint, "7", seen)
         rows.append(increments(now, seen)["rows"])
         seen = now
     assert rows == [4, 1, 1 + 4]
 
 
-def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scrape(pods: Pods) -> None:
+def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scrape(
+    pods: Pods,
+) -> None:
     pods.pages = {"127.0.0.1": page(5)}
     watch = Watch(pods.endpoint)
     pods.pages = {"127.0.0.1": page(6), "127.0.0.2": page(6000)}
@@ -87,7 +103,7 @@ def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scr
 def test_all_requests_of_a_server_that_starts_during_the_watch_count(pods: Pods) -> None:
     pods.pages = {"127.0.0.1": page(5)}
     watch = Watch(pods.endpoint)
-    pods.pages |= {"127.0.0.2": page(7, watch.start_time + 1)}
+    pods.pages["127.0.0.2"] = page(7, watch.start_time + 1)
     stats = watch.scrape()["", "7"]
     assert (stats.requests, stats.crashes) == (7, 0)
 

@@ -21,7 +21,8 @@ DEADLINE_S = 240.0
 
 @dataclass(frozen=True)
 class Moment:
-    """An interruption before or after a change: the command is killed, or the changed service is unavailable."""
+    """An interruption before or after a change: the command is killed, or the changed service is
+    unavailable."""
 
     number: int
     is_before: bool
@@ -50,7 +51,8 @@ class Disturbance:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, proxy: Proxy, brief: bool) -> None:
-        """Count the changes through a proxy; `brief`: an outage ends while the command still runs."""
+        """Count the changes through a proxy; `brief`: an outage ends while the command still
+        runs."""
 
         def on_request(write: Write) -> None:
             change = f"{write.method} {write.path.partition('?')[0]}"
@@ -63,26 +65,38 @@ class Disturbance:
                 if self.reached and self.moment and not self.moment.is_before:
                     self.disturb(proxy, brief)
 
-        proxy.before, proxy.after, proxy.away = on_request, on_answer, False
+        proxy.before = on_request
+        proxy.after = on_answer
+        proxy.away = False
 
     def watch_files(self, folder: Path, over: threading.Event) -> None:
         """Count the changes of the specs of the objects in a folder (not of their status)."""
         versions: dict[Path, tuple[int, str]] = {}
         first = True
+
         while not over.wait(0.002):
             for path in folder.glob("*/*.json"):
                 try:
-                    changed, text = path.stat().st_mtime_ns, path.read_text()
+                    changed = path.stat().st_mtime_ns
+                    text = path.read_text()
                 except FileNotFoundError:
                     continue
+
                 if versions.get(path, (0, ""))[0] == changed:
                     continue
+
                 spec = json.dumps(json.loads(text).get("spec"), sort_keys=True)
                 if not first and versions.get(path, (0, ""))[1] != spec:
                     with self.lock:
-                        if self.count(f"{path.parent.name}/{path.stem}") and self.moment and self.moment.kill:
+                        if (
+                            self.count(f"{path.parent.name}/{path.stem}")
+                            and self.moment
+                            and self.moment.kill
+                        ):
                             self.disturb(None, True)
+
                 versions[path] = changed, spec
+
             first = False
 
     def count(self, change: str) -> bool:
@@ -108,17 +122,28 @@ class Disturbance:
             if brief:
                 threading.Timer(OUTAGE_S, setattr, (proxy, "away", False)).start()
 
-    def run(self, command: list[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
+    def run(
+        self, command: list[str], folder: Path, environment: Mapping[str, str]
+    ) -> tuple[int, str, str]:
         """Run the command to its end; return its exit code, stdout and stderr."""
         pipe = subprocess.PIPE
+
         with self.lock:
             self.process = subprocess.Popen(
-                command, cwd=folder, env=dict(environment), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+                command,
+                cwd=folder,
+                env=dict(environment),
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+                start_new_session=True,
             )
+
         try:
             stdout, stderr = self.process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             stdout, stderr = self.process.communicate()
             return 124, stdout, f"not finished after {DEADLINE_S} s: {stderr}"
+
         return self.process.returncode, stdout, stderr

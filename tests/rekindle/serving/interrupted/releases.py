@@ -1,10 +1,12 @@
-"""Interrupts real releases, resumes their runs, and checks that the result is the same as without interruption.
+"""Interrupts real releases, resumes their runs, and checks that the result is the same as without
+interruption.
 
 python -m tests.rekindle.serving.interrupted.releases 17            one seed
 python -m tests.rekindle.serving.interrupted.releases --count 20    seeds 0..19
 
-Each seed releases another version of a model without training, on this machine. It determines the number and moments of
-the interruptions, and if another release takes place before the run is resumed.
+Each seed releases another version of a model without training, on this machine. It determines the
+number and moments of the interruptions, and if another release takes place before the run is
+resumed.
 """
 
 import argparse
@@ -30,7 +32,8 @@ from tests.proxy import Proxy
 from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment
 from tests.waiting import until
 
-INSTANCE, VERSION = "app.kubernetes.io/instance", "rekindle.dev/version"
+INSTANCE = "app.kubernetes.io/instance"
+VERSION = "rekindle.dev/version"
 KEPT = 3  # serve.keep_releases
 PROJECT = Path(__file__).parent / "project"
 
@@ -43,12 +46,19 @@ class Project:
         self.model = f"tiny-{uuid.uuid4().hex[:6]}"
         config = folder / "tiny.yaml"
         config.write_text(config.read_text().replace("name: tiny", f"name: {self.model}"))
-        self.folder, self.environment = folder, dict(environment)
-        self.proxies = {name: Proxy(environment[name]) for name in ("S3_ENDPOINT_URL", "MLFLOW_TRACKING_URI")}
-        self.settings = {
-            name: value for name, value in environment.items() if name.startswith(("AWS_", "MLFLOW_", "S3_"))
+        self.folder = folder
+        self.environment = dict(environment)
+        self.proxies = {
+            name: Proxy(environment[name]) for name in ("S3_ENDPOINT_URL", "MLFLOW_TRACKING_URI")
         }
-        self.settings |= {name: proxy.url for name, proxy in self.proxies.items()}
+
+        self.settings = {
+            name: value
+            for name, value in environment.items()
+            if name.startswith(("AWS_", "MLFLOW_", "S3_"))
+        }
+
+        self.settings.update({name: proxy.url for name, proxy in self.proxies.items()})
         self.cluster = LocalCluster(folder / ".rekindle")
         self.kinds = self.cluster.kinds.controllers(self.cluster, self.cluster.home / "run")
         self.changes = 0  # number of changes of an undisturbed release
@@ -68,73 +78,110 @@ class Project:
 
     def type(self, *command: str, moment: Moment | None = None) -> tuple[int, str, Disturbance]:
         """Run a rekindle command; return its exit code, its output, and its changes."""
-        disturbance, over = Disturbance(moment), threading.Event()
+        disturbance = Disturbance(moment)
+        over = threading.Event()
+
         for proxy in self.proxies.values():
             disturbance.watch(proxy, brief=True)
-        objects = threading.Thread(target=disturbance.watch_files, args=(self.cluster.home / "objects", over))
+
+        objects = threading.Thread(
+            target=disturbance.watch_files, args=(self.cluster.home / "objects", over)
+        )
         objects.start()
         arguments = [sys.executable, "-m", "rekindle", *command]
         code, stdout, stderr = disturbance.run(arguments, self.folder, self.shell.environ)
         over.set()
         objects.join()
+
         return code, stdout + stderr, disturbance
 
     def release(self, *moments: Moment, newer: bool = False) -> tuple[list[str], str, list[str]]:
-        """Run the pipeline, and resume it. Return a log, the run that should serve, and the problems."""
+        """Run the pipeline, and resume it. Return a log, the run that should serve, and the
+        problems."""
         code, out, seen = self.type("run", "tiny.yaml", moment=moments[0] if moments else None)
         self.changes = len(seen.changes) if not moments else self.changes
         runs = (folder for folder in (self.cluster.home / "runs").iterdir() if folder.is_dir())
         name = max(runs, key=lambda folder: folder.stat().st_ctime_ns).name
-        log, serving_run = [f"{(*moments, 'undisturbed')[0]} ({(seen.changes or ['-'])[-1]}): {code}"], name
+        log = [f"{(*moments, 'undisturbed')[0]} ({(seen.changes or ['-'])[-1]}): {code}"]
+        serving_run = name
+
         if newer:
             newer_log, serving_run, problems = self.release()
             log.append(f"newer {newer_log}")
             if problems:
                 return log, serving_run, problems
+
         for moment in [*moments[1:], None, None, None]:
             if code == 0 or self.phase(name) == "Succeeded" or (newer and "is not promoted" in out):
                 return log, serving_run, []
+
             code, out, seen = self.type("resume", name, moment=moment)
             log.append(f"{moment or 'undisturbed'} ({(seen.changes or ['-'])[-1]}): {code}")
+
         return log, serving_run, [f"not resumed: {out}"]
 
     def phase(self, name: str) -> str:
         done = self.shell(f"rekindle status {name} -o json")
-        return json.loads(done.stdout)["phase"] if done.returncode == 0 else ""
+        if done.returncode == 0:
+            return json.loads(done.stdout)["phase"]
+        return ""
 
     def problems(self, run: str) -> list[str]:
         """Return the differences from the state after an undisturbed release by `run`."""
-        champion, store = tracking.champion(self.model), Store.from_env()
+        champion = tracking.champion(self.model)
+        store = Store.from_env()
         state = json.loads(store.get(f"releases/{self.model}/promotion.json"))
         service = self.kinds["Service"].read(self.model) or {}
-        objects = [self.kinds["Deployment"].read(name) or {} for name in self.kinds["Deployment"].names()]
+        objects = [
+            self.kinds["Deployment"].read(name) or {} for name in self.kinds["Deployment"].names()
+        ]
         pods = {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in objects}
         addresses = set(self.kinds["Service"].names()) - {self.model}
         assert champion
         serving = store.get(f"{champion.uri}model.safetensors").decode()
+
         checks = {
             "weights of the champion": (serving, run),
             "service": (service["spec"]["selector"][INSTANCE], champion.deployment),
             "pods": (pods, {name: int(name == champion.deployment) for name in pods}),
             "addresses": (addresses, set(pods)),
-            "record": (state | {"former": "", "run_id": ""},
-                       {"version": champion.version, "deployment": champion.deployment, "former": "",
-                        "unfinished": False, "run_id": ""}),
-        }  # fmt: skip
-        wrong = [f"{name}: {value}, not {expected}" for name, (value, expected) in checks.items() if value != expected]
+            "record": (
+                state | {"former": "", "run_id": ""},
+                {
+                    "version": champion.version,
+                    "deployment": champion.deployment,
+                    "former": "",
+                    "unfinished": False,
+                    "run_id": "",
+                },
+            ),
+        }
+
+        wrong = [
+            f"{name}: {value}, not {expected}"
+            for name, (value, expected) in checks.items()
+            if value != expected
+        ]
+
         wrong += [f"{len(pods)} Deployments exist"] * (len(pods) > KEPT + 1)
         url = f"http://127.0.0.1:{self.shell.environ['REKINDLE_SERVE__PORT']}/v1/models/{self.model}:predict"
         answers: list[str] = []
 
         def has_newest_answer() -> bool:
             try:
-                with urllib.request.urlopen(url, b'{"instances": [{"id": 1}]}', timeout=10) as answer:
+                with urllib.request.urlopen(
+                    url, b'{"instances": [{"id": 1}]}', timeout=10
+                ) as answer:
                     answers.append(json.load(answer)["predictions"][0])
             except OSError as error:
                 answers.append(str(error))
             return answers[-1] == run
 
-        until("the newest answer", has_newest_answer, evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"])
+        until(
+            "the newest answer",
+            has_newest_answer,
+            evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"],
+        )
         return wrong
 
 
@@ -148,26 +195,38 @@ def play(seed: int, project: Project) -> tuple[str, list[str]]:
 
 def main(argv: list[str]) -> int:
     """Run the command; return 1 if a seed failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.rekindle.serving.interrupted.releases", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.rekindle.serving.interrupted.releases", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--count", type=int, default=20, help="number of seeds, if none is named")
     options = parser.parse_args(argv)
-    failed, seeds = 0, options.seeds or range(options.count)
+    failed = 0
+    seeds = options.seeds or range(options.count)
+
     with tempfile.TemporaryDirectory(prefix="releases-") as folder:
         services = Services(Path(folder) / "services", {})
         try:
             os.environ.update(services.environment() | services.credentials() | services.login())
             services.ready()
+
             with Project(Path(folder) / "project", os.environ) as project:
                 log, run, problems = project.release()
-                print(f"undisturbed: {project.changes} changes", *log, *problems, *project.problems(run), flush=True)
+                print(
+                    f"undisturbed: {project.changes} changes",
+                    *log,
+                    *problems,
+                    *project.problems(run),
+                    flush=True,
+                )
                 for seed in seeds:
                     line, problems = play(seed, project)
                     failed += bool(problems)
                     print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:
             services.down()
+
     print(f"{len(seeds)} releases, {failed} failed")
     return int(failed > 0)
 

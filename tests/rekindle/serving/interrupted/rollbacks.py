@@ -1,10 +1,11 @@
-"""Interrupts real rollbacks, repeats them, and checks that the result is the same as without interruption.
+"""Interrupts real rollbacks, repeats them, and checks that the result is the same as without
+interruption.
 
 python -m tests.rekindle.serving.interrupted.rollbacks 17            one seed
 python -m tests.rekindle.serving.interrupted.rollbacks --count 20    seeds 0..19
 
-The Kubernetes API is a small server that stores objects as the real one does; the object store and MLflow are real. A
-seed determines the command, and the number and moments of its interruptions.
+The Kubernetes API is a small server that stores objects as the real one does; the object store and
+MLflow are real. A seed determines the command, and the number and moments of its interruptions.
 """
 
 import argparse
@@ -27,20 +28,28 @@ from tests.proxy import Proxy
 from tests.rekindle.cluster.server import ApiServer, Object
 from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment
 
-NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
-RELEASES, CHANGES = 3, 11  # changes of an undisturbed rollback
+NAME = "app.kubernetes.io/name"
+INSTANCE = "app.kubernetes.io/instance"
+# changes of an undisturbed rollback
+RELEASES = 3
+CHANGES = 11
 REPLICAS = 3  # number of pods that the autoscaler has chosen
-APPS, CORE, AUTOSCALING = (f"/{api}/namespaces/models" for api in ("apis/apps/v1", "api/v1", "apis/autoscaling/v2"))
+APPS, CORE, AUTOSCALING = (
+    f"/{api}/namespaces/models" for api in ("apis/apps/v1", "api/v1", "apis/autoscaling/v2")
+)
 
 
 class Kubernetes(ApiServer):
-    """An API server whose Deployments are ready immediately. `complaints`: states that clients would notice."""
+    """An API server whose Deployments are ready immediately. `complaints`: states that clients
+    would notice."""
 
     complaints: list[str]
 
     def put(self, collection: str, manifest: Object) -> Object:
         if collection.endswith("/deployments"):
-            previous = self.objects.get(collection, {}).get(manifest["metadata"]["name"], {"metadata": {}})
+            previous = self.objects.get(collection, {}).get(
+                manifest["metadata"]["name"], {"metadata": {}}
+            )
             changed = previous.get("spec") != manifest["spec"]
             generation = previous["metadata"].get("generation", 0) + changed
             replicas = manifest["spec"]["replicas"]
@@ -48,11 +57,15 @@ class Kubernetes(ApiServer):
                 "metadata": manifest["metadata"] | {"generation": generation},
                 "status": {"observedGeneration": generation, "readyReplicas": replicas},
             }
+
         stored = super().put(collection, manifest)
         for service in self.objects.get(f"{CORE}/services", {}).values():
             server = service["spec"]["selector"][INSTANCE]
             if not self.objects[f"{APPS}/deployments"][server]["spec"]["replicas"]:
-                self.complaints.append(f"clients are directed to {server}, which does not have pods")
+                self.complaints.append(
+                    f"clients are directed to {server}, which does not have pods"
+                )
+
         return stored
 
 
@@ -70,16 +83,24 @@ class Cluster:
 
     def __enter__(self) -> Self:
         self.stack.enter_context(self.server)
-        targets = {"S3_ENDPOINT_URL": "", "MLFLOW_TRACKING_URI": "", "KUBE": f"http://127.0.0.1:{self.server.port}"}
+        targets = {
+            "S3_ENDPOINT_URL": "",
+            "MLFLOW_TRACKING_URI": "",
+            "KUBE": f"http://127.0.0.1:{self.server.port}",
+        }
+
         self.proxies = {
-            name: self.stack.enter_context(Proxy(target or self.environment[name])) for name, target in targets.items()
+            name: self.stack.enter_context(Proxy(target or self.environment[name]))
+            for name, target in targets.items()
         }
         config = json.loads(self.server.kubeconfig.read_text())
         config["clusters"][0]["cluster"]["server"] = self.proxies["KUBE"].url
         (self.folder / "config").write_text(json.dumps(config))
-        self.environment |= {name: proxy.url for name, proxy in self.proxies.items()}
-        self.environment |= {"KUBECONFIG": str(self.folder / "config"), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        self.environment.update({name: proxy.url for name, proxy in self.proxies.items()})
+        self.environment["KUBECONFIG"] = str(self.folder / "config")
+        self.environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         self.release()
+
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -88,48 +109,72 @@ class Cluster:
     def release(self) -> None:
         champion = server = ""
         for number in range(1, RELEASES + 1):
-            server, prefix = f"{self.name}-{number}", f"releases/{uuid.uuid4().hex}/"
+            server = f"{self.name}-{number}"
+            prefix = f"releases/{uuid.uuid4().hex}/"
             run_id = tracking.start_run(self.name, server)
-            version = tracking.register(self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}).version
+            version = tracking.register(
+                self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}
+            ).version
             promotion.promote(self.store, self.name, version, champion, server)
-            labels, note = {NAME: self.name, INSTANCE: server}, {"rekindle.dev/version": version}
+            labels = {NAME: self.name, INSTANCE: server}
+            note = {"rekindle.dev/version": version}
             meta = {"name": server, "labels": labels, "annotations": note}
             self.server.put(
-                f"{APPS}/deployments", {"metadata": meta, "spec": {"replicas": REPLICAS * (number == RELEASES)}}
+                f"{APPS}/deployments",
+                {"metadata": meta, "spec": {"replicas": REPLICAS * (number == RELEASES)}},
             )
             champion = version
+
         meta = {"name": self.name, "labels": {NAME: self.name}}
-        self.server.put(f"{CORE}/services", {"metadata": meta, "spec": {"selector": {INSTANCE: server}}})
+        self.server.put(
+            f"{CORE}/services", {"metadata": meta, "spec": {"selector": {INSTANCE: server}}}
+        )
         scale = {"scaleTargetRef": {"name": server}, "minReplicas": 2}
-        self.server.put(f"{AUTOSCALING}/horizontalpodautoscalers", {"metadata": meta, "spec": scale})
+        self.server.put(
+            f"{AUTOSCALING}/horizontalpodautoscalers", {"metadata": meta, "spec": scale}
+        )
 
     def type(self, version: str, moment: Moment | None) -> tuple[int, str, str, Disturbance]:
         disturbance = Disturbance(moment)
         for proxy in self.proxies.values():
             disturbance.watch(proxy, brief=False)
-        command = [sys.executable, "-m", "rekindle", "rollback", self.name, *filter(None, [version]), "--cluster"]
+
+        command = [
+            sys.executable,
+            "-m",
+            "rekindle",
+            "rollback",
+            self.name,
+            *filter(None, [version]),
+            "--cluster",
+        ]
+
         code, stdout, stderr = disturbance.run(command, self.folder, self.environment)
         for proxy in self.proxies.values():
             proxy.away = False
+
         return code, stdout, stderr, disturbance
 
     def problems(self, target: str) -> list[str]:
         """Return the differences from the state after an undisturbed rollback to `target`."""
-        server, objects = f"{self.name}-{target}", self.server.objects
-        champion, state = (
-            tracking.champion(self.name),
-            json.loads(self.store.get(f"releases/{self.name}/promotion.json")),
-        )
-        pods = {name: obj["spec"]["replicas"] for name, obj in objects[f"{APPS}/deployments"].items()}
+        server = f"{self.name}-{target}"
+        objects = self.server.objects
+        champion = tracking.champion(self.name)
+        state = json.loads(self.store.get(f"releases/{self.name}/promotion.json"))
+        pods = {
+            name: obj["spec"]["replicas"] for name, obj in objects[f"{APPS}/deployments"].items()
+        }
+
         actual = {
             "champion": (champion.version, champion.deployment) if champion else None,
             "service": objects[f"{CORE}/services"][self.name]["spec"]["selector"][INSTANCE],
-            "autoscaler": objects[f"{AUTOSCALING}/horizontalpodautoscalers"][self.name]["spec"]["scaleTargetRef"][
-                "name"
-            ],
+            "autoscaler": objects[f"{AUTOSCALING}/horizontalpodautoscalers"][self.name]["spec"][
+                "scaleTargetRef"
+            ]["name"],
             "pods": pods,
             "record": (state["version"], state["unfinished"], "rollback" in state),
         }
+
         expected = {
             "champion": (target, server),
             "service": server,
@@ -137,39 +182,62 @@ class Cluster:
             "pods": {name: REPLICAS * (name == server) for name in pods},
             "record": (target, False, False),
         }
+
         names = [name for name in actual if actual[name] != expected[name]]
-        return [f"{name} is {actual[name]}, not {expected[name]}" for name in names] + self.server.complaints
+
+        return [
+            f"{name} is {actual[name]}, not {expected[name]}" for name in names
+        ] + self.server.complaints
 
 
 def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Repeat a rollback, interrupted one to three times, until it succeeds. Return a log, and the problems."""
+    """Repeat a rollback, interrupted one to three times, until it succeeds. Return a log, and the
+    problems."""
     draw = Random(seed)
     version = draw.choice(["", "", "2", "1"])
     moments = [Moment.draw(draw, CHANGES) for _ in range(draw.choice([1, 1, 2, 3]))]
-    log, problems = [f"seed {seed}: rollback {version}".rstrip()], list[str]()
+    log = [f"seed {seed}: rollback {version}".rstrip()]
+    problems = list[str]()
     stderr = ""
+
     with Cluster(folder / f"rollback-{seed}", environment) as cluster:
         for moment in [*moments, None, None]:
             code, stdout, stderr, disturbance = cluster.type(version, moment)
-            log.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
-            if code == 0 or (stdout and promotion.pending_rollback(cluster.store, cluster.name) is None):
+            log.append(
+                f"{moment or 'undisturbed'}"
+                f" ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}"
+            )
+            if code == 0 or (
+                stdout and promotion.pending_rollback(cluster.store, cluster.name) is None
+            ):
                 break  # the rollback has reported its success, and nothing is left to finish
-            if code > 0 and "rollback to version" not in stderr and "does not answer" not in stderr + stdout:
+
+            if (
+                code > 0
+                and "rollback to version" not in stderr
+                and "does not answer" not in stderr + stdout
+            ):
                 problems += [] if "cannot be used" in stderr else [f"unexpected message: {stderr}"]
         else:
             problems.append(f"it did not succeed: {stderr}")
+
         problems += cluster.problems(version or "2")
+
     return "; ".join(log), problems
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return 1 if a seed failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.rekindle.serving.interrupted.rollbacks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.rekindle.serving.interrupted.rollbacks", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--count", type=int, default=20, help="number of seeds, if none is named")
     options = parser.parse_args(argv)
-    failed, seeds = 0, options.seeds or range(options.count)
+    failed = 0
+    seeds = options.seeds or range(options.count)
+
     with tempfile.TemporaryDirectory(prefix="rollbacks-") as folder:
         services = Services(Path(folder) / "services", {})
         try:
@@ -181,6 +249,7 @@ def main(argv: list[str]) -> int:
                 print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:
             services.down()
+
     print(f"{len(seeds)} rollbacks, {failed} failed")
     return int(failed > 0)
 

@@ -1,4 +1,5 @@
-"""Interrupted rollbacks and releases that are repeated or resumed have the same result as undisturbed ones."""
+"""Interrupted rollbacks and releases that are repeated or resumed have the same result as
+undisturbed ones."""
 
 import os
 from collections.abc import Iterator
@@ -40,7 +41,9 @@ def test_twenty_interrupted_rollbacks_have_the_result_of_an_uninterrupted_rollba
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_release(project: releases.Project) -> None:
+def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_release(
+    project: releases.Project,
+) -> None:
     log, run, problems = project.release(
         Moment(2, is_before=False, kill=True, name="registered-models/alias"), newer=True
     )
@@ -51,10 +54,16 @@ def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_relea
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_new_servers_of_the_same_model_replace_its_old_servers_with_as_many_pods(project: releases.Project) -> None:
+def test_new_servers_of_the_same_model_replace_its_old_servers_with_as_many_pods(
+    project: releases.Project,
+) -> None:
     pipeline = project.folder / "pipelines" / "tiny.py"
-    pipeline.write_text(pipeline.read_text().replace('words="{{workflow.name}}"', 'words="the same weights"'))
-    servers, pods = set[str](), list[int]()
+    pipeline.write_text(
+        pipeline.read_text().replace('words="{{workflow.name}}"', 'words="the same weights"')
+    )
+    servers = set[str]()
+    pods = list[int]()
+
     for limit in ("64", "65"):
         code, out, _ = project.type("run", "tiny.yaml", "--set", f"serve.max_waiting={limit}")
         champion = tracking.champion(project.model)
@@ -63,13 +72,18 @@ def test_new_servers_of_the_same_model_replace_its_old_servers_with_as_many_pods
         servers.add(champion.deployment)
         deployment = project.kinds["Deployment"].read(champion.deployment)
         pods.append(deployment["spec"]["replicas"] if deployment else 0)
-        LocalObjects(project.cluster).patch("Deployment", champion.deployment, {"spec": {"replicas": 2}})
+        LocalObjects(project.cluster).patch(
+            "Deployment", champion.deployment, {"spec": {"replicas": 2}}
+        )
+
     assert len(servers) == 2 and pods == [1, 2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_interrupted_releases_have_the_result_of_an_uninterrupted_release(project: releases.Project) -> None:
+def test_twenty_interrupted_releases_have_the_result_of_an_uninterrupted_release(
+    project: releases.Project,
+) -> None:
     log, run, problems = project.release()
     assert not [*problems, *project.problems(run)], log
     played = [releases.play(seed, project) for seed in SEEDS]

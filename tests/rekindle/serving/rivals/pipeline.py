@@ -1,4 +1,5 @@
-"""A model without a training, and a rival that becomes the champion between its evaluation and its promotion."""
+"""A model without a training, and a rival that becomes the champion between its evaluation and its
+promotion."""
 
 from typing import Any
 
@@ -21,15 +22,22 @@ def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
         inputs = {"name": config.name, "workflow": "{{workflow.name}}"}
         quality = config.rivalry.quality
-        model = blocks.step("benchmarks.workloads.quality", task="candidate", inputs=inputs, quality=quality)
+        model = blocks.step(
+            "benchmarks.workloads.quality", task="candidate", inputs=inputs, quality=quality
+        )
+
         with blocks.group("decide", mutex=config.name):
             evaluation = blocks.evaluate(model)
             if config.rivalry.rival:
                 module = "tests.rekindle.serving.rivals.rival"
-                rival = blocks.step(module, after=[evaluation], name=config.name, quality=config.rivalry.rival)
+                rival = blocks.step(
+                    module, after=[evaluation], name=config.name, quality=config.rivalry.rival
+                )
                 with blocks.group("ship", when=evaluation.outputs.verdict == "release") as shipped:
                     blocks.verify(blocks.deploy(blocks.release(evaluation)))
+
                 rival.next(shipped)
             else:
                 blocks.ship(evaluation)
+
     return workflow

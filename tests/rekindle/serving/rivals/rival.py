@@ -22,13 +22,20 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release import promotion
     from steps import release
 
-    made = quality.run(quality.Inputs(quality=inputs.quality, name=inputs.name, workflow=f"rival-{inputs.quality}"))
+    made = quality.run(
+        quality.Inputs(quality=inputs.quality, name=inputs.name, workflow=f"rival-{inputs.quality}")
+    )
     report = inputs.workdir / "report"
     report.mkdir()
     (report / "verdict.json").write_text(json.dumps({"verdict": "release"}))
     files: dict[str, Any] = {"dataset": made.dataset, "model": made.model, "report": report}
-    released = release.run(release.Inputs(name=inputs.name, verdict="release", run_id=made.run_id, **files))
+    released = release.run(
+        release.Inputs(name=inputs.name, verdict="release", run_id=made.run_id, **files)
+    )
     champion = tracking.champion(inputs.name)
     version = champion.version if champion else ""
-    promotion.promote(Store.from_env(), inputs.name, released.version, version, f"{inputs.name}-rival")
+    promotion.promote(
+        Store.from_env(), inputs.name, released.version, version, f"{inputs.name}-rival"
+    )
+
     return Outputs(version=released.version)

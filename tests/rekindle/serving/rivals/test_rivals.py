@@ -1,4 +1,5 @@
-"""A run whose champion changes before its promotion judges its candidate again, and ends with the last verdict."""
+"""A run whose champion changes before its promotion judges its candidate again, and ends with the
+last verdict."""
 
 import json
 import os
@@ -29,7 +30,9 @@ serve: {{min_replicas: 1, drain_seconds: 0.1, port: {port}}}
 
 def run(home: Path, config: Path, **rivalry: float) -> tuple[int, dict[str, Any]]:
     """Run the pipeline; return its exit code and JSON."""
-    sets = (flag for name, value in rivalry.items() for flag in ("--set", f"rivalry.{name}={value}"))
+    sets = (
+        flag for name, value in rivalry.items() for flag in ("--set", f"rivalry.{name}={value}")
+    )
     command = [sys.executable, "-m", "rekindle", "run", str(config), *sets, "-o", "json"]
     environment = {**os.environ, "REKINDLE_HOME": str(home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -37,15 +40,21 @@ def run(home: Path, config: Path, **rivalry: float) -> tuple[int, dict[str, Any]
     return done.returncode, json.loads(done.stdout)
 
 
-def test_the_last_evaluation_decides_about_the_promotion(tmp_path: Path, s3: Store, mlflow_server: str) -> None:
-    name, config, cluster = f"rivals-{uuid.uuid4().hex[:6]}", tmp_path / "rivals.yaml", LocalCluster(tmp_path / "home")
+def test_the_last_evaluation_decides_about_the_promotion(
+    tmp_path: Path, s3: Store, mlflow_server: str
+) -> None:
+    name = f"rivals-{uuid.uuid4().hex[:6]}"
+    config = tmp_path / "rivals.yaml"
+    cluster = LocalCluster(tmp_path / "home")
     config.write_text(CONFIG.format(name=name, port=free_port()))
     deployments = cluster.kinds.controllers(cluster, cluster.home / "run")["Deployment"]
+
     try:
         code, _ = run(cluster.home, config, quality=0.5, rival=0)
         assert code == 0
         code, result = run(cluster.home, config, quality=0.7, rival=0.6)
-        champion, tags = tracking.champion(name), tracking.tags_of(result["run_id"])
+        champion = tracking.champion(name)
+        tags = tracking.tags_of(result["run_id"])
         assert champion and (code, result["verdict"]) == (0, "release")
         assert "against 0.6000 of the champion (version 2)" in result["reason"] == tags["reason"]
         assert tags["rekindle.promoted"] == f"{name} {champion.version}"
@@ -54,9 +63,19 @@ def test_the_last_evaluation_decides_about_the_promotion(tmp_path: Path, s3: Sto
         servers = deployments.names()
 
         code, result = run(cluster.home, config, quality=0.8, rival=0.9)
-        champion, tags = tracking.champion(name), tracking.tags_of(result["run_id"])
-        assert champion and (code, result["verdict"], champion.deployment) == (3, "keep", f"{name}-rival")
-        assert f"(version {champion.version})" in result["reason"] == tags["reason"] and tags["verdict"] == "keep"
+        champion = tracking.champion(name)
+        tags = tracking.tags_of(result["run_id"])
+
+        assert champion and (code, result["verdict"], champion.deployment) == (
+            3,
+            "keep",
+            f"{name}-rival",
+        )
+
+        assert (
+            f"(version {champion.version})" in result["reason"] == tags["reason"]
+            and tags["verdict"] == "keep"
+        )
         assert [(row["task"], row["verdict"], row["version"]) for row in result["verdicts"]] == [
             ("evaluate", "keep", None)
         ]

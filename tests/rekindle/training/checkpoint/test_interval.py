@@ -17,13 +17,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-@given(cost=st.floats(0, 1e4), duration=st.floats(0, 1e4), losses=st.integers(0, 1000), seconds=st.floats(0, 1e7))
+@given(
+    cost=st.floats(0, 1e4),
+    duration=st.floats(0, 1e4),
+    losses=st.integers(0, 1000),
+    seconds=st.floats(0, 1e7),
+)
 def test_an_automatic_interval_follows_youngs_formula_within_bounds(
     cost: float, duration: float, losses: int, seconds: float
 ) -> None:
     interval = CheckpointInterval(0, 0)
     interval.resume(5, {"trained_seconds": seconds, "losses": losses})
-    interval.cost, interval.duration = cost, duration
+    interval.cost = cost
+    interval.duration = duration
     assert MIN_INTERVAL_S <= interval.seconds() <= MAX_INTERVAL_S
     young = math.sqrt(2 * cost * (3600 + seconds) / (2 + losses))
     if MIN_INTERVAL_S < young < MAX_INTERVAL_S and 2 * duration < young:
@@ -46,7 +52,8 @@ def test_more_losses_cause_more_checkpoints_also_in_the_next_process(now: list[f
 
 
 def test_the_config_may_fix_the_interval_in_seconds_and_in_steps(now: list[float]) -> None:
-    by_time, by_steps = CheckpointInterval(5.0, 0), CheckpointInterval(0, 10)
+    by_time = CheckpointInterval(5.0, 0)
+    by_steps = CheckpointInterval(0, 10)
     assert not by_time.is_due(10**6) and not by_steps.is_due(9) and by_steps.is_due(10)
     by_steps.record_start(10)
     assert not by_steps.is_due(19) and by_steps.is_due(20)

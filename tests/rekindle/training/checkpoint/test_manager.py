@@ -43,9 +43,12 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     for step in range(1, 9):
         update(first, step)
         first.keep(RankSize(0, 1), durable=False)
+
     first.close(remove=False)
     second = open_(node="n", data=Stream())
-    assert 1 <= second.state.step <= 8 and second.loader.data.position == sum(range(second.state.step + 1))
+    assert 1 <= second.state.step <= 8 and second.loader.data.position == sum(
+        range(second.state.step + 1)
+    )
     update(first, second.state.step)
     assert equal(first, second)
     begin(second)
@@ -62,19 +65,25 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
         assert ("each checkpoint has" in shown) == bool(words) and words in shown
 
 
-def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(open_: Open, s3: Store, proxy: Proxy) -> None:
+def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
+    open_: Open, s3: Store, proxy: Proxy
+) -> None:
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)
         first.keep(RankSize(0, 1), durable=False)
         first.close(remove=False)
-        update(other := open_(), newer)
+        other = open_()
+        update(other, newer)
+
         if newer == 2:
             s3.delete(keys(first))
+
         assert other.flush(RankSize(0, 1), soon)
         second = open_(node=f"n{newer}")
         assert second.state.step == 3
         assert begin(second) == step
+
     third = open_(node="n2", store=store_behind(proxy, s3))
     proxy.fault("hang", 60.0)
     assert begin(third) == 3  # although the store does not answer
@@ -86,7 +95,9 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     first = open_(node="n")
     train(first, 3)
     first.close(remove=False)
-    path = snapshot_file.path(snapshot_file.run_name(IDENTITY, first.remote.prefix), snapshot_file.node_name())
+    path = snapshot_file.path(
+        snapshot_file.run_name(IDENTITY, first.remote.prefix), snapshot_file.node_name()
+    )
     data = bytearray(path.read_bytes())
     data[snapshot_file.PAGE + 100] ^= 1
     path.write_bytes(data)
@@ -97,12 +108,15 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     assert [name for name, _ in events] == ["checkpoint", "torn", "restored"]
 
 
-def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(open_: Open, events: Events) -> None:
+def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
+    open_: Open, events: Events
+) -> None:
     first = open_(node="n", data=Stream(), hot_seconds=1e9)
     begin(first)
     for step in range(1, 9):
         update(first, step)
         first.keep(RankSize(0, 1), durable=False)
+
     first.close(remove=False)
     second = open_(node="n", data=Stream())
     assert second.state.step < 8, "the snapshot is older than the last step"
@@ -136,7 +150,9 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
         patch.setattr(mmap, "mmap", full)
         first = open_()
     update(first, 2)
-    with pytest.raises(RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"):
+    with pytest.raises(
+        RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"
+    ):
         first.keep(RankSize(0, 1), durable=True)
 
 
@@ -167,8 +183,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         yield now
 
 
-def snapshot(checkpoints: Checkpoints, step: int, durable: bool = False, lasts: float = 0.0) -> bool:
-    """Make a step. Returns True if a snapshot was taken, whose copy takes `lasts` seconds of the clock."""
+def snapshot(
+    checkpoints: Checkpoints, step: int, durable: bool = False, lasts: float = 0.0
+) -> bool:
+    """Make a step. Returns True if a snapshot was taken, whose copy takes `lasts` seconds of the
+    clock."""
     update(checkpoints, step)
     slots: list[int | None] = []
     take = checkpoints.snapshots.take
@@ -182,6 +201,7 @@ def snapshot(checkpoints: Checkpoints, step: int, durable: bool = False, lasts: 
     checkpoints.snapshots.take = slow  # type: ignore[method-assign]
     checkpoints.keep(RankSize(0, 1), durable=durable)
     checkpoints.snapshots.take = take  # type: ignore[method-assign]
+
     return bool(slots)
 
 
@@ -207,7 +227,9 @@ def test_automatic_snapshots_take_one_percent_of_the_time_and_at_most_four_a_sec
         assert snapshot(first, 3) == due
 
 
-def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(open_: Open, events: Events) -> None:
+def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(
+    open_: Open, events: Events
+) -> None:
     first = open_(node="n")
     began = time.monotonic()
     assert snapshot(first, 1, durable=True) and finish_upload(first)
@@ -216,7 +238,14 @@ def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(open_: Open,
     assert 0 < first.interval.duration <= elapsed and 0 < first.interval.cost <= 2 * elapsed
     (_, fields) = events[0]
     size = first.state.memory.numel() * 4
-    assert (fields["step"], fields["bytes"], fields["uploaded"], fields["name"]) == (1, size, size, "n")
+
+    assert (fields["step"], fields["bytes"], fields["uploaded"], fields["name"]) == (
+        1,
+        size,
+        size,
+        "n",
+    )
+
     assert 0 <= fields["seconds"] <= elapsed + 0.001
     assert first.interval.facts()["losses"] == 0
 
@@ -249,10 +278,17 @@ def test_the_ledger_has_the_first_step_of_a_process(
     first.keep(RankSize(0, 1), durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove=False)
-    hot, durable = open_(node="n"), open_(node="m")
+    hot = open_(node="n")
+    durable = open_(node="m")
     assert hot.snapshot_crc != 0, "it identifies equal states"
     assert begin(hot) == begin(durable) == 4 and equal(hot, durable) and durable.snapshot_crc == 0
-    tiers = [(fields["tier"], fields["step"], fields["name"]) for name, fields in events if name == "restored"]
+
+    tiers = [
+        (fields["tier"], fields["step"], fields["name"])
+        for name, fields in events
+        if name == "restored"
+    ]
+
     assert tiers == [("none", 0, "n"), ("hot", 4, "m"), ("durable", 4, "m")]
     log = capsys.readouterr().err
     assert log.count("resuming from step 4") == 1 and "step 4 was found in shared memory" in log
@@ -284,9 +320,14 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
     members = [open_(node=f"n{rank}") for rank in range(2)]
     for member in members:
         update(member, 7)
+
     end = clock[0] + 1.0
-    assert not members[1].flush(RankSize(1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0]))
-    problem = "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
+    assert not members[1].flush(
+        RankSize(1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0])
+    )
+    problem = (
+        "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
+    )
     assert problem in capsys.readouterr().err
     assert clock[0] >= end
     members[0].keep(RankSize(0, 2), durable=True)
@@ -295,7 +336,9 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
     assert not members[1]._wait_for_rank_0(8, lambda: end + 1.0 - clock[0])
 
 
-def test_an_older_upload_is_cancelled_for_the_last_state(open_: Open, s3: Store, proxy: Proxy) -> None:
+def test_an_older_upload_is_cancelled_for_the_last_state(
+    open_: Open, s3: Store, proxy: Proxy
+) -> None:
     last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
@@ -330,12 +373,14 @@ def test_the_state_of_another_build_of_torch_is_used_with_a_warning(
     train(first, 3)
     first.close(remove=False)
     capsys.readouterr()
+
     for node, found in (("n", True), ("m", False)):
         other = open_(node=node, torch_build="3")
         assert begin(other) == 3 and equal(first, other)
         log = capsys.readouterr().err
         assert ("another torch build" in log) == found
         assert ("another kind of machine" in log) != found
+
     other.close(remove=True)
     assert begin(open_(node="m")) == 3
     assert "another kind" not in capsys.readouterr().err

@@ -14,13 +14,29 @@ NAMES = st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1,
 
 
 def make_manifest(step: int = 5, **more: Any) -> Manifest:
-    first: Any = {"identity": "i", "layout": "l", "step": step, "bytes": 10, "chunk": 8, "chunks": ["ab" * 32] * 2}
-    first |= {"loader": "", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
+    first: Any = {
+        "identity": "i",
+        "layout": "l",
+        "step": step,
+        "bytes": 10,
+        "chunk": 8,
+        "chunks": ["ab" * 32] * 2,
+        "loader": "",
+        "facts": {"trained_seconds": 1.5, "losses": 0},
+        "fingerprint": {"torch": "2"},
+    }
     return first | more
 
 
-@given(step=st.integers(0, 2**53 - 1), chunks=NAMES, rest=st.integers(0, 7), loader=st.binary(max_size=20))
-def test_a_written_manifest_is_read_unchanged(step: int, chunks: list[str], rest: int, loader: bytes) -> None:
+@given(
+    step=st.integers(0, 2**53 - 1),
+    chunks=NAMES,
+    rest=st.integers(0, 7),
+    loader=st.binary(max_size=20),
+)
+def test_a_written_manifest_is_read_unchanged(
+    step: int, chunks: list[str], rest: int, loader: bytes
+) -> None:
     text = base64.b64encode(loader).decode()
     written = make_manifest(step, bytes=8 * len(chunks) - rest, chunks=chunks, loader=text)
     name, data = manifest.write(written)
@@ -40,7 +56,10 @@ def test_a_written_manifest_is_read_unchanged(step: int, chunks: list[str], rest
             {"chunk": 0},
             {"chunks": ["ab"] * 2},
         ),
-        *({"facts": {"trained_seconds": -0.1, "losses": 0}}, {"facts": {"trained_seconds": 1, "losses": -1}}),
+        *(
+            {"facts": {"trained_seconds": -0.1, "losses": 0}},
+            {"facts": {"trained_seconds": 1, "losses": -1}},
+        ),
     ],
 )
 def test_a_manifest_with_impossible_values_counts_as_damaged(change: dict[str, Any]) -> None:
@@ -56,7 +75,8 @@ def test_a_manifest_with_one_changed_byte_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["latest", "5-abcdefabcdef.json", "0000000005-abc.json", "x0000000005-abcdefabcdef.json"]
+    "name",
+    ["latest", "5-abcdefabcdef.json", "0000000005-abc.json", "x0000000005-abcdefabcdef.json"],
 )
 def test_the_step_of_an_invalid_name_is_minus_one(name: str) -> None:
     assert manifest.step_of(name) == manifest.step_of(f"p/{name}") == -1

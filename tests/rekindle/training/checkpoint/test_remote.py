@@ -1,4 +1,5 @@
-"""Durable checkpoints in a real object store: complete when written, verified when read; training never waits."""
+"""Durable checkpoints in a real object store: complete when written, verified when read; training
+never waits."""
 
 import hashlib
 import json
@@ -30,7 +31,8 @@ from tests.rekindle.training.saving import (
 
 
 def test_a_new_process_restores_exactly_the_saved_state(open_: Open, events: Events) -> None:
-    first, second = open_(data=Stream()), open_(data=Stream())
+    first = open_(data=Stream())
+    second = open_(data=Stream())
     assert begin(first) == 0
     first.loader.data.position = 42
     train(first, 5)
@@ -56,19 +58,26 @@ def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) ->
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True))
+@given(
+    damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True)
+)
 def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str], damage: str, position: float
 ) -> None:
     first = open_()
     begin(first)
     train(first, first.state.step + 1)
-    older, whole, store = first.state.step, first.state.memory.clone(), first.remote.store
+    older = first.state.step
+    whole = first.state.memory.clone()
+    store = first.remote.store
     existing = set(keys(first))
     train(first, older + 1)
-    new = sorted({*(key for key in keys(first) if key not in existing), f"{first.remote.prefix}/latest"})
+    new = sorted(
+        {*(key for key in keys(first) if key not in existing), f"{first.remote.prefix}/latest"}
+    )
     key = new[int(position * len(new))]
     data = bytearray(store.get(key))
+
     if damage == "remove":
         store.delete([key])
     else:
@@ -81,12 +90,14 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     events.clear()
     begin(again)
     log = capsys.readouterr().err
+
     if again.state.step == older:
         assert torch.equal(again.state.memory, whole)
         assert key.rsplit("/", 1)[1] in log
         assert any(name == "torn" for name, _ in events)
     else:
         assert key.endswith("/latest") and equal(again, first)
+
     train(again, older + 1)  # the same step again, without damage
     last = open_()
     begin(last)
@@ -114,7 +125,9 @@ def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
     train(first, 1)
     store, (key,) = first.remote.store, keys(first, "manifests/")
     forged = json.dumps(json.loads(store.get(key)) | change).encode()
-    invalid = f"{first.remote.prefix}/manifests/{1:010d}-{hashlib.sha256(forged).hexdigest()[:12]}.json"
+    invalid = (
+        f"{first.remote.prefix}/manifests/{1:010d}-{hashlib.sha256(forged).hexdigest()[:12]}.json"
+    )
     store.put(invalid, forged)
     store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": invalid}).encode())
     again = open_()
@@ -132,7 +145,8 @@ def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> No
     train(first, 6)
     key = next(key for key in keys(first, "chunks/") if key not in existing)
     first.remote.store.put(key, b"damaged")
-    finder, heir = open_(), open_()
+    finder = open_()
+    heir = open_()
     assert begin(finder) == 5
     train(heir, 6)  # it has received the state of the finder, which is killed now
     last = open_()
@@ -148,14 +162,17 @@ def test_all_members_of_a_group_upload_their_share(
         members[rank].keep(RankSize(rank, 3), durable=True)
         if rank:
             assert finish_upload(members[rank])
-            assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]  # number of uploaded chunks, of 10
+            # number of uploaded chunks, of 10
+            assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]
     assert finish_upload(members[0])
     last = open_()
     assert begin(last) == 7 and equal(last, members[0])
     assert [name for name, _ in events].count("checkpoint") == 1
 
 
-def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
+    open_: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "STALL_TIMEOUT_S", 0.3)
     members = [open_() for _ in range(3)]
     for rank in (0, 2):
@@ -166,7 +183,9 @@ def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(open_: Open, monk
     assert begin(last) == 7 and equal(last, members[0])
 
 
-def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(open_: Open) -> None:
+def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(
+    open_: Open,
+) -> None:
     members = [open_() for _ in range(2)]
     for rank in (0, 1):
         assert not members[rank].due()
@@ -181,7 +200,9 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
     assert begin(last) == 8
 
 
-def test_another_runs_checkpoints_are_rejected_and_unchanged(open_: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_runs_checkpoints_are_rejected_and_unchanged(
+    open_: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = open_()
     train(first, 3)
     objects = {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
@@ -191,11 +212,14 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(open_: Open, capsys
         update(other, 9)  # another run must not write there, either
         assert not other.flush(RankSize(0, 1), soon)
         assert "belongs to another run" in capsys.readouterr().err
-    assert objects == {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
+    assert objects == {
+        entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)
+    }
 
 
 def test_an_outdated_process_does_not_move_latest_back(open_: Open) -> None:
-    outdated, current = open_(), open_()
+    outdated = open_()
+    current = open_()
     for process in (outdated, current):
         begin(process)
     train(outdated, 1)
@@ -221,7 +245,9 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     assert begin(last) == 1
 
 
-def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(open_: Open, s3: Store, proxy: Proxy) -> None:
+def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
+    open_: Open, s3: Store, proxy: Proxy
+) -> None:
     member = open_(store=store_behind(proxy, s3))
     proxy.fault("hang", 2.0)
     for step in (1, 2, 3):

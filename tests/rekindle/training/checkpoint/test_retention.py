@@ -19,7 +19,8 @@ def test_old_checkpoints_are_deleted_and_the_others_stay_complete(open_: Open) -
     first = open_(keep_checkpoints=2)
     for step in range(1, 6):
         train(first, step)
-    store, manifests = first.remote.store, keys(first, "manifests/")
+    store = first.remote.store
+    manifests = keys(first, "manifests/")
     assert [json.loads(store.get(key))["step"] for key in manifests] == [4, 5]
     needed = {chunk for key in manifests for chunk in json.loads(store.get(key))["chunks"]}
     assert {key.rsplit("/", 1)[1] for key in keys(first, "chunks/")} == needed
@@ -84,11 +85,17 @@ class RecordingStore:
 
     def list(self, prefix: str) -> Iterable[Entry]:
         kind = prefix.split("/")[1]
-        return [Entry(f"p/{kind}/{name}", 1, "", NOW - age) for name, age in sorted(self.ages[kind].items())]
+        return [
+            Entry(f"p/{kind}/{name}", 1, "", NOW - age)
+            for name, age in sorted(self.ages[kind].items())
+        ]
 
 
-def deleted_keys(contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]) -> list[str]:
-    """Return the keys deleted after `latest` was written. `ages`: objects by kind, each with its age in seconds."""
+def deleted_keys(
+    contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]
+) -> list[str]:
+    """Return the keys deleted after `latest` was written. `ages`: objects by kind, each with its
+    age in seconds."""
     store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
     chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
     rule = Retention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]
@@ -97,33 +104,48 @@ def deleted_keys(contents: dict[str, list[str]], latest: str, /, **ages: dict[st
 
 
 def test_a_reader_prevents_deletion_for_a_quarter_of_an_hour() -> None:
-    chunks, manifests = {"1": ["a"], "2": ["b"], "3": ["c"]}, {"1": 20.0, "2": 10.0, "3": 0.0}
+    chunks = {"1": ["a"], "2": ["b"], "3": ["c"]}
+    manifests = {"1": 20.0, "2": 10.0, "3": 0.0}
     files = {"a": 20.0, "b": 10.0, "c": 0.0}
     gone = ["p/manifests/1", "p/chunks/a"]
     assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == gone
     assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 900.0}) == []
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 901.0}) == [*gone, "p/readers/r"]
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 901.0}) == [
+        *gone,
+        "p/readers/r",
+    ]
     readers = {"dead": 901.0, "lives": 899.0}
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers=readers) == ["p/readers/dead"]
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers=readers) == [
+        "p/readers/dead"
+    ]
 
 
 def test_chunks_of_an_unfinished_checkpoint_stay_for_an_hour() -> None:
-    chunks, manifests = {"1": ["a"], "2": ["a", "b"]}, {"1": 10.0, "2": 0.0}
+    chunks = {"1": ["a"], "2": ["a", "b"]}
+    manifests = {"1": 10.0, "2": 0.0}
     files = {"a": 9000.0, "b": 0.0, "young": 3600.0, "orphan": 3601.0}
     assert deleted_keys(chunks, "2", manifests=manifests, chunks=files) == ["p/chunks/orphan"]
 
 
 def test_a_chunk_that_a_kept_checkpoint_shares_with_an_expired_one_stays() -> None:
-    chunks, manifests = {"1": ["a", "x"], "2": ["b"], "3": ["a"]}, {"1": 20.0, "2": 10.0, "3": 0.0}
+    chunks = {"1": ["a", "x"], "2": ["b"], "3": ["a"]}
+    manifests = {"1": 20.0, "2": 10.0, "3": 0.0}
     files = {"a": 20.0, "x": 20.0, "b": 10.0}
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == ["p/manifests/1", "p/chunks/x"]
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == [
+        "p/manifests/1",
+        "p/chunks/x",
+    ]
 
 
 def test_an_old_listing_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks, manifests, files = {"1": ["a"], "2": ["b"], "3": ["c"]}, {"1": 9.0, "2": 8.0, "3": 0.0}, {"a": 9.0}
+    chunks = {"1": ["a"], "2": ["b"], "3": ["c"]}
+    manifests = {"1": 9.0, "2": 8.0, "3": 0.0}
+    files = {"a": 9.0}
     for seconds, gone in ((59.0, ["p/manifests/1", "p/chunks/a"]), (60.0, [])):
         clock = iter([0.0, seconds, seconds])
-        monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+        monkeypatch.setattr(
+            retention, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock))
+        )
         assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == gone
 
 

@@ -1,4 +1,5 @@
-"""Snapshots in shared memory are intact or reported as damaged. With real files, processes and SIGKILLs."""
+"""Snapshots in shared memory are intact or reported as damaged. With real files, processes and
+SIGKILLs."""
 
 import hashlib
 import os
@@ -6,8 +7,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,8 @@ from rekindle.training.checkpoint import snapshot_file
 from tests.waiting import until
 
 SIZE = 3000
-IDENTITY, OTHER = hashlib.sha256(b"this").hexdigest(), hashlib.sha256(b"other").hexdigest()
+IDENTITY = hashlib.sha256(b"this").hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -59,15 +61,22 @@ def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
 
 
 def read(path: Path) -> tuple[int, list[str]]:
-    """Return the step that a new process would restore, and its messages about damage. Checks all bytes."""
-    file, target = opened(path), bytearray(SIZE)
+    """Return the step that a new process would restore, and its messages about damage. Checks all
+    bytes."""
+    file = opened(path)
+    target = bytearray(SIZE)
+
     try:
         saved = next(file.read(), None)
         if not saved:
             return -1, file.damage
+
         snapshot, loader = saved
         file.load(snapshot, memoryview(target))
-        assert bytes(target) == content(snapshot.step) and loader == f"loader {snapshot.step}".encode()
+        assert (
+            bytes(target) == content(snapshot.step) and loader == f"loader {snapshot.step}".encode()
+        )
+
         return snapshot.step, file.damage
     finally:
         file.close()
@@ -82,13 +91,15 @@ def written(path: Path, *steps: int) -> Path:
     return path
 
 
-def writer(path: Path, size: int = SIZE, **options: Callable[[], None]) -> "subprocess.Popen[str]":
+def writer(path: Path, size: int = SIZE, **options: Any) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", WRITER, str(path), IDENTITY, str(size)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
 
 
 def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted, user = shared / "planted", os.geteuid()
+    planted = shared / "planted"
+    user = os.geteuid()
     planted.write_bytes(bytes(snapshot_file.PAGE))
     planted.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
@@ -98,52 +109,82 @@ def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.M
 
 def slot_offset(slot: int, size: int = SIZE) -> int:
     """Return the offset of a slot's state in the file."""
-    stride = -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE) * snapshot_file.PAGE
+    stride = (
+        -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE) * snapshot_file.PAGE
+    )
     return snapshot_file.PAGE + slot * stride
 
 
 def after_cut(end: int) -> tuple[int, int]:
-    """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how many are damaged."""
+    """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
+    many are damaged."""
     if end < snapshot_file.PAGE:
         return -1, int(end > 0)  # an empty file is like a missing one
-    ends = {6: slot_offset(0) + SIZE + 8, 4: slot_offset(1) + SIZE + 8, 5: slot_offset(2) + SIZE + 8}
+    ends = {
+        6: slot_offset(0) + SIZE + 8,
+        4: slot_offset(1) + SIZE + 8,
+        5: slot_offset(2) + SIZE + 8,
+    }
     intact = max((step for step, needed in ends.items() if end >= needed), default=-1)
     return intact, len([step for step in ends if step > intact])
 
 
 def after_flip(offset: int) -> tuple[int, bool]:
     """Return the newest intact step after damage of one byte, and True if damage is reported."""
-    header, record = snapshot_file.HEADER.size + 4, snapshot_file.RECORD.size + 4
+    header = snapshot_file.HEADER.size + 4
+    record = snapshot_file.RECORD.size + 4
+
     if offset < header:
         return -1, True
-    newest = snapshot_file.FIRST_RECORD_OFFSET <= offset < snapshot_file.FIRST_RECORD_OFFSET + record
+
+    newest = (
+        snapshot_file.FIRST_RECORD_OFFSET <= offset < snapshot_file.FIRST_RECORD_OFFSET + record
+    )
     newest = newest or slot_offset(0) <= offset < slot_offset(0) + SIZE + 8
-    others = [snapshot_file.FIRST_RECORD_OFFSET + slot * snapshot_file.RECORD_DISTANCE for slot in (1, 2)]
+    others = [
+        snapshot_file.FIRST_RECORD_OFFSET + slot * snapshot_file.RECORD_DISTANCE for slot in (1, 2)
+    ]
+
     return 5 if newest else 6, newest or any(first <= offset < first + record for first in others)
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(shared: Path, data: st.DataObject) -> None:
-    path, offsets = written(shared / "file", 4, 5, 6), st.integers(0, SIZE + 10)
+def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
+    shared: Path, data: st.DataObject
+) -> None:
+    path = written(shared / "file", 4, 5, 6)
+    offsets = st.integers(0, SIZE + 10)
+
     anywhere = st.one_of(
         st.integers(0, snapshot_file.HEADER.size + 4),
         st.integers(
             snapshot_file.FIRST_RECORD_OFFSET,
             snapshot_file.FIRST_RECORD_OFFSET + snapshot_file.SLOTS * snapshot_file.RECORD_DISTANCE,
         ),
-        st.builds(lambda slot, n: slot_offset(slot) + n, st.integers(0, snapshot_file.SLOTS - 1), offsets),
+        st.builds(
+            lambda slot, n: slot_offset(slot) + n, st.integers(0, snapshot_file.SLOTS - 1), offsets
+        ),
     )
+
     offset = data.draw(anywhere)
-    if cut := data.draw(st.booleans(), "truncate"):
+
+    cut = data.draw(st.booleans(), "truncate")
+    if cut:
         os.truncate(path, offset)
     else:
         with open(path, "r+b") as file:
             byte = os.pread(file.fileno(), 1, offset)[0]
             os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), offset)
+
     step, damage = read(path)
     # `read` has compared the bytes
-    assert (step, len(damage)) == after_cut(offset) if cut else (step, bool(damage)) == after_flip(offset)
+    assert (
+        (step, len(damage)) == after_cut(offset)
+        if cut
+        else (step, bool(damage)) == after_flip(offset)
+    )
+
     assert all(str(path) in text for text in damage)
     again = opened(path)
     list(again.read())
@@ -159,31 +200,48 @@ def bytes_at(path: Path, offsets: list[int]) -> list[bytes]:
 
 
 def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -> None:
-    path, size, newest = shared / "file", 2_000_000, 0
+    path = shared / "file"
+    size = 2_000_000
+    newest = 0
+
     for attempt in range(12):
         process = writer(path, size)
         assert process.stdout and process.stdout.readline() == "ready True\n"
         for _ in range(attempt % 4):  # commits before the last one
             newest = max(newest, int(process.stdout.readline()))
-        offsets = [slot_offset(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)]
+
+        offsets = [
+            slot_offset(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)
+        ]
         initial = bytes_at(path, offsets)
-        until("a copy", lambda initial=initial, offsets=offsets: bytes_at(path, offsets) != initial, pause=0)
+
+        until(
+            "a copy",
+            lambda initial=initial, offsets=offsets: bytes_at(path, offsets) != initial,
+            pause=0,
+        )
+
         process.kill()
         output = process.stdout.read().split("\n")[:-1]
         process.communicate()
         newest = max([newest, *map(int, output)])
-        file, target = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, size), bytearray(size)
+        file = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, size)
+        target = bytearray(size)
         saved = next(file.read(), None)
         assert not file.damage
+
         if saved:
-            assert newest <= saved[0].step <= newest + 1  # the worker may have died before it printed the newest step
+            # the worker may have died before it printed the newest step
+            assert newest <= saved[0].step <= newest + 1
             newest = saved[0].step
             file.load(saved[0], memoryview(target))
             assert target == bytes([newest % 251]) * size and saved[1] == b"%d" % newest
         else:
             assert newest == 0
+
         file.close()
         assert snapshot_file.newest_step(path) == (newest or -1)
+
     assert newest > 0
 
 
@@ -204,19 +262,21 @@ def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(share
 
 
 def test_only_unneeded_files_are_removed(shared: Path) -> None:
-    run, other = snapshot_file.run_name("identity", "prefix"), snapshot_file.run_name("identity", "elsewhere")
-    held, dead, old, foreign = (
-        snapshot_file.path(run, "held"),
-        snapshot_file.path(run, "dead"),
-        snapshot_file.path(other, "old"),
-        shared / "mine",
-    )
+    run = snapshot_file.run_name("identity", "prefix")
+    other = snapshot_file.run_name("identity", "elsewhere")
+    held = snapshot_file.path(run, "held")
+    dead = snapshot_file.path(run, "dead")
+    old = snapshot_file.path(other, "old")
+    foreign = shared / "mine"
     process = writer(held)
     assert process.stdout and process.stdout.readline()
+
     for path in (written(dead, 1), written(old, 1), foreign):
         path.touch()
+
     for path in (held, old):
         os.utime(path, (0, 0))
+
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
     assert snapshot_file.sweep(other) == []  # a run that is resumed, after any time
@@ -230,7 +290,9 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
 def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
     path = written(shared / "file", 3)
     data = path.read_bytes()
-    with pytest.raises(ConfigError, match=r"holds the state of another run or model .* nothing was changed"):
+    with pytest.raises(
+        ConfigError, match=r"holds the state of another run or model .* nothing was changed"
+    ):
         opened(path, OTHER)
     assert path.read_bytes() == data
 
@@ -245,20 +307,25 @@ def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path)
 
 
 def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(shared: Path) -> None:
-    file = opened(path := shared / "file")
+    path = shared / "file"
+    file = opened(path)
     file.reserve()
     assert file.last_step is None
+
     for step in (7, 8):
         file.record_step(step)
+
     file.close()
     before = opened(path).last_step
     data = bytearray(path.read_bytes())
     assert before and before[0] == 8
+
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
         damaged = bytearray(data)
         damaged[position] ^= 1  # the record of step 8, which is even
         path.write_bytes(damaged)
         last_step = opened(path).last_step
         assert last_step and last_step[0] == 7
+
     path.write_bytes(bytes(len(data)))
     assert opened(path).last_step is None

@@ -14,20 +14,29 @@ from rekindle.training.cost.tariff import Tariff
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED
 from tests.rekindle.training.ledger.test_accounting import generation, lost, start, step, summary_of
 
-SPOT, REGULAR = Pod(cpus=1, labels={"spot": "yes"}), Pod(cpus=1)
+SPOT = Pod(cpus=1, labels={"spot": "yes"})
+REGULAR = Pod(cpus=1)
 PRICES = {
     "currency": "EUR",
     "default": "cpu",
     "spot": [{"labels": {"spot": "yes"}}],
     "classes": {
-        "cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}, "spot": {"cpu_hour": 900, "gib_hour": 0}},
-        "gpu": {"selector": {"resource": "gpu/gpu"}, "on_demand": {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3600}},
+        "cpu": {
+            "on_demand": {"cpu_hour": 3600, "gib_hour": 0},
+            "spot": {"cpu_hour": 900, "gib_hour": 0},
+        },
+        "gpu": {
+            "selector": {"resource": "gpu/gpu"},
+            "on_demand": {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3600},
+        },
     },
 }  # a second of a CPU costs 1 on demand, and 0.25 as spot
 
 
 def tariff(workers: dict[str, Pod], coordinator: Pod | None = None) -> Tariff:
-    return Tariff(prices=Prices.parse(PRICES, "prices.yaml"), workers=workers, coordinator=coordinator)
+    return Tariff(
+        prices=Prices.parse(PRICES, "prices.yaml"), workers=workers, coordinator=coordinator
+    )
 
 
 def bill_of(*lines: tuple[Any, ...], pod: Pod = SPOT) -> Bill:
@@ -37,36 +46,62 @@ def bill_of(*lines: tuple[Any, ...], pod: Pod = SPOT) -> Bill:
 @st.composite
 def ledgers(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     """Return the events of a training whose workers join, train and are lost at random times."""
-    lines, t = [*start("a-worker-0", "b-1", "c-worker-1")], 2.0
+    lines = [*start("a-worker-0", "b-1", "c-worker-1")]
+    t = 2.0
+
     for number in range(2, draw(st.integers(2, 12))):
         t += draw(st.floats(0, 20))
         name = draw(st.sampled_from(["a-worker-0", "b-1", "c-worker-1"]))
         joining = (t, "join", {"worker": f"id-{name}", "name": name, "step": -1})
+
         event = draw(
-            st.sampled_from([lost(t, name), joining, step(t, 3 * number), generation(t, number, 2 * number, name),
-                             (t, "coordinator", {"id": str(number)}), (t, "open", {"generation": number, "hard": True}),
-                             (t, "restored", {"step": number, "tier": "durable"}),
-                             (t, "checkpoint", {"step": number, "cost": 0.5})])
-        )  # fmt: skip
+            st.sampled_from(
+                [
+                    lost(t, name),
+                    joining,
+                    step(t, 3 * number),
+                    generation(t, number, 2 * number, name),
+                    (t, "coordinator", {"id": str(number)}),
+                    (t, "open", {"generation": number, "hard": True}),
+                    (t, "restored", {"step": number, "tier": "durable"}),
+                    (t, "checkpoint", {"step": number, "cost": 0.5}),
+                ]
+            )
+        )
+
         lines.append(event)
+
     return [*lines, *draw(st.sampled_from([[], [(t + 1, "complete", {"step": 99})]]))]
 
 
 @given(ledgers())
-def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(lines: list[tuple[Any, ...]]):
+def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
+    lines: list[tuple[Any, ...]],
+):
     summary = summary_of(*lines)
     bill = charge(summary, tariff({"Worker": SPOT, "": REGULAR}, coordinator=REGULAR))
     workers = {name: 0.25 if "-worker-" in name else 1.0 for name in summary.intervals}
+
     for kind in (TRAINED, WAITED, LOST):
-        assert bill.uses[kind] == pytest.approx(sum(p * summary.seconds(kind, name) for name, p in workers.items()))
-    assert bill.uses["coordinator"] + bill.uses["queued"] == pytest.approx(summary.ended - summary.began)
-    assert sum(bill.uses.values()) == pytest.approx(bill.spot + bill.on_demand) == pytest.approx(bill.total)
+        assert bill.uses[kind] == pytest.approx(
+            sum(p * summary.seconds(kind, name) for name, p in workers.items())
+        )
+
+    assert bill.uses["coordinator"] + bill.uses["queued"] == pytest.approx(
+        summary.ended - summary.began
+    )
+    assert (
+        sum(bill.uses.values())
+        == pytest.approx(bill.spot + bill.on_demand)
+        == pytest.approx(bill.total)
+    )
+
     assert min(bill.uses.values()) >= 0
     assert 0 <= bill.waits <= bill.uses[WAITED] + 1e-9
     figures = bill.as_json()
-    assert figures["trained"] + figures["waited"] + figures["lost"] + figures["coordinator"] + figures["queued"] == (
-        pytest.approx(figures["total"], abs=1e-8)
-    )
+    assert figures["trained"] + figures["waited"] + figures["lost"] + figures[
+        "coordinator"
+    ] + figures["queued"] == (pytest.approx(figures["total"], abs=1e-8))
 
 
 def test_the_report_of_a_training_without_losses_names_no_losses():
@@ -74,8 +109,10 @@ def test_the_report_of_a_training_without_losses_names_no_losses():
     assert (bill.uses[TRAINED], bill.uses[WAITED], bill.total, bill.without_spot) == (2, 1, 3, 12)
     assert list(describe(bill)) == [
         "The training cost 3.00 EUR: 2.00 trained, 1.00 waited.",
-        "3.00 EUR of it is for spot nodes. On demand and without preemptions, the training would have cost 12.00 EUR: "
-        "after all losses, spot nodes saved 9.00 (75 %).",
+        (
+            "3.00 EUR of it is for spot nodes. On demand and without preemptions, the training"
+            " would have cost 12.00 EUR: after all losses, spot nodes saved 9.00 (75 %)."
+        ),
     ]
     assert not {"losses", "checkpoints"} & bill.as_json().keys()
 
@@ -87,50 +124,85 @@ def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
 
 
 def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
-    again = [(10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")]
+    again = [
+        (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
+    ]
     bill = bill_of(
-        *start("a", "b"), *[step(t, 10 * (t - 2)) for t in range(3, 9)],
-        (4, "checkpoint", {"step": 20, "cost": 0.01}), (6, "checkpoint", {"step": 35, "cost": 0.03}),
-        lost(8.5, "a"), (8.5, "open", {"generation": 2, "hard": True}), lost(8.5, "b"), *again,
-        generation(14, 3, 60, "a", "b"), (14, "restored", {"step": 35, "tier": "durable"}), step(15, 45),
+        *start("a", "b"),
+        *[step(t, 10 * (t - 2)) for t in range(3, 9)],
+        (4, "checkpoint", {"step": 20, "cost": 0.01}),
+        (6, "checkpoint", {"step": 35, "cost": 0.03}),
+        lost(8.5, "a"),
+        (8.5, "open", {"generation": 2, "hard": True}),
+        lost(8.5, "b"),
+        *again,
+        generation(14, 3, 60, "a", "b"),
+        (14, "restored", {"step": 35, "tier": "durable"}),
+        step(15, 45),
         (16, "complete", {"step": 55}),
-    )  # fmt: skip
+    )
+
     # 5.5 s of training, 3 s of it repeated; at 10 s, the workers came back, and waited until 14
-    assert (bill.uses[TRAINED], bill.uses[LOST], bill.uses[WAITED]) == (2 * 5.5 / 4, 2 * 3 / 4, 2 * 6 / 4)
+    assert (bill.uses[TRAINED], bill.uses[LOST], bill.uses[WAITED]) == (
+        2 * 5.5 / 4,
+        2 * 3 / 4,
+        2 * 6 / 4,
+    )
+
     assert (bill.waits, bill.losses) == (2 * 4 / 4, 2 * 7 / 4)
     assert bill.without_spot == 2 * 5.5 + 2 * 2
     checkpointing = bill.checkpoint_interval
     assert checkpointing and (checkpointing.losses, checkpointing.repeated) == (1, 25)
     # 8.5 s in groups with two checkpoints of 0.02 s: every 4.25 s; one loss in 8.5 s
-    best, rate = math.sqrt(2 * 0.02 * 8.5), 2 * 8.5 / 4
+    best = math.sqrt(2 * 0.02 * 8.5)
+    rate = 2 * 8.5 / 4
     assert (checkpointing.seconds, checkpointing.best_seconds) == (4.25, pytest.approx(best))
-    assert checkpointing.saved == pytest.approx(rate * (0.02 / 4.25 + 4.25 / 17 - 0.02 / best - best / 17))
+    assert checkpointing.saved == pytest.approx(
+        rate * (0.02 / 4.25 + 4.25 / 17 - 0.02 / best - best / 17)
+    )
+
     assert list(describe(bill))[1:] == [
         "2 preemptions cost 3.50 EUR: 1.50 of lost work and 2.00 of waiting.",
-        "7.25 EUR of it is for spot nodes. On demand and without preemptions, the training would have cost 15.00 EUR: "
-        "after all losses, spot nodes saved 7.75 (51.7 %).",
-        "Once, the work was restored from the object store, and 25 steps were repeated. At this rate, a durable "
-        "checkpoint every 0.58 s (train.checkpoint_seconds) instead of every 4.2 s would have saved about 0.79 EUR.",
+        (
+            "7.25 EUR of it is for spot nodes. On demand and without preemptions, the training"
+            " would have cost 15.00 EUR: after all losses, spot nodes saved 7.75 (51.7 %)."
+        ),
+        (
+            "Once, the work was restored from the object store, and 25 steps were repeated. At this"
+            " rate, a durable checkpoint every 0.58 s (train.checkpoint_seconds) instead of every"
+            " 4.2 s would have saved about 0.79 EUR."
+        ),
     ]
 
 
 def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
     again = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
     bill = bill_of(
-        *start("a"), step(3, 10), (4, "checkpoint", {"step": 20, "cost": 0.01}), step(6, 40), lost(6.5, "a"), again,
-        generation(11, 2, 60, "a"), (11, "restored", {"step": 38, "tier": "hot"}), (12, "complete", {"step": 55}),
-    )  # fmt: skip
+        *start("a"),
+        step(3, 10),
+        (4, "checkpoint", {"step": 20, "cost": 0.01}),
+        step(6, 40),
+        lost(6.5, "a"),
+        again,
+        generation(11, 2, 60, "a"),
+        (11, "restored", {"step": 38, "tier": "hot"}),
+        (12, "complete", {"step": 55}),
+    )
+
     assert bill.preemptions == 1 and bill.uses[LOST] > 0
     assert bill.checkpoint_interval is None
 
 
 def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_pod():
     summary = summary_of(
-        *start("x-train-worker-0"), step(3, 10), lost(4, "x-train-worker-0"),
+        *start("x-train-worker-0"),
+        step(3, 10),
+        lost(4, "x-train-worker-0"),
         (5, "join", {"worker": "2", "name": "x-train-5d8f-abcde", "step": -1}),
-        generation(6, 2, 20, "x-train-5d8f-abcde"), (6, "restored", {"step": 20, "tier": "hot"}),
+        generation(6, 2, 20, "x-train-5d8f-abcde"),
+        (6, "restored", {"step": 20, "tier": "hot"}),
         (8, "complete", {"step": 40}),
-    )  # fmt: skip
+    )
     bill = charge(summary, tariff({"Worker": SPOT, "": REGULAR}))
     assert (bill.spot, bill.on_demand) == (4 / 4, 3)
 
@@ -138,13 +210,15 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
 def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():
     pod = Pod(devices={"gpu/gpu": 2})
     bill = charge(
-        summary_of(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})), tariff({"Worker": pod})
+        summary_of(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
+        tariff({"Worker": pod}),
     )
     assert bill.total == 2 * 3  # two GPUs for three seconds
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0.00"), (1234.5, "1,234.50"), (0.104, "0.10"), (0.0123, "0.012"), (-0.00123, "-0.0012")]
+    ("value", "text"),
+    [(0, "0.00"), (1234.5, "1,234.50"), (0.104, "0.10"), (0.0123, "0.012"), (-0.00123, "-0.0012")],
 )
 def test_small_amounts_keep_two_digits(value: float, text: str):
     assert amount(value) == text

@@ -30,12 +30,26 @@ def prices(**changes: Any) -> Prices:
 
 def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
     """Return class and spot of all pods of configs/cluster.yaml, by template and role."""
-    example, classes = Prices.load(EXAMPLE.parent), {}
+    example = Prices.load(EXAMPLE.parent)
+    classes = {}
     assert example
-    for template in render_manifest(load_config("configs/cluster.yaml", sets).config)["spec"]["templates"]:
+
+    for template in render_manifest(load_config("configs/cluster.yaml", sets).config)["spec"][
+        "templates"
+    ]:
         pod = pods.of_template(template)
-        found = [("", pod)] if pod else [(replicas.role, replicas.pod) for replicas in pods.object_replicas(template)]
-        classes |= {(template["name"], role): (example.classify(pod), example.is_spot(pod)) for role, pod in found}
+        if pod:
+            found = [("", pod)]
+        else:
+            found = [(replicas.role, replicas.pod) for replicas in pods.object_replicas(template)]
+
+        classes.update(
+            {
+                (template["name"], role): (example.classify(pod), example.is_spot(pod))
+                for role, pod in found
+            }
+        )
+
     return classes
 
 
@@ -56,7 +70,9 @@ def test_the_example_prices_gpu_and_spot_pods_of_a_cluster_by_their_nodes():
     assert classes["train", "Worker"] == ("l4", True)
     assert classes["train", "Master"] == ("cpu", False)
     assert classes["prepare", ""] == ("cpu", False)
-    assert pod_classes("families=[transformer]", "cluster.pods.train.preset=[eks-spot]")["train", "Worker"] == (
+    assert pod_classes("families=[transformer]", "cluster.pods.train.preset=[eks-spot]")[
+        "train", "Worker"
+    ] == (
         "cpu",
         True,
     )
@@ -64,18 +80,26 @@ def test_the_example_prices_gpu_and_spot_pods_of_a_cluster_by_their_nodes():
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
 def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests(backend: str):
-    config = load_config("configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]).config
+    config = load_config(
+        "configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]
+    ).config
     templates = render_manifest(config)["spec"]["templates"]
     found = [item for template in templates for item in pods.object_replicas(template)]
     (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.command]
     (leader,) = [item for item in found if "rekindle.training.membership.server" in item.command]
     assert (worker.pod.cpus, worker.pod.gib, worker.pod.gpus) == (4, 16, 1)
     assert (leader.pod.cpus, leader.pod.gib, leader.pod.gpus, leader.count) == (0.25, 0.5, 0, 1)
-    assert worker.count == (1 if backend == "trainjob" else 4)  # a TrainJob sets the number of nodes of its runtime
+    # a TrainJob sets the number of nodes of its runtime
+    assert worker.count == (1 if backend == "trainjob" else 4)
 
 
 def test_a_pod_costs_its_requests_by_the_hour():
-    found = prices(classes={"cpu": {"on_demand": RATE}, "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}}})
+    found = prices(
+        classes={
+            "cpu": {"on_demand": RATE},
+            "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}},
+        }
+    )
     assert found.pod_cost(Pod(cpus=2, gib=4), 1800) == 2
     assert found.pod_cost(Pod(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600) == 7
     assert found.cost("gpu", False, 3600, 0, 7200) == 7
@@ -83,30 +107,67 @@ def test_a_pod_costs_its_requests_by_the_hour():
 
 @pytest.mark.parametrize(
     "name",
-    ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb.shared",
-     "nvidia.com/pgpu", "amd.com/gpu", "amd.com/cpx_nps4", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.com/tpu",
-     "habana.ai/gaudi", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "k8s.amazonaws.com/vgpu",
-     "huawei.com/Ascend910", "huawei.com/Ascend310P", "huawei.com/Ascend910-2c", "cambricon.com/mlu"],
-)  # fmt: skip
+    [
+        "nvidia.com/gpu",
+        "nvidia.com/gpu.shared",
+        "nvidia.com/mig-1g.5gb",
+        "nvidia.com/mig-1g.10gb.shared",
+        "nvidia.com/pgpu",
+        "amd.com/gpu",
+        "amd.com/cpx_nps4",
+        "gpu.intel.com/i915",
+        "gpu.intel.com/xe",
+        "google.com/tpu",
+        "habana.ai/gaudi",
+        "aws.amazon.com/neuron",
+        "aws.amazon.com/neuroncore",
+        "k8s.amazonaws.com/vgpu",
+        "huawei.com/Ascend910",
+        "huawei.com/Ascend310P",
+        "huawei.com/Ascend910-2c",
+        "cambricon.com/mlu",
+    ],
+)
 def test_each_kind_of_accelerator_counts_as_a_gpu(name: str):
     assert pods.of_spec({"containers": [{"resources": {"limits": {name: "4"}}}]}).gpus == 4
 
 
 @pytest.mark.parametrize(
     "name",
-    ["rdma/hca", "rdma/hca_shared_devices_a", "vpc.amazonaws.com/efa", "smarter-devices/fuse", "nvidia.com/hostdev",
-     "openshift.io/mlnxnics", "networking.gke.io.networks/rdma-0", "devices.kubevirt.io/kvm", "hugepages-2Mi",
-     "nvidia.com/gpumem", "gpu.intel.com/millicores", "gpu.intel.com/i915_monitoring", "huawei.com/Ascend910A-memory"],
-)  # fmt: skip
+    [
+        "rdma/hca",
+        "rdma/hca_shared_devices_a",
+        "vpc.amazonaws.com/efa",
+        "smarter-devices/fuse",
+        "nvidia.com/hostdev",
+        "openshift.io/mlnxnics",
+        "networking.gke.io.networks/rdma-0",
+        "devices.kubevirt.io/kvm",
+        "hugepages-2Mi",
+        "nvidia.com/gpumem",
+        "gpu.intel.com/millicores",
+        "gpu.intel.com/i915_monitoring",
+        "huawei.com/Ascend910A-memory",
+    ],
+)
 def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
     pod = pods.of_spec({"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4, name: 1}}}]})
     assert pod.gpus == 4 and pod.requests["nvidia.com/gpu"] == 4 and pod.requests.get(name, 1) == 1
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
-    found = prices(classes={"cpu": {"on_demand": rate}, "a": {"selector": {"resource": name}, "on_demand": rate}})
+
+    found = prices(
+        classes={
+            "cpu": {"on_demand": rate},
+            "a": {"selector": {"resource": name}, "on_demand": rate},
+        }
+    )
+
     assert found.pod_cost(pod, 3600) == 12
     tariff = Tariff(prices=found, workers={"": pod})
     assert tariff.worker_cost("x-worker-0", 3600) == 3
-    assert Tariff.model_validate_json(tariff.model_dump_json()) == tariff, "a pod of the cluster computes the cost"
+    assert Tariff.model_validate_json(tariff.model_dump_json()) == tariff, (
+        "a pod of the cluster computes the cost"
+    )
 
 
 def test_a_device_of_another_name_is_charged_as_a_gpu_if_the_selector_of_its_class_names_it():
@@ -126,16 +187,19 @@ def test_limits_count_as_requests_and_sidecars_are_added():
           {matchExpressions: [{key: zone, operator: In, values: [b]}, {key: gpu, operator: In, values: [l4]}]}]}}}
         tolerations: [{key: spot, value: "yes"}, {key: spot, value: soon}, {key: gpu, operator: Exists}]
     """)
+
     pod = pods.of_template(template)
     assert pod
     tolerations = (("spot", "yes"), ("spot", "soon"), ("gpu", ""))
     assert pod == Pod(1.25, 1.5, {"gpu": "l4"}, tolerations, {"nvidia.com/mig-1g.5gb": 1})
+
     selectors = [
         {"tolerations": {"spot": "yes", "gpu": ""}},
         {"tolerations": {"spot": "soon"}},
         {"labels": {"gpu": "l4"}},
         {"resource": "nvidia.com/mig-1g.5gb"},
     ]
+
     assert all(prices(spot=[selector]).is_spot(pod) for selector in selectors)
     assert not prices(spot=[{"labels": {"gpu": "l4", "zone": "a"}}]).is_spot(pod)
 
@@ -144,11 +208,23 @@ def test_limits_count_as_requests_and_sidecars_are_added():
     ("changes", "message"),
     [
         ({"currency": "dollar"}, "currency is 'dollar': it has the wrong form"),
-        ({"default": "cpus"}, 'default is "cpus": it must be the name of a class. Did you mean "cpu"?'),
+        (
+            {"default": "cpus"},
+            'default is "cpus": it must be the name of a class. Did you mean "cpu"?',
+        ),
         ({"clases": {}}, 'clases is not a known key. Did you mean "classes"?'),
-        ({"classes": {"cpu": {"on_demand": RATE | {"cpu_hour": -1}}}}, "classes.cpu.on_demand.cpu_hour is -1"),
-        ({"classes": {"cpu": {"on_demand": {"cpu_hour": 1}}}}, "classes.cpu.on_demand.gib_hour is missing"),
-        ({"classes": {"cpu": {"on_demand": RATE}, "b": {"on_demand": RATE}}}, "classes.b.selector is missing"),
+        (
+            {"classes": {"cpu": {"on_demand": RATE | {"cpu_hour": -1}}}},
+            "classes.cpu.on_demand.cpu_hour is -1",
+        ),
+        (
+            {"classes": {"cpu": {"on_demand": {"cpu_hour": 1}}}},
+            "classes.cpu.on_demand.gib_hour is missing",
+        ),
+        (
+            {"classes": {"cpu": {"on_demand": RATE}, "b": {"on_demand": RATE}}},
+            "classes.b.selector is missing",
+        ),
         ({"spot": [{}]}, "spot.0 is empty, and would match every pod"),
         (
             {"classes": {name: {"selector": GPU, "on_demand": RATE} for name in ("cpu", "b")}},
@@ -164,7 +240,11 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, An
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "must be a mapping of keys"), ("default: [", "is not YAML"), ("- a", "must be a mapping of keys")],
+    [
+        ("", "must be a mapping of keys"),
+        ("default: [", "is not YAML"),
+        ("- a", "must be a mapping of keys"),
+    ],
 )
 def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / FILE).write_text(text)
@@ -175,22 +255,33 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, mess
 def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
     by_zone = {"selector": {"labels": {"zone": "a"}}, "on_demand": RATE}
     found = prices(
-        classes={"cpu": {"on_demand": RATE}, "gpu": {"selector": GPU, "on_demand": RATE}, "zone": by_zone},
+        classes={
+            "cpu": {"on_demand": RATE},
+            "gpu": {"selector": GPU, "on_demand": RATE},
+            "zone": by_zone,
+        },
         spot=[{"labels": {"spot": "yes"}}],
     )
-    with pytest.raises(ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"):
+    with pytest.raises(
+        ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"
+    ):
         found.classify(Pod(labels={"zone": "a"}, devices={"nvidia.com/gpu": 1}))
+
     with pytest.raises(ConfigError, match=r"classes\.cpu\.spot is missing"):
         found.pod_cost(Pod(cpus=1, labels={"spot": "yes"}), 1)
 
 
-def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_them(priced_project: Path):
+def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_them(
+    priced_project: Path,
+):
     config = load_config(project.REFERENCE / "configs/demo.yaml").config
 
     def render() -> tuple[dict[str, Any], dict[str, str]]:
         manifest = render_manifest(config)
-        values = {item["name"]: item["value"] for item in manifest["spec"]["arguments"]["parameters"]}
-        values |= {"recorded": zlib.decompress(base64.b64decode(values["manifest"])).decode()}
+        values = {
+            item["name"]: item["value"] for item in manifest["spec"]["arguments"]["parameters"]
+        }
+        values.update({"recorded": zlib.decompress(base64.b64decode(values["manifest"])).decode()})
         for item in manifest["spec"]["arguments"]["parameters"]:
             item["value"] = ""
         return manifest, values
@@ -199,6 +290,9 @@ def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_th
     (priced_project / FILE).unlink()
     plain, plain_values = render()
     assert priced == plain
-    assert {name for name in values if values[name] != plain_values[name]} == {"manifest", "recorded"}
+    assert {name for name in values if values[name] != plain_values[name]} == {
+        "manifest",
+        "recorded",
+    }
     annotations = json.loads(values["recorded"])["metadata"]["annotations"]
     assert Prices.parse(json.loads(annotations[ANNOTATION]), "") == Prices.load(EXAMPLE.parent)

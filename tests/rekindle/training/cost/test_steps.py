@@ -1,4 +1,5 @@
-"""The cost of a whole run: from the times of its nodes, its trainings, and the prices in its manifest."""
+"""The cost of a whole run: from the times of its nodes, its trainings, and the prices in its
+manifest."""
 
 import json
 from pathlib import Path
@@ -27,29 +28,45 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def pod_node(name: str, template: str, start: int, end: int, **outputs: str) -> dict[str, Any]:
-    times = {"startedAt": f"2026-01-01T00:00:{start:02d}Z", "finishedAt": f"2026-01-01T00:00:{end:02d}Z"}
+    times = {
+        "startedAt": f"2026-01-01T00:00:{start:02d}Z",
+        "finishedAt": f"2026-01-01T00:00:{end:02d}Z",
+    }
     parameters = [{"name": key, "value": value} for key, value in outputs.items()]
-    node = {"name": name, "type": "Pod", "templateName": template, "outputs": {"parameters": parameters}}
+    node = {
+        "name": name,
+        "type": "Pod",
+        "templateName": template,
+        "outputs": {"parameters": parameters},
+    }
     return {name: node | times}
 
 
 def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[str, Any]):
     nodes = pod_node("w.prepare(0)", "prepare", 0, 10) | pod_node("w.prepare(1)", "prepare", 20, 40)
-    nodes |= pod_node("w.train", "train", 40, 50) | pod_node("w.ship.release", "release", 50, 56)
-    nodes |= pod_node("w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5}))
-    nodes |= {"w.champion": {"name": "w.champion", "type": "Skipped", "templateName": "champion"}}
+    nodes.update(
+        pod_node("w.train", "train", 40, 50) | pod_node("w.ship.release", "release", 50, 56)
+    )
+    nodes.update(
+        pod_node("w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5}))
+    )
+    nodes["w.champion"] = {"name": "w.champion", "type": "Skipped", "templateName": "champion"}
     recorded = tariff.recorded_manifest(manifest)
     prices = tariff.prices_of(recorded)
     assert prices == EXAMPLE and prices
     costs = run_costs({"nodes": nodes}, recorded, prices)
+
     assert costs["steps"] == {
         "prepare": pytest.approx(30 * (2 * 0.0218 + 8 * 0.0029) / 3600),
         "ship.release": pytest.approx(6 * (0.0218 + 2 * 0.0029) / 3600),
         "onExit.report": pytest.approx((0.25 * 0.0218 + 0.0029) / 3600),
         "train": 1.5,
     }
+
     assert costs["total"] == pytest.approx(sum(costs["steps"].values()))
-    assert costs["words"].startswith("1.50 USD (train 1.50, prepare 0.00056, ship.release 0.000046, ")
+    assert costs["words"].startswith(
+        "1.50 USD (train 1.50, prepare 0.00056, ship.release 0.000046, "
+    )
     assert run_costs({"nodes": nodes}, recorded, prices, {"train": 2.0})["steps"]["train"] == 2
     assert run_costs({"nodes": nodes}, recorded, None) == {}
 
@@ -66,12 +83,18 @@ kind: {kind}
 spec: {{parallelism: {workers}, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 1}}}}}}]}}}}}}
 """
 HOURLY = Prices.parse(
-    {"currency": "EUR", "default": "cpu", "classes": {"cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}}}}, FILE
+    {
+        "currency": "EUR",
+        "default": "cpu",
+        "classes": {"cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}}},
+    },
+    FILE,
 )  # a CPU costs 1 a second
 
 
 def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
-    """Return the costs of a run whose step `train` applied a job, in two attempts of the pod that waits for it."""
+    """Return the costs of a run whose step `train` applied a job, in two attempts of the pod that
+    waits for it."""
     template = {"name": "train", "resource": {"action": action, "manifest": text}}
     nodes = pod_node("w.train(0)", "train", 0, 10) | pod_node("w.train(1)", "train", 20, 30)
     for node in nodes.values():
@@ -80,10 +103,14 @@ def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
     return run_costs({"nodes": nodes}, manifest, HOURLY)["steps"]
 
 
-@pytest.mark.parametrize("kind", ["PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "OtherJob"])
+@pytest.mark.parametrize(
+    "kind", ["PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "OtherJob"]
+)
 def test_a_job_without_ledger_costs_all_its_replicas_for_the_time_of_its_step(kind: str):
     text = JOB.format(kind=kind, field="replicaSpecs", workers=3)
-    assert job_cost(text) == {"train": 30 * (2 + 3)}, "the job continues while its watcher is replaced"
+    assert job_cost(text) == {"train": 30 * (2 + 3)}, (
+        "the job continues while its watcher is replaced"
+    )
 
 
 def test_the_number_of_replicas_may_be_an_input_of_the_step():
@@ -98,14 +125,22 @@ def test_only_pods_that_end_with_the_step_are_part_of_its_cost():
 
 @pytest.mark.parametrize("config", ["trees", "mpi"])
 def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
-    rendered = render_manifest(load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config)
+    rendered = render_manifest(
+        load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config
+    )
     name = {"trees": "train-trees", "mpi": "train"}[config]
-    nodes = pod_node(f"w.{name}(0)", name, 0, 10) | pod_node("w.train-network(0)", "train-network", 0, 10)
+    nodes = pod_node(f"w.{name}(0)", name, 0, 10) | pod_node(
+        "w.train-network(0)", "train-network", 0, 10
+    )
     (template,) = [item for item in rendered["spec"]["templates"] if item["name"] == name]
     assert EXAMPLE
-    expected = sum(item.count * EXAMPLE.pod_cost(item.pod, 10) for item in pods.object_replicas(template))
+    expected = sum(
+        item.count * EXAMPLE.pod_cost(item.pod, 10) for item in pods.object_replicas(template)
+    )
     costs = run_costs({"nodes": nodes}, rendered, EXAMPLE)["steps"]
-    assert costs == {name: pytest.approx(expected)}, "a training with a ledger is charged by its ledger"
+    assert costs == {name: pytest.approx(expected)}, (
+        "a training with a ledger is charged by its ledger"
+    )
     assert expected > 0
 
 
@@ -118,12 +153,15 @@ def test_a_step_of_a_workflow_template_is_part_of_the_cost():
 
 
 def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dict[str, Any]):
-    (train,) = [template for template in manifest["spec"]["templates"] if template["name"] == "train"]
+    (train,) = [
+        template for template in manifest["spec"]["templates"] if template["name"] == "train"
+    ]
     leader = 0.25 * 0.0218 + 0.5 * 0.0029
     assert EXAMPLE
     replicas = pods.object_replicas(train)
     spot, on_demand = (
-        sum(item.count * EXAMPLE.pod_cost(item.pod, 3600, is_spot) for item in replicas) for is_spot in (None, False)
+        sum(item.count * EXAMPLE.pod_cost(item.pod, 3600, is_spot) for item in replicas)
+        for is_spot in (None, False)
     )
     assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
     assert on_demand == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
@@ -143,7 +181,9 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
 
 
 def test_the_trials_of_a_sweep_are_charged_like_workers():
-    config = load_config("configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]).config
+    config = load_config(
+        "configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]
+    ).config
     found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
     assert found and found.prices.classify(found.worker_pod("rank0")) == "l4"
     assert found.prices.is_spot(found.worker_pod("rank0"))
@@ -151,6 +191,9 @@ def test_the_trials_of_a_sweep_are_charged_like_workers():
 
 @pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])
 def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text: str):
-    workflow = {"metadata": {}, "spec": {"arguments": {"parameters": [{"name": "manifest", "value": text}]}}}
+    workflow = {
+        "metadata": {},
+        "spec": {"arguments": {"parameters": [{"name": "manifest", "value": text}]}},
+    }
     assert tariff.recorded_manifest(workflow) is workflow
     assert tariff.prices_of(workflow) is None

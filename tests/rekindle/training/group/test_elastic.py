@@ -23,7 +23,9 @@ from rekindle.training.spec import TrainingSpec as Inputs
 from tests.rekindle.training.crew import SECRET, Crew, Member, flags, run_member
 from tests.waiting import until
 
-INPUTS = Inputs.model_validate({"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c"})
+INPUTS = Inputs.model_validate(
+    {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c"}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,28 +33,41 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handshake.VARIABLE, SECRET)
 
 
-def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_group(crew: Crew) -> None:
+def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_group(
+    crew: Crew,
+) -> None:
     kill_pairs(crew)
 
 
-@pytest.mark.slow  # fails one time in twenty: a member sends nothing for 10 s, perhaps while gloo connects
-def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a_group(crew: Crew) -> None:
+# fails one time in twenty: a member sends nothing for 10 s, perhaps while gloo connects
+@pytest.mark.slow
+def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a_group(
+    crew: Crew,
+) -> None:
     survivors = kill_pairs(crew)
-    assert not [line for member in survivors for line in member.said().splitlines() if TIMED_OUT.search(line)]
+    assert not [
+        line
+        for member in survivors
+        for line in member.said().splitlines()
+        if TIMED_OUT.search(line)
+    ]
 
 
 def kill_pairs(crew: Crew) -> list[Member]:
-    """Kill two of four workers, six times: both at once, or the second when the loss of the first is noticed.
+    """Kill two of four workers, six times: both at once, or the second when the loss of the first
+    is noticed.
 
     Return the survivors of each time.
     """
     argv = flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
     coordinator = crew.coordinator(argv)
     workers = {name: crew.worker(name, argv) for name in "abcd"}
-    survivors, chance = list[Member](), random.Random(4)
+    survivors = list[Member]()
+    chance = random.Random(4)
 
     def ended() -> set[str]:
-        """Return the workers that gloo aborted: it sometimes does so when a group is abandoned during its setup."""
+        """Return the workers that gloo aborted: it sometimes does so when a group is abandoned
+        during its setup."""
         return {name for name, worker in workers.items() if worker.process.exitcode is not None}
 
     def all_train() -> bool:
@@ -64,24 +79,31 @@ def kill_pairs(crew: Crew) -> list[Member]:
         first, second = chance.sample("abcd", 2)
         remaining = set("abcd") - {first, second}
         workers[first].send(signal.SIGKILL)
+
         if attempt % 2:  # otherwise both are lost at once
             crew.until(lambda first=first: members(coordinator) == set("abcd") - {first} - ended())
+
         workers[second].send(signal.SIGKILL)
         crew.until(lambda remaining=remaining: members(coordinator) == remaining - ended())
         survivors += [workers[name] for name in remaining]
+
         for name in (first, second):
             workers[name].process.join()
             workers[name] = crew.worker(name, argv)
+
     return survivors
 
 
-TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)  # messages after a wait for a dead process
+# messages after a wait for a dead process
+TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)
 
 
 def members(coordinator: Member) -> set[str]:
     """Return the names of the members of the newest generation."""
     lines = [line for line in coordinator.said().splitlines() if " generation " in line]
-    return set(lines[-1].split(": ")[-1].split()) if lines else set()
+    if lines:
+        return set(lines[-1].split(": ")[-1].split())
+    return set()
 
 
 def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
@@ -90,7 +112,10 @@ def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
     crew.until(lambda: _listens(crew))
     second = crew.coordinator(argv)
     assert second.code() == 1
-    assert "another coordinator may be running on this machine" in second.said() and "MASTER_PORT" in second.said()
+    assert (
+        "another coordinator may be running on this machine" in second.said()
+        and "MASTER_PORT" in second.said()
+    )
     assert first.process.exitcode is None
 
 
@@ -98,6 +123,7 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
     import torch
 
     monkeypatch.setattr(client, "COMPLETE_CHECK_INTERVAL_S", 0.05)
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         worker = elastic.ElasticGroup(INPUTS, server.getsockname(), {}, torch.device("cpu"))
         checks: list[bool] = []
@@ -106,10 +132,13 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
         leaving = threading.Event()
         assert worker.form(-1, leaving) == elastic.GroupView(0, 1)
         until("the verdict", worker.aborted)
-    # a client that ignored the verdict would check whether the run is complete, because the coordinator is gone
+
+    # a client that ignored the verdict would check whether the run is complete, because the
+    # coordinator is gone
     until("the end of the client, or its check", lambda: checks or not listens_to_a_coordinator())
     with pytest.raises(RunAborted, match="no such column") as caught:
         worker.form(0, leaving)
+
     assert caught.value.exit_code == 65
 
 
@@ -122,18 +151,24 @@ def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) ->
     nonce = secrets.token_hex(16)
     connection.sendall(json.dumps({"nonce": nonce}).encode() + b"\n")
     connection.sendall(handshake.answer(connection.recv(4096), SECRET.encode(), nonce))
+
     members = [[worker.client.id, "127.0.0.1"]]
     for message in ({"open": 1, "hard": False}, {"members": members, "generation": 1}):
         connection.sendall(json.dumps(message).encode() + b"\n")
+
     until("the worker to have its group", lambda: worker.generation)
     connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
     connection.shutdown(socket.SHUT_WR)
+
     while connection.recv(4096):  # closing it with unread data would reset it and lose the verdict
         pass
+
     connection.close()
 
 
-def test_out_of_memory_is_raised_and_does_not_start_another_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_raised_and_does_not_start_another_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     import torch
 
     worker = elastic.ElasticGroup(INPUTS, ("127.0.0.1", 1), {}, torch.device("cpu"))
@@ -146,19 +181,32 @@ def test_out_of_memory_is_raised_and_does_not_start_another_group(capsys: pytest
 def test_the_end_of_a_group_closes_no_other_connections() -> None:
     initial = sockets.open_sockets().items()
     with ExitStack() as stack:
-        hosts = {"us": "127.0.0.2", "them": "127.0.0.3", "store": "127.0.0.4", "coordinator": "127.0.0.3"}
-        servers = {name: stack.enter_context(socket.create_server((host, 0))) for name, host in hosts.items()}
+        hosts = {
+            "us": "127.0.0.2",
+            "them": "127.0.0.3",
+            "store": "127.0.0.4",
+            "coordinator": "127.0.0.3",
+        }
+
+        servers = {
+            name: stack.enter_context(socket.create_server((host, 0)))
+            for name, host in hosts.items()
+        }
         ends = {
             name: stack.enter_context(socket.create_connection(server.getsockname()))
             for name, server in servers.items()
         }
         accepted = stack.enter_context(servers["us"].accept()[0])
         new = dict(sockets.open_sockets().items() - initial)
-        inherited = sockets.peer_sockets({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
+        inherited = sockets.peer_sockets(
+            {"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1]
+        )
         assert set(inherited) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
 
 
-def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unresponsive(crew: Crew) -> None:
+def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unresponsive(
+    crew: Crew,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = "http://{}:{}".format(*silent.getsockname())
         environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
@@ -169,8 +217,13 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
         crew.members.append(coordinator := Member(process, log))
         crew.until(lambda: _listens(crew))
         silent.accept()
-        with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
-            worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a", "temporary": false}\n')
+
+        with client.connect(
+            (crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))
+        ) as worker:
+            worker.sendall(
+                b'{"failed": "no such column", "code": 65, "name": "a", "temporary": false}\n'
+            )
             assert coordinator.code(30) == 65
 
 
@@ -182,22 +235,38 @@ def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
     run_member(argv, environment, log)
 
 
-def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(crew: Crew, s3: Store) -> None:
+def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
+    crew: Crew, s3: Store
+) -> None:
     coordinator = crew.coordinator(flags("told", workers=1))
     crew.until(lambda: _listens(crew))
-    join = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "", "fingerprint": {}, "step": -1}
+
+    join = {
+        "protocol": PROTOCOL,
+        "id": "1",
+        "name": "a",
+        "address": "",
+        "fingerprint": {},
+        "step": -1,
+    }
+
     with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
-        worker.sendall(json.dumps({"join": join | {"generation": 0, "group": 0, "peers": []}}).encode() + b"\n")
+        worker.sendall(
+            json.dumps({"join": join | {"generation": 0, "group": 0, "peers": []}}).encode() + b"\n"
+        )
         assert b"open" in worker.recv(1000)
         coordinator.send(signal.SIGTERM)
         assert coordinator.code() == 143
+
     events = [event["event"] for event in read(s3, "told/checkpoints/ledger")]
     assert "join" in events and "lost" not in events
 
 
 def _listens(crew: Crew) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
+        return (
+            probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
+        )
 
 
 def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: Store) -> None:
@@ -208,12 +277,17 @@ def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: 
     older.renew()
     older.renew()
     newer.renew()
-    with pytest.raises(RekindleError, match=r"another coordinator \(newer on .*has taken this run over"):
+
+    with pytest.raises(
+        RekindleError, match=r"another coordinator \(newer on .*has taken this run over"
+    ):
         older.renew()
+
     newer.renew()
     other = Lease(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
     with pytest.raises(ConfigError, match="belongs to another run"):
         other.renew()
+
     newer.renew()
 
 
@@ -238,14 +312,20 @@ def _pair(port: int, rank: int) -> Any:
 def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: Crew) -> None:
     import torch
 
-    from rekindle.training.group.interruptible import GroupBroken, InterruptibleCaller, release_in_background
+    from rekindle.training.group.interruptible import (
+        GroupBroken,
+        InterruptibleCaller,
+        release_in_background,
+    )
 
     port = int(crew.meeting["MASTER_PORT"])
     sender = crew.context.Process(target=_send, args=(port,))
     sender.start()
-    target, over = torch.zeros(30_000_000), threading.Event()
+    target = torch.zeros(30_000_000)
+    over = threading.Event()
     pg = _pair(port, 0)
-    work, caller = pg.broadcast(target, 1), InterruptibleCaller(over.is_set)
+    work = pg.broadcast(target, 1)
+    caller = InterruptibleCaller(over.is_set)
 
     def kill() -> None:
         try:
@@ -259,17 +339,20 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(GroupBroken):
         caller.run(work.wait)
+
     release_in_background([pg])
     del pg, work
     with pytest.raises(GroupBroken):
         caller.run(lambda: None)
+
     over.clear()
     assert caller.run(lambda: 7) == 7
 
 
 def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, s3: Store) -> None:
     argv = flags("last", workers=1, steps=100, checkpoint_steps=0)
-    coordinator, worker = crew.coordinator(argv), crew.worker("a", argv)
+    coordinator = crew.coordinator(argv)
+    worker = crew.worker("a", argv)
     assert (worker.code(), coordinator.code()) == (0, 0)
     model = json.loads(s3.get("last/model/model.json"))
     assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest heartbeat"

@@ -25,7 +25,9 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:
     argv = flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
     coordinator = crew.coordinator(argv, POD_IP="127.0.0.1")
-    pods = [crew.worker(name, argv, POD_IP=f"127.0.7.{number}") for number, name in enumerate("ab", 1)]
+    pods = [
+        crew.worker(name, argv, POD_IP=f"127.0.7.{number}") for number, name in enumerate("ab", 1)
+    ]
     seen = set[str]()
 
     def trains() -> bool:
@@ -39,11 +41,14 @@ def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
-def test_a_process_without_the_secret_cannot_take_a_members_place(is_member: bool, monkeypatch: Any) -> None:
+def test_a_process_without_the_secret_cannot_take_a_members_place(
+    is_member: bool, monkeypatch: Any
+) -> None:
     secrets = {0: SECRET.encode(), 1: SECRET.encode() if is_member else b"?" * 40}
     ranks = threading.local()
     monkeypatch.setattr(process_group, "run_secret", lambda: secrets[ranks.mine])
-    store, problems = process_group.dist.HashStore(), dict[int, str]()
+    store = process_group.dist.HashStore()
+    problems = dict[int, str]()
 
     def member(rank: int) -> None:
         ranks.mine = rank
@@ -56,27 +61,38 @@ def test_a_process_without_the_secret_cannot_take_a_members_place(is_member: boo
     threads = [threading.Thread(target=member, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
+
     for thread in threads:
         thread.join(60)
+
     failure = "peer authentication failed: an unknown process has connected in place of a member"
     assert problems == ({} if is_member else {0: failure, 1: failure})
 
 
 def listeners(member: Member) -> list[Any]:
     connections = psutil.Process(member.process.pid).net_connections("tcp")
-    return [ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN]
+    return [
+        ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN
+    ]
 
 
 def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     argv = flags("told-on", workers=2, silence_seconds=60)
     coordinator = crew.coordinator(argv)
     port = int(crew.meeting["MASTER_PORT"])
-    a, b = clients = [Client(crew.meeting["MASTER_ADDR"], port, {}, lambda: False) for _ in range(2)]
-    waiting = [threading.Thread(target=one.wait_for_group, args=(0, -1, lambda: False)) for one in clients]
+    a, b = clients = [
+        Client(crew.meeting["MASTER_ADDR"], port, {}, lambda: False) for _ in range(2)
+    ]
+
+    waiting = [
+        threading.Thread(target=one.wait_for_group, args=(0, -1, lambda: False)) for one in clients
+    ]
     for thread in waiting:
         thread.start()
+
     for thread in waiting:
         thread.join(120)
+
     generation = a.published_group[0]
     assert b.published_group == a.published_group and len(a.published_group[1]) == 2
     a.put(generation, "early", b"\0\xff" * 1000)
@@ -86,8 +102,10 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     b.put(generation, "late", b"yes")
     crew.coordinator(argv)
     assert a.values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
+
     with pytest.raises(RuntimeError, match=r"no member has sent never within 0\.1 s"):
         a.values(generation, ["never"], 0.1)
+
     ended: list[int] = []
 
     def ask() -> None:
@@ -101,5 +119,6 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     b.report_failure(generation)
     asking.join(60)
     assert ended == [generation]
+
     for one in clients:
         one.leave()

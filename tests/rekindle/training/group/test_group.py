@@ -1,4 +1,5 @@
-"""The sum of a single process; groups of several processes are tested in tests/steps/test_train.py."""
+"""The sum of a single process; groups of several processes are tested in
+tests/steps/test_train.py."""
 
 import threading
 from typing import Any
@@ -28,20 +29,26 @@ def tree(values: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("leaves", range(1, 14))
 def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves: int) -> None:
     torch.manual_seed(leaves)
-    state = State(nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU)
+    state = State(
+        nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU
+    )
     unused: Any = None  # no data, no checkpoints
     group = TrainingGroup(StaticGroup(CPU, ledger=None), state, unused, unused, threading.Event())
+
     for _ in range(2):  # the second time with reused buffers
         scales = torch.logspace(-6, 6, leaves)
         gradients = [[torch.randn_like(p) * scale for p in state.parameters] for scale in scales]
         losses = list(torch.randn(leaves))
         copies = [[gradient.clone() for gradient in leaf_gradients] for leaf_gradients in gradients]
+
         for leaf in range(leaves):
             group.add(leaf, losses[leaf], gradients[leaf])
+
         total = group.reduce()
         assert total is not None
         for number, view in enumerate(state.views(total)):
             assert torch.equal(view, tree([leaf_copies[number] for leaf_copies in copies]))
+
         assert group.loss == float(tree(losses)) / leaves
         assert all(
             torch.equal(a, b)

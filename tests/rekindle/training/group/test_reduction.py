@@ -1,4 +1,5 @@
-"""The sum of several processes equals the sum of one process bit for bit, at the traffic of an all-reduce."""
+"""The sum of several processes equals the sum of one process bit for bit, at the traffic of an
+all-reduce."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +19,18 @@ from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State
 
 CPU = torch.device("cpu")
-FLAGS = [(False, False, True), (True, False, False), (False, True, True), (True, True, False), (False, False, False)]
+FLAGS = [
+    (False, False, True),
+    (True, False, False),
+    (False, True, True),
+    (True, True, False),
+    (False, False, False),
+]
 
 
 class RecordingGroup:
-    """A process group that records its collectives, and the count of numbers sent to single processes."""
+    """A process group that records its collectives, and the count of numbers sent to single
+    processes."""
 
     def __init__(self, pg: Any) -> None:
         self.pg, self.names, self.sent = pg, list[str](), 0
@@ -42,7 +50,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
-    """Return one virtual worker's loss and gradients; their magnitudes give every order of additions another sum."""
+    """Return one virtual worker's loss and gradients; their magnitudes give every order of
+    additions another sum."""
     generator = torch.Generator().manual_seed(100 * turn + leaf)
     scale = 10.0 ** (leaf % 5 - 2)
     gradients = [torch.randn(p.shape, generator=generator) * scale for p in state.parameters]
@@ -52,22 +61,28 @@ def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor
 def reduce_in_threads(
     leaves: int, size: int, turns: int = 1, **config: Any
 ) -> list[tuple[list[Tensor], RecordingGroup, Reduction]]:
-    """Reduce some steps in a group of threads; return each rank's totals, process group and reduction."""
+    """Reduce some steps in a group of threads; return each rank's totals, process group and
+    reduction."""
     store: Any = dist.HashStore()
 
     def member(rank: int) -> tuple[list[Tensor], RecordingGroup, Reduction]:
         torch.manual_seed(0)
-        settings = TrainConfig.model_validate({"virtual_workers": leaves, "workers": size, **config})
+        settings = TrainConfig.model_validate(
+            {"virtual_workers": leaves, "workers": size, **config}
+        )
         state = State(nn.Linear(7, 3), settings, CPU)
         reduction = Reduction(state, StaticGroup(CPU, ledger=None).wait)
         pg = RecordingGroup(create(store, rank, size, CPU, "127.0.0.1") if size > 1 else None)
         reduction.view = GroupView(rank, size, pg if size > 1 else None)
         totals = []
+
         for turn in range(turns):
             reduction.set_flags(Flags(*FLAGS[(rank + turn) % len(FLAGS)]))
             for leaf in share(leaves, size, rank):
                 reduction.add(leaf, *leaf_values(state, leaf, turn))
+
             totals.append(reduction.total()[: state.width + CONTROLS].clone())
+
         return totals, pg, reduction
 
     with ThreadPoolExecutor(size) as pool:
@@ -75,18 +90,28 @@ def reduce_in_threads(
 
 
 @pytest.mark.parametrize(
-    ("leaves", "size"), [(4, 2), (5, 2), (6, 2), (8, 2), (3, 3), (4, 3), (7, 3), (8, 4), (13, 4), (5, 5)]
+    ("leaves", "size"),
+    [(4, 2), (5, 2), (6, 2), (8, 2), (3, 3), (4, 3), (7, 3), (8, 4), (13, 4), (5, 5)],
 )
 def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, size: int) -> None:
     (((*alone,), _, reduction),) = reduce_in_threads(leaves, 1, turns=2)
     width = reduction.state.width
     assert not torch.equal(alone[0], alone[1])
+
     for totals, pg, _ in reduce_in_threads(leaves, size, turns=2):
         for turn, (total, expected) in enumerate(zip(totals, alone, strict=True)):
             assert torch.equal(total[: width + 1], expected[: width + 1]), "gradients and loss"
-            flags = [FLAGS[(rank + turn) % len(FLAGS)] for rank in range(size) for _ in share(leaves, size, rank)]
-            assert total[width + 1 :].tolist() == [sum(column) for column in zip(*flags, strict=True)]
-        halves = (leaves, size) in ((4, 2), (8, 2))  # two addends have only one order: an all-reduce may be used
+            flags = [
+                FLAGS[(rank + turn) % len(FLAGS)]
+                for rank in range(size)
+                for _ in share(leaves, size, rank)
+            ]
+            assert total[width + 1 :].tolist() == [
+                sum(column) for column in zip(*flags, strict=True)
+            ]
+
+        # two addends have only one order: an all-reduce may be used
+        halves = (leaves, size) in ((4, 2), (8, 2))
         assert ("allreduce" in pg.names) == halves and ("send" in pg.names) != halves
 
 
@@ -105,14 +130,24 @@ def test_each_process_sends_the_others_only_their_slices() -> None:
     for _, pg, reduction in reduce_in_threads(16, 4):
         width = reduction.state.width + CONTROLS
         assert pg.names.count("send") == pg.names.count("recv") == 3
-        assert pg.sent == 3 * -(-width // 4), "three quarters of one partial sum: an all-reduce sends as much"
+        assert pg.sent == 3 * -(-width // 4), (
+            "three quarters of one partial sum: an all-reduce sends as much"
+        )
 
 
 def test_the_reduction_of_later_steps_needs_no_more_memory() -> None:
-    for (_, _, once), (_, _, often) in zip(reduce_in_threads(11, 3, 2), reduce_in_threads(11, 3, 6), strict=True):
+    for (_, _, once), (_, _, often) in zip(
+        reduce_in_threads(11, 3, 2), reduce_in_threads(11, 3, 6), strict=True
+    ):
         assert len(once._pool) == len(often._pool) <= 4
         assert once._inbox.numel() == often._inbox.numel()
 
 
 def test_doubling_the_virtual_workers_needs_one_more_buffer() -> None:
-    assert [len(reduce_in_threads(leaves, 1)[0][2]._pool) for leaves in (1, 2, 4, 8, 16)] == [1, 1, 2, 3, 4]
+    assert [len(reduce_in_threads(leaves, 1)[0][2]._pool) for leaves in (1, 2, 4, 8, 16)] == [
+        1,
+        1,
+        2,
+        3,
+        4,
+    ]

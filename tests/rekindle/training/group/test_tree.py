@@ -3,7 +3,9 @@ from hypothesis import strategies as st
 
 from rekindle.training.group.tree import Sum, blocks, joints, share
 
-sizes = st.integers(1, 40).flatmap(lambda leaves: st.tuples(st.just(leaves), st.integers(1, leaves)))
+sizes = st.integers(1, 40).flatmap(
+    lambda leaves: st.tuples(st.just(leaves), st.integers(1, leaves))
+)
 
 
 def format_sum(lo: int, hi: int) -> str:
@@ -17,7 +19,9 @@ def format_sum(lo: int, hi: int) -> str:
 
 
 @given(sizes)
-def test_the_order_of_additions_does_not_depend_on_the_number_of_workers(case: tuple[int, int]) -> None:
+def test_the_order_of_additions_does_not_depend_on_the_number_of_workers(
+    case: tuple[int, int],
+) -> None:
     leaves, workers = case
     total = Sum[str](leaves, lambda a, b: f"({a}+{b})")
     for rank in range(workers):
@@ -32,7 +36,9 @@ def test_the_order_of_additions_does_not_depend_on_the_number_of_workers(case: t
 
 
 @given(sizes)
-def test_every_leaf_belongs_to_one_worker_and_all_workers_have_leaves(case: tuple[int, int]) -> None:
+def test_every_leaf_belongs_to_one_worker_and_all_workers_have_leaves(
+    case: tuple[int, int],
+) -> None:
     leaves, workers = case
     runs = [list(share(leaves, workers, rank)) for rank in range(workers)]
     assert [leaf for run in runs for leaf in run] == list(range(leaves))
@@ -42,7 +48,8 @@ def test_every_leaf_belongs_to_one_worker_and_all_workers_have_leaves(case: tupl
 @given(st.integers(1, 4096), st.integers(1, 64))
 def test_memory_grows_with_the_logarithm_of_the_leaves(leaves: int, workers: int) -> None:
     run = share(leaves, workers, workers // 2)
-    held, total = 0, Sum[None](leaves, lambda a, b: None)
+    held = 0
+    total = Sum[None](leaves, lambda a, b: None)
     for leaf in run:
         total.push((leaf, leaf + 1), None)
         held = max(held, len(total.partial_sums))

@@ -31,7 +31,9 @@ def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> I
 
 def launch_forked(crew: Crew, prefix: str, **environment: str) -> Member:
     """Start a launcher without a coordinator, forked from a process that has torch loaded."""
-    return crew.light_launcher(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
+    return crew.light_launcher(
+        prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment
+    )
 
 
 def launch_command(crew: Crew, prefix: str, **environment: str) -> Member:
@@ -48,12 +50,15 @@ def shared_memory(crew: Crew) -> list[str]:
 
 
 def processes(crew: Crew) -> dict[int, int]:
-    """Return pid → parent pid of the crew's processes, found by their logs, which child processes inherit."""
+    """Return pid → parent pid of the crew's processes, found by their logs, which child processes
+    inherit."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.readlink(folder / "fd/2").startswith(f"{crew.logs}/"):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = int(
+                    (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                )
     return parents
 
 
@@ -77,7 +82,9 @@ def loads_torch(crew: Crew, launcher: Member) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("trouble", "code"), [("config", 78), pytest.param("data", 65, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("config", 78), pytest.param("data", 65, marks=pytest.mark.slow)]
+)
 def test_permanent_errors_are_not_retried(crew: Crew, trouble: str, code: int) -> None:
     launcher = launch_forked(crew, trouble, TROUBLE=trouble)
     assert launcher.code() == code, launcher.said()
@@ -102,7 +109,9 @@ def test_a_workloads_exception_is_reported_with_its_line_and_retried_once(crew: 
         assert re.search(r"error: .*/trouble\.py:\d+: RuntimeError: toy trouble", process.said())
 
 
-def test_a_workloads_connection_error_is_retried_twice(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_a_workloads_connection_error_is_retried_twice(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     launcher = launch_forked(crew, "cut", TROUBLE="cut cut")
     assert launcher.code() == 0, launcher.said()
     assert sha256(s3, "cut") == undisturbed
@@ -124,9 +133,14 @@ def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew
     coordinator = crew.coordinator(argv)
     launcher = crew.light_launcher("pod", argv, TROUBLE=" ".join(9 * ["crash"]), TROUBLE_AT="0")
     assert (launcher.code(), coordinator.code()) == (1, 1), launcher.said()
-    assert "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)" in launcher.said()
+    assert (
+        "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)" in launcher.said()
+    )
     assert shared_memory(crew)  # the same pod may start again
-    assert "trouble.py" in launcher.said() and "pod (3 times without a newer step)" in coordinator.said()
+    assert (
+        "trouble.py" in launcher.said()
+        and "pod (3 times without a newer step)" in coordinator.said()
+    )
 
 
 def test_a_sigterm_is_handled_before_and_while_torch_is_loaded(crew: Crew) -> None:
@@ -164,7 +178,9 @@ def test_a_worker_that_does_not_leave_is_killed_within_the_grace_period(crew: Cr
     assert "is killed: it did not exit in time" in launcher.said()
 
 
-def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("two", workload=TROUBLE, workers=2)
     coordinator = crew.coordinator(argv)
     launcher = crew.light_launcher("pod", argv, PET_NPROC_PER_NODE="2", TOY_HOLD="20 40 60")
@@ -176,10 +192,14 @@ def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(crew: Crew
     crew.release(20)
     crew.held(40, launcher)
     os.kill(workers[0], signal.SIGKILL)
+
     for number in (40, 60):
         crew.release(number)
+
     assert (launcher.code(), coordinator.code()) == (0, 0), launcher.said()
-    assert {"pod pod/1", "pod/1 pod"} & {line.partition(": ")[2] for line in coordinator.said().splitlines()}
+    assert {"pod pod/1", "pod/1 pod"} & {
+        line.partition(": ")[2] for line in coordinator.said().splitlines()
+    }
     assert sha256(s3, "two") == undisturbed
     assert not shared_memory(crew)
 
@@ -192,10 +212,13 @@ def test_ending_a_forkserver_that_has_already_ended_is_allowed() -> None:
     assert not forkserver.take_started()
 
 
-def test_after_killing_all_processes_a_run_resumes_from_shared_memory(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     launcher = launch_command(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
     crew.held(70, launcher)
-    crew.until(lambda: len(processes(crew)) == 5)  # launcher, forkserver, worker, its two DataLoader processes
+    # launcher, forkserver, worker, its two DataLoader processes
+    crew.until(lambda: len(processes(crew)) == 5)
     launcher.send(signal.SIGKILL)
     launcher.code()
     crew.until(lambda: not processes(crew), 10)
@@ -208,28 +231,41 @@ def test_after_killing_all_processes_a_run_resumes_from_shared_memory(crew: Crew
 
 def test_the_error_of_an_oom_killed_worker_names_the_memory_limit(crew: Crew) -> None:
     memory = Path("/sys/fs/cgroup/memory")
-    original_group = memory / Path("/proc/self/cgroup").read_text().partition(":memory:/")[2].partition("\n")[0]
+    original_group = (
+        memory / Path("/proc/self/cgroup").read_text().partition(":memory:/")[2].partition("\n")[0]
+    )
     group = memory / f"rekindle-{os.getpid()}"
+
     try:
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(800 << 20))
     except OSError:
         pytest.skip("needs cgroups of version 1")
+
     try:
-        (group / "cgroup.procs").write_text(str(os.getpid()))  # new child processes start in this group
+        # new child processes start in this group
+        (group / "cgroup.procs").write_text(str(os.getpid()))
         launcher = launch_command(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (original_group / "cgroup.procs").write_text(str(os.getpid()))
         assert launcher.code() == 1, launcher.said()
-        assert "was OOM-killed, 3 times" in launcher.said() and "may use 0.781 GiB" in launcher.said()
+        assert (
+            "was OOM-killed, 3 times" in launcher.said() and "may use 0.781 GiB" in launcher.said()
+        )
     finally:
         group.rmdir()
 
 
 def test_invalid_settings_are_rejected(crew: Crew) -> None:
-    for environment in ({"REKINDLE_GRACE": "soon"}, {"PET_NPROC_PER_NODE": "2"}, {"PET_NPROC_PER_NODE": "0"}):
+    for environment in (
+        {"REKINDLE_GRACE": "soon"},
+        {"PET_NPROC_PER_NODE": "2"},
+        {"PET_NPROC_PER_NODE": "0"},
+    ):
         launcher = launch_forked(crew, "bad", **environment)
         ((name, value),) = environment.items()
-        assert launcher.code() == 78 and f"{name} is " in launcher.said() and value in launcher.said(), launcher.said()
+        assert (
+            launcher.code() == 78 and f"{name} is " in launcher.said() and value in launcher.said()
+        ), launcher.said()
 
 
 def test_only_crashes_without_progress_end_a_run() -> None:

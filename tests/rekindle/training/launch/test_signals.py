@@ -1,4 +1,5 @@
-"""SIGTERM to a worker: it may use its grace period, and its child processes do not exit before it."""
+"""SIGTERM to a worker: it may use its grace period, and its child processes do not exit before
+it."""
 
 import os
 import signal
@@ -83,7 +84,10 @@ def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
     )
     process.terminate()
     output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output) == (143, "the worker has not finished 0.45 s after SIGTERM: exiting now\n")
+    assert (process.returncode, output) == (
+        143,
+        "the worker has not finished 0.45 s after SIGTERM: exiting now\n",
+    )
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

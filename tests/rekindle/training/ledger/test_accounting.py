@@ -12,7 +12,9 @@ from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, aliv
 
 def summary_of(*lines: tuple[Any, ...]) -> Summary:
     """Return the summary of events written as (t, name, {fields})."""
-    return summarize({"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines)
+    return summarize(
+        {"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines
+    )
 
 
 def seconds(summary: Summary, name: str | None = None) -> tuple[float, ...]:
@@ -37,12 +39,18 @@ def step(t: float, number: int) -> tuple[Any, ...]:
 
 def start(*names: str) -> list[tuple[Any, ...]]:
     """Return the events of a coordinator and its workers, which train from second 2."""
-    return [(0, "coordinator", {"id": "c1"}), *join(*names), generation(2, 1, -1, *names),
-            (2, "restored", {"step": 0, "tier": "none"})]  # fmt: skip
+    return [
+        (0, "coordinator", {"id": "c1"}),
+        *join(*names),
+        generation(2, 1, -1, *names),
+        (2, "restored", {"step": 0, "tier": "none"}),
+    ]
 
 
 def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
-    found = summary_of(*start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"}))
+    found = summary_of(
+        *start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"})
+    )
     assert seconds(found) == (6, 4, 0)
     assert (found.state, found.steps, found.repeated, found.sha256) == ("complete", 30, 0, "f00d")
     assert found.steps_per_second == 10
@@ -51,32 +59,52 @@ def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
 
 def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
     found = summary_of(
-        *start("a", "b"), step(3, 10), step(4, 20),
-        lost(5.25, "b"), (5.25, "open", {"generation": 2, "hard": True}), generation(5.5, 2, 32, "a"), step(6.5, 37),
+        *start("a", "b"),
+        step(3, 10),
+        step(4, 20),
+        lost(5.25, "b"),
+        (5.25, "open", {"generation": 2, "hard": True}),
+        generation(5.5, 2, 32, "a"),
+        step(6.5, 37),
         (7.5, "complete", {"step": 42}),
-    )  # fmt: skip
-    assert seconds(found, "a") == (3.2 + 2, 2 + 0.25, 0.05)  # the 32nd step was made at 5.2: 10 a second
+    )
+
+    # the 32nd step was made at 5.2: 10 a second
+    assert seconds(found, "a") == (3.2 + 2, 2 + 0.25, 0.05)
     assert seconds(found, "b") == (3.2, 2, 0.05)
     assert found.repeated == 0
     (incident,) = found.incidents
-    assert (incident.name, incident.why, incident.resumed, incident.repeated) == ("b", "connection", 5.5, 0)
+
+    assert (incident.name, incident.why, incident.resumed, incident.repeated) == (
+        "b",
+        "connection",
+        5.5,
+        0,
+    )
 
 
 def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
     found = summary_of(
-        *start("a", "b", "c"), step(3, 10), step(4, 20),
-        lost(6, "c", "silent"), (6, "open", {"generation": 2, "hard": True}), generation(6, 2, 21, "a", "b"),
+        *start("a", "b", "c"),
+        step(3, 10),
+        step(4, 20),
+        lost(6, "c", "silent"),
+        (6, "open", {"generation": 2, "hard": True}),
+        generation(6, 2, 21, "a", "b"),
         (7, "complete", {"step": 31}),
-    )  # fmt: skip
+    )
     assert seconds(found)[2] == 5.7
 
 
 def test_a_drain_finishes_its_step_and_loses_nothing():
     found = summary_of(
-        *start("a", "b"), step(3, 10),
-        (3.5, "open", {"generation": 2, "hard": False}), (3.7, "drain", {"worker": "id-b", "name": "b"}),
-        generation(4, 2, 16, "a"), (5, "complete", {"step": 26}),
-    )  # fmt: skip
+        *start("a", "b"),
+        step(3, 10),
+        (3.5, "open", {"generation": 2, "hard": False}),
+        (3.7, "drain", {"worker": "id-b", "name": "b"}),
+        generation(4, 2, 16, "a"),
+        (5, "complete", {"step": 26}),
+    )
     assert seconds(found, "a") == (1.6 + 1, 2 + 0.4, 0)
     assert seconds(found)[2] == 0
     assert found.number("drain") == 1
@@ -85,22 +113,35 @@ def test_a_drain_finishes_its_step_and_loses_nothing():
 def test_a_joining_worker_waits_and_costs_the_others_nothing():
     joining = (3, "join", {"worker": "id-b", "name": "b", "step": -1})
     found = summary_of(
-        *start("a"), step(3, 10), joining, (3, "open", {"generation": 2, "hard": False}),
-        generation(3.1, 2, 11, "a", "b"), (4.1, "complete", {"step": 21}),
-    )  # fmt: skip
+        *start("a"),
+        step(3, 10),
+        joining,
+        (3, "open", {"generation": 2, "hard": False}),
+        generation(3.1, 2, 11, "a", "b"),
+        (4.1, "complete", {"step": 21}),
+    )
     assert seconds(found, "a") == (2.1, 2, 0)
     assert seconds(found, "b") == (1, 0.1, 0)
     assert [(i.kind, i.name) for i in found.incidents] == [("join", "b")]
 
 
 def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
-    again = [(10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")]
+    again = [
+        (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
+    ]
     found = summary_of(
-        *start("a", "b"), *[step(t, 10 * (t - 2)) for t in range(3, 9)],
-        lost(8.5, "a"), (8.5, "open", {"generation": 2, "hard": True}), lost(8.5, "b"), *again,
-        generation(11, 3, 60, "a", "b"), (11, "restored", {"step": 35, "tier": "durable"}), step(12, 45),
+        *start("a", "b"),
+        *[step(t, 10 * (t - 2)) for t in range(3, 9)],
+        lost(8.5, "a"),
+        (8.5, "open", {"generation": 2, "hard": True}),
+        lost(8.5, "b"),
+        *again,
+        generation(11, 3, 60, "a", "b"),
+        (11, "restored", {"step": 35, "tier": "durable"}),
+        step(12, 45),
         (13, "complete", {"step": 55}),
-    )  # fmt: skip
+    )
+
     assert seconds(found) == (2 * (3.5 + 2), 2 * (2 + 1), 2 * 3)
     assert (found.repeated, found.steps) == (25, 55)
     assert [(i.repeated, i.resumed, i.back) for i in found.incidents] == [(25, 11, 11)] * 2
@@ -108,16 +149,24 @@ def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
 
 def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
     found = summary_of(
-        *start("a", "b"), step(3, 10), step(4, 20), (30, "coordinator", {"id": "c2"}), *[
+        *start("a", "b"),
+        step(3, 10),
+        step(4, 20),
+        (30, "coordinator", {"id": "c2"}),
+        *[
             (30, "join", {"worker": "id-a", "name": "a", "step": 270}),
             (30, "open", {"generation": 2, "hard": False}),
-        ], generation(30.1, 2, 270, "a"), (31.1, "complete", {"step": 280}),
-    )  # fmt: skip
+        ],
+        generation(30.1, 2, 270, "a"),
+        (31.1, "complete", {"step": 280}),
+    )
+
     assert seconds(found, "b") == (2, 2, 0)
     assert seconds(found, "a") == (27 + 1, 2, 1.1)  # step 270 was made at 29
     assert [(i.kind, i.name, i.why) for i in found.incidents] == [
-        ("coordinator", "c2", ""), ("lost", "b", "unseen"),
-    ]  # fmt: skip
+        ("coordinator", "c2", ""),
+        ("lost", "b", "unseen"),
+    ]
 
 
 def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
@@ -125,7 +174,11 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
 
     def run(t: float, restored: int) -> list[tuple[Any, ...]]:
         joins = [(t, "join", {"worker": name, "name": name, "step": -1}) for name in names]
-        return [*joins, generation(t, 1, -1, *names), (t, "restored", {"step": restored, "tier": "durable"})]
+        return [
+            *joins,
+            generation(t, 1, -1, *names),
+            (t, "restored", {"step": restored, "tier": "durable"}),
+        ]
 
     again = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
     found = summary_of(*run(0, 0), step(1, 10), step(2, 20), *again)
@@ -133,29 +186,46 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
     assert found.repeated == 15
     assert [(i.kind, i.name, i.why, i.back) for i in found.incidents] == [
         ("lost", name, "unseen", 60) for name in names
-    ]  # fmt: skip
+    ]
 
 
 def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed():
     def run(t: float, restored: int) -> list[tuple[Any, ...]]:
         joined = (t, "join", {"worker": "rank0", "name": "rank0", "step": -1})
-        return [joined, generation(t, 1, -1, "rank0"), (t, "restored", {"step": restored, "tier": "durable"})]
+        return [
+            joined,
+            generation(t, 1, -1, "rank0"),
+            (t, "restored", {"step": restored, "tier": "durable"}),
+        ]
 
     paused = [*run(0, 0), step(1, 10), (2, "complete", {"step": 20})]
     continued = [*run(60, 20), step(61, 30)]
     found = summary_of(*paused, *continued, (62, "complete", {"step": 40}))
-    assert seconds(found) == (4, 0, 0) and (found.state, found.repeated, found.incidents) == ("complete", 0, [])
-    found = summary_of(*paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40}))
+
+    assert seconds(found) == (4, 0, 0) and (found.state, found.repeated, found.incidents) == (
+        "complete",
+        0,
+        [],
+    )
+
+    found = summary_of(
+        *paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40})
+    )
     assert seconds(found) == (4, 0, 1) and found.repeated == 10
     assert [(incident.kind, incident.name) for incident in found.incidents] == [("lost", "rank0")]
 
 
 def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
     found = summary_of(
-        *start("a", "b"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190),
-        (22, "lost", {"worker": "id-b", "name": "id-b", "why": "silent"}), (22, "open", {"hard": True}),
-        generation(22, 2, 195, "a"), (23, "complete", {"step": 205}),
-    )  # fmt: skip
+        *start("a", "b"),
+        step(3, 10),
+        (20, "coordinator", {"id": "c2"}),
+        step(21, 190),
+        (22, "lost", {"worker": "id-b", "name": "id-b", "why": "silent"}),
+        (22, "open", {"hard": True}),
+        generation(22, 2, 195, "a"),
+        (23, "complete", {"step": 205}),
+    )
     assert seconds(found, "a") == (18 + 1.5 + 1, 2, 0.5)
     assert [(i.kind, i.name) for i in found.incidents] == [("coordinator", "c2"), ("lost", "b")]
 
@@ -163,8 +233,14 @@ def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
 def test_workers_that_end_after_the_verdict_are_not_preemptions():
     failed = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
     verdict = (4, "verdict", {"code": 78, "message": "a: the gradient is not finite"})
-    found = summary_of(*start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b"))
-    assert (found.state, found.code, found.message) == ("failed", 78, "a: the gradient is not finite")
+    found = summary_of(
+        *start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b")
+    )
+    assert (found.state, found.code, found.message) == (
+        "failed",
+        78,
+        "a: the gradient is not finite",
+    )
     assert [incident.kind for incident in found.incidents] == ["failed"]
 
 
@@ -178,28 +254,45 @@ def test_invalid_events_are_skipped_and_counted():
 
 NAMES = st.sampled_from("abcd")
 EVENTS = st.one_of(
-    st.builds(lambda n, i: {"event": "join", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)),
-    st.builds(lambda n, i: {"event": "lost", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)),
-    st.builds(lambda n, i: {"event": "drain", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)),
+    st.builds(
+        lambda n, i: {"event": "join", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)
+    ),
+    st.builds(
+        lambda n, i: {"event": "lost", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)
+    ),
+    st.builds(
+        lambda n, i: {"event": "drain", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)
+    ),
     st.builds(lambda hard: {"event": "open", "hard": hard}, st.booleans()),
     st.builds(
         lambda m, s: {"event": "generation", "members": m, "step": s},
-        st.lists(NAMES, unique=True), st.integers(-1, 50),
+        st.lists(NAMES, unique=True),
+        st.integers(-1, 50),
     ),
     st.builds(lambda s: {"event": "step", "step": s}, st.integers(0, 60)),
     st.builds(lambda s: {"event": "restored", "step": s}, st.integers(0, 60)),
     st.sampled_from([{"event": "coordinator"}, {"event": "failed", "name": "a"}]),
-    st.sampled_from([{"event": "verdict", "code": 1, "message": ""}, {"event": "complete", "step": 60}]),
-)  # fmt: skip
+    st.sampled_from(
+        [{"event": "verdict", "code": 1, "message": ""}, {"event": "complete", "step": 60}]
+    ),
+)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 4), EVENTS), max_size=40))
-def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(steps: list[tuple[int, dict[str, Any]]]):
-    t, events, living, expected, unseen = 0, [], dict[str, int](), 0, False
+def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
+    steps: list[tuple[int, dict[str, Any]]],
+):
+    t = 0
+    events = []
+    living = dict[str, int]()
+    expected = 0
+    unseen = False
+
     for pause, event in steps:
         t += pause
         events.append({"t": t, **event})
+
         match event["event"]:
             case "join" if event["worker"] not in living:
                 unseen |= any(worker[0] == event["name"] and len(worker) > 1 for worker in living)
@@ -211,17 +304,20 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(steps: 
                 unseen = True
             case "generation":
                 names = {worker[0] for worker in living}
-                living |= {name: t for name in event["members"] if name not in names}
+                living.update({name: t for name in event["members"] if name not in names})
             case "verdict" | "complete":
                 expected += sum(t - since for since in living.values())
                 living.clear()
+
     expected += sum(t - since for since in living.values())
     found = summarize(events)
     total = sum(found.seconds(kind) for kind in (TRAINED, WAITED, LOST))
     lives = found.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
+
     if not unseen:  # otherwise a lost worker counts as alive until its last event
         assert abs(total - expected) < 1e-6
+
     assert total <= expected + 1e-6
     by_process = sum(end - start for intervals in lives for start, end in alive(intervals))
     assert by_process <= total + 1e-6

@@ -1,4 +1,5 @@
-"""Every recorded event can be read, even if the object store fails for a while, and training never waits for it."""
+"""Every recorded event can be read, even if the object store fails for a while, and training never
+waits for it."""
 
 import json
 import threading
@@ -20,15 +21,18 @@ def prefix() -> str:
 
 
 def test_events_of_several_writers_are_sorted_by_time(s3: Store, prefix: str) -> None:
-    first, second = Ledger(lambda: s3, prefix), Ledger(lambda: s3, prefix)
+    first = Ledger(lambda: s3, prefix)
+    second = Ledger(lambda: s3, prefix)
     first.note("coordinator", id="a")
     second.note("coordinator", id="b", t=1.5)  # a coordinator that took over; its clock differs
     first.note("step", step=1)
     for each in (first, second):
         each.close()
     assert [(e["event"], e.get("id")) for e in read(s3, prefix)] == [
-        ("coordinator", "b"), ("coordinator", "a"), ("step", None),
-    ]  # fmt: skip
+        ("coordinator", "b"),
+        ("coordinator", "a"),
+        ("step", None),
+    ]
 
 
 def test_a_full_segment_is_followed_by_the_next(s3: Store, prefix: str) -> None:
@@ -42,7 +46,14 @@ def test_a_full_segment_is_followed_by_the_next(s3: Store, prefix: str) -> None:
 
 def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: str) -> None:
     good = {"t": 1.0, "event": "step", "step": 1}
-    lines = [json.dumps(good), json.dumps(good), '{"t": 2, "ev', '{"t": "soon", "event": "step"}', "[1]", "\xff"]
+    lines = [
+        json.dumps(good),
+        json.dumps(good),
+        '{"t": 2, "ev',
+        '{"t": "soon", "event": "step"}',
+        "[1]",
+        "\xff",
+    ]
     s3.put(f"{prefix}/1-a-0.jsonl", "\n".join(lines).encode("latin-1"))
     assert read(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 5}]
 
@@ -55,7 +66,9 @@ class UnavailableStore:
     """A store that is unavailable until `back` is set."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.back, self.asked = store, threading.Event(), threading.Event()
+        self.store = store
+        self.back = threading.Event()
+        self.asked = threading.Event()
 
     def open(self) -> Store:
         self.asked.set()
@@ -82,7 +95,11 @@ class FailingStore:
     """A store whose first requests fail in different ways, and keep references to their data."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.failures, self.held = store, [StorageError("torn"), RuntimeError("odd")], list[memoryview]()
+        self.store, self.failures, self.held = (
+            store,
+            [StorageError("torn"), RuntimeError("odd")],
+            list[memoryview](),
+        )
 
     def put(self, key: str, data: bytes | bytearray) -> None:
         if self.failures:
@@ -120,10 +137,12 @@ def test_memory_is_bounded_and_step_events_are_dropped_first(
     monkeypatch.setattr(ledger, "MAX_WAITING_EVENTS", 100)
     unavailable = UnavailableStore(s3)
     book = Ledger(unavailable.open, prefix)
+
     for step in range(1000):
         book.note("step", step=step)
         if step % 100 == 0:
             book.note("lost", name=str(step), why="connection")
+
     unavailable.back.set()
     book.close()
     events = read(s3, prefix)

@@ -1,4 +1,5 @@
-"""The deadline of a training: time spent waiting for nodes or in a queue does not count; too long a training ends."""
+"""The deadline of a training: time spent waiting for nodes or in a queue does not count; too long a
+training ends."""
 
 import asyncio
 from typing import Any
@@ -14,22 +15,30 @@ __all__ = ["secret"]  # fixture of all tests in this file
 LIMIT = 0.5  # seconds
 
 
-def test_the_deadline_of_a_training_counts_only_while_workers_train(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_of_a_training_counts_only_while_workers_train(
+    s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DEADLINE, str(LIMIT))
 
     async def scene() -> None:
         async with serving() as (coordinator, _), asyncio.timeout(60):
-            membership, ticks = coordinator.membership, asyncio.Queue[float]()
+            membership = coordinator.membership
+            ticks = asyncio.Queue[float]()
             tick = membership.tick
             monkeypatch.setattr(membership, "tick", lambda now: (tick(now), ticks.put_nowait(now)))
             *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_S))]
-            assert coordinator.trained_seconds == 0 and not membership.verdict, "it waits for its first worker"
+            assert coordinator.trained_seconds == 0 and not membership.verdict, (
+                "it waits for its first worker"
+            )
+
             while not membership.verdict:
                 if "a" in membership.alive_workers:
                     membership.ack(now, "a", membership.generation, 0)
                 else:
                     membership.join(now, hello("a"))
+
                 now = await ticks.get()
+
             verdict: Any = membership.verdict
             assert verdict
             code, text = verdict

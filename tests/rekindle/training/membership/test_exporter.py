@@ -10,26 +10,34 @@ from tests.rekindle.training.membership.test_server import config, hello
 
 
 def values(text: bytes) -> dict[str, float]:
-    samples = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
+    samples = [
+        line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")
+    ]
     return {name.removeprefix("rekindle_training_"): float(value) for name, value in samples}
 
 
 def exporter_of_a_training() -> Exporter:
     """Train with two workers: one is lost, the other completes its second step."""
     membership = Membership(config(workers=2, min_workers=1))
-    exporter, now = Exporter(membership), 100.0
+    exporter = Exporter(membership)
+    now = 100.0
+
     for name in "ab":
         membership.join(now, hello(name))
+
     now += JOIN_TIMEOUT_S + 0.1
     for name in "ab":
         membership.ack(now, name, membership.generation, 0)
+
     membership.heartbeat(now, "a", 1)
     membership.remove(now + 1, "b")
     membership.ack(now + 1, "a", membership.generation, 1)
     membership.heartbeat(now + 2, "a", 2)
     exporter.note("run", steps=40)
+
     for event in membership.events:
         exporter.note(**event)
+
     return exporter
 
 
@@ -50,7 +58,10 @@ def test_the_coordinators_memory_does_not_grow_with_the_steps() -> None:
     exporter = exporter_of_a_training()
     for step in range(3, 3 * MAX_STEP_TIMES):
         exporter.note("step", step=step)
-    assert len(exporter.accounts.points) <= MAX_STEP_TIMES and len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
+    assert (
+        len(exporter.accounts.points) <= MAX_STEP_TIMES
+        and len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
+    )
 
 
 def test_the_exporter_answers_http_and_survives_silent_clients_and_large_requests() -> None:
@@ -71,10 +82,14 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_REQUESTS - 2)]
         assert b"200" not in await get(port, b"x" * 100_000)
         head, _, body = (await get(port)).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 OK") and f"Content-Length: {len(body)}".encode() in head
+        assert (
+            head.startswith(b"HTTP/1.1 200 OK") and f"Content-Length: {len(body)}".encode() in head
+        )
         assert values(body)["step"] == 2
+
         for _, writer in silent:
             writer.close()
+
         server.close()
 
     asyncio.run(scrape())

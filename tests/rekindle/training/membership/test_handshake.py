@@ -1,4 +1,5 @@
-"""Only processes that know the run's secret take part; others change nothing and cost almost nothing."""
+"""Only processes that know the run's secret take part; others change nothing and cost almost
+nothing."""
 
 import asyncio
 import json
@@ -21,7 +22,14 @@ from tests.ports import free_port, listens
 from tests.rekindle.training.crew import SECRET, Crew, flags
 from tests.waiting import until
 
-HELLO = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "127.0.0.1:1", "fingerprint": {}, "step": -1}
+HELLO = {
+    "protocol": PROTOCOL,
+    "id": "1",
+    "name": "a",
+    "address": "127.0.0.1:1",
+    "fingerprint": {},
+    "step": -1,
+}
 JOIN = {"join": HELLO | {"generation": 0, "group": 0, "peers": []}}
 VERDICT = {"failed": "end the run", "code": 65, "name": "a", "temporary": False}
 numbers = count()
@@ -36,7 +44,15 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     """Yield a coordinator of a new run in this process, and its address."""
     prefix = f"handshake-{next(numbers)}"
-    settings = {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": f"{prefix}/model", "checkpoints": prefix}
+
+    settings = {
+        "workload": "w",
+        "dataset": "d",
+        "digest": "d" * 64,
+        "out": f"{prefix}/model",
+        "checkpoints": prefix,
+    }
+
     port = free_port()
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
@@ -68,7 +84,19 @@ FORGED = {"nonce": "n", "proof": handshake.proof(b"another secret", "worker", ""
         b"[" * 500 + b"\n",
         b"\xff\n" + lines(VERDICT),
     ],
-    ids=["verdict", "join", "forged", "empty", "none", "numbers", "surrogates", "list", "endless", "deep", "bytes"],
+    ids=[
+        "verdict",
+        "join",
+        "forged",
+        "empty",
+        "none",
+        "numbers",
+        "surrogates",
+        "list",
+        "endless",
+        "deep",
+        "bytes",
+    ],
 )
 def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) -> None:
     async def scene() -> None:
@@ -76,12 +104,18 @@ def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) ->
             reader, writer = await asyncio.open_connection(*address)
             assert b"nonce" in await reader.readline()
             writer.write(attack)
+
             with suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 10) == b""  # closed without an answer
+
             membership = coordinator.membership
             assert not (
-                membership.alive_workers or membership.verdict or membership.events or coordinator.exit_code.done()
+                membership.alive_workers
+                or membership.verdict
+                or membership.events
+                or coordinator.exit_code.done()
             )
+
             assert not coordinator.unverified_connections
 
     asyncio.run(scene())
@@ -92,7 +126,9 @@ def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
         async with serving() as (coordinator, address):
             reader, writer = await asyncio.open_connection(*address)
             nonce = json.loads(await reader.readline())["nonce"]
-            proof = lines({"nonce": "n", "proof": handshake.proof(SECRET.encode(), "worker", nonce, "n")})
+            proof = lines(
+                {"nonce": "n", "proof": handshake.proof(SECRET.encode(), "worker", nonce, "n")}
+            )
             writer.write(proof + lines(JOIN))
             answer = json.loads(await reader.readline())
             assert answer == {"proof": handshake.proof(SECRET.encode(), "coordinator", nonce, "n")}
@@ -123,19 +159,25 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
     coordinator = crew.coordinator(flags("crowd", workers=1))
     address = crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"])
     crew.until(lambda: listens(address[1], address[0]))
-    process, sizes = psutil.Process(coordinator.process.pid), list[int]()
+    process = psutil.Process(coordinator.process.pid)
+    sizes = list[int]()
+
     for _ in range(6):
         strangers = [socket.create_connection(address) for _ in range(3 * MAX_UNVERIFIED)]
         for stranger in strangers:
             with suppress(OSError):  # closed by the coordinator
                 stranger.sendall(b"x" * 400)
+
         with client.connect(address) as worker:
             worker.sendall(lines(JOIN))
             assert b"open" in worker.recv(1000)
+
         assert process.num_fds() < MAX_UNVERIFIED + 100
         for stranger in strangers:
             stranger.close()
+
         sizes.append(process.memory_info().rss)
+
     assert sizes[-1] - sizes[1] < 5 << 20, "the first rounds belong to its start"
     assert coordinator.process.exitcode is None
     assert coordinator.said().count("without this run's secret") == 1, "strangers can fill the log"
@@ -149,7 +191,8 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
         with connection:
             connection.sendall(lines({"nonce": "n"}))
             received.append(connection.recv(4096))
-            connection.sendall(lines({"proof": json.loads(received[0])["proof"]}))  # the worker's own, reflected
+            # the worker's own, reflected
+            connection.sendall(lines({"proof": json.loads(received[0])["proof"]}))
             received.append(connection.recv(4096))
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -157,13 +200,19 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
         thread.start()
         with pytest.raises(ConnectionError, match="cannot prove that it is this run's coordinator"):
             client.connect(server.getsockname())
+
         thread.join(10)
+
     assert received[1] == b"" and SECRET.encode() not in received[0]
 
 
 @pytest.mark.parametrize("invalid", ["", "short"])
 def test_processes_refuse_to_start_without_a_valid_secret(crew: Crew, invalid: str) -> None:
-    argv, environment = flags("none"), {handshake.VARIABLE: invalid}
-    for member in (crew.coordinator(argv, **environment), crew.light_launcher("a", argv, **environment)):
+    argv = flags("none")
+    environment = {handshake.VARIABLE: invalid}
+    for member in (
+        crew.coordinator(argv, **environment),
+        crew.light_launcher("a", argv, **environment),
+    ):
         assert member.code() == 78
         assert f"{handshake.VARIABLE} is {'too short' if invalid else 'not set'}" in member.said()

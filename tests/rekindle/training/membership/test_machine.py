@@ -1,4 +1,5 @@
-"""Timeouts and limits of the membership: waiting for workers, signs of life, progress, and places in the group."""
+"""Timeouts and limits of the membership: waiting for workers, signs of life, progress, and places
+in the group."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +26,9 @@ def with_workers(*workers: str, **settings: Any) -> Membership:
 
 def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
     membership = with_workers("a", "b", workers=3)
-    assert not (membership.has_quorum(0.9) or membership.lacks_workers or membership.unacknowledged_ids)
+    assert not (
+        membership.has_quorum(0.9) or membership.lacks_workers or membership.unacknowledged_ids
+    )
     membership.tick(0.9)
     assert not membership.is_published
     membership.tick(1.0)
@@ -48,17 +51,24 @@ def test_after_the_loss_of_all_workers_a_group_waits_for_as_many_workers_as_befo
 def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
     membership = started("a", "b", min_workers=1)
     pauses = []
+
     for generation in range(1, 14):
         membership.report_failure(2, "a", generation)
         for worker in "ab":
             membership.ack(2, worker, generation + 1, -1)
+
         if not membership.is_published:
             pauses.append(round(membership.join_deadline - 2, 9))
             for worker in "ab":
                 membership.heartbeat(membership.join_deadline, worker, -1)
+
             membership.tick(membership.join_deadline)
+
         assert membership.is_published
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0], "after the third, at most five seconds"
+
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0], (
+        "after the third, at most five seconds"
+    )
     membership.heartbeat(9, "a", 1)
     assert membership.fruitless_groups == 0
 
@@ -66,8 +76,13 @@ def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
 def test_the_ledger_has_each_join_once_and_the_first_step() -> None:
     membership = with_workers("a", "b", workers=2)
     membership.join(1, hello("a", generation=1, group=1, peers=["a", "b"]))  # its connection broke
-    assert [(event["worker"], event["step"]) for event in of_kind(membership, "join")] == [("a", -1), ("b", -1)]
-    assert [(event["generation"], event["step"]) for event in of_kind(membership, "generation")] == [(1, -1)]
+    assert [(event["worker"], event["step"]) for event in of_kind(membership, "join")] == [
+        ("a", -1),
+        ("b", -1),
+    ]
+    assert [
+        (event["generation"], event["step"]) for event in of_kind(membership, "generation")
+    ] == [(1, -1)]
     membership.heartbeat(1, "a", 0)
     assert of_kind(membership, "step") == [{"event": "step", "step": 0}]
 
@@ -92,7 +107,9 @@ def test_a_member_that_missed_the_member_list_interrupts_the_others() -> None:
     membership = started("a", "b", "c")
     membership.join(2, hello("c", generation=1, group=0, peers=["a", "b", "c"]))
     assert membership.outbox == [(worker, {"open": 2, "hard": True}) for worker in "abc"]
-    assert [(event["generation"], event["hard"]) for event in of_kind(membership, "open")] == [(2, True)]
+    assert [(event["generation"], event["hard"]) for event in of_kind(membership, "open")] == [
+        (2, True)
+    ]
 
 
 def test_a_worker_that_joins_during_an_open_generation_receives_its_number() -> None:
@@ -135,11 +152,14 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
     membership.ack(2, "a", 2, -1)
     membership.heartbeat(2, "b", -1, busy=True)
     membership.exclude_pause(30)
+
     for now in (33, 52):
         for worker in "ab":
             membership.heartbeat(now, worker, -1)
+
         membership.tick(now)
         assert "b" in membership.alive_workers, "without the pause it hangs for 20 s"
+
     membership.tick(52.5)
     assert "b" not in membership.alive_workers
 
@@ -182,7 +202,8 @@ def test_a_group_may_exchange_sixteen_values_per_member() -> None:
 
 
 def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
-    membership, about = Membership(config()), {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
+    membership = Membership(config())
+    about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
     for worker in "ab":
         membership.join(0, hello(worker, **about))
     assert membership.log == []
@@ -222,9 +243,11 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
         live(membership, "abc", opened)
     else:
         membership.remove(opened, "c")
+
     assert not membership.is_published
     for worker in "ab" if probed else "a":
         membership.ack(opened, worker, 2, -1)
+
     hung, last = ("c", opened + 30) if probed else ("b", opened + 60)
     live(membership, [*membership.alive_workers], last)
     assert hung in membership.alive_workers

@@ -12,15 +12,21 @@ if TYPE_CHECKING:
 
 
 def test_a_coordinator_reuses_the_model_of_an_identical_training(crew: "Crew", s3: Store) -> None:
-    seed, first, second = uuid.uuid4().int % 10**9, f"w-{uuid.uuid4().hex[:6]}/train", f"w-{uuid.uuid4().hex[:6]}/train"
+    seed = uuid.uuid4().int % 10**9
+    first = f"w-{uuid.uuid4().hex[:6]}/train"
+    second = f"w-{uuid.uuid4().hex[:6]}/train"
     argv = flags(first, seed=seed, steps=5, workers=1, reuse="yes")
     coordinator = crew.coordinator(argv)
     crew.worker("only", argv)
     assert coordinator.code() == 0, coordinator.said()
 
-    other = crew.coordinator(flags(second, seed=seed, steps=5, workers=3, max_workers=3, reuse="yes"))
+    other = crew.coordinator(
+        flags(second, seed=seed, steps=5, workers=3, max_workers=3, reuse="yes")
+    )
     assert other.code() == 0, other.said()
     assert f"cached: the same training as {first}" in other.said()
-    models = [json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"] for prefix in (first, second)]
+    models = [
+        json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"] for prefix in (first, second)
+    ]
     assert models[0] == models[1] and s3.get(f"{second}/cached").decode() == first
     assert s3.get(f"{first}/model/model.safetensors") == s3.get(f"{second}/model/model.safetensors")

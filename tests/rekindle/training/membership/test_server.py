@@ -1,4 +1,5 @@
-"""The membership as a state machine: after any sequence of events, the live workers end in one agreed group."""
+"""The membership as a state machine: after any sequence of events, the live workers end in one
+agreed group."""
 
 import subprocess
 import sys
@@ -24,12 +25,18 @@ NAMES = list("abcdef")
 
 
 def config(**settings: Any) -> Inputs:
-    values: dict[str, Any] = {"max_workers": 4, "min_workers": 2, "workers": 3, "hung_seconds": 20} | settings
+    values: dict[str, Any] = {
+        "max_workers": 4,
+        "min_workers": 2,
+        "workers": 3,
+        "hung_seconds": 20,
+    } | settings
     return Inputs(workload="w", dataset="d", digest="d" * 64, out="o", checkpoints="c", **values)
 
 
 class Run(RuleBasedStateMachine):
-    """Workers acknowledge generations in any order and with any delay, or freeze, or die; coordinators die, too."""
+    """Workers acknowledge generations in any order and with any delay, or freeze, or die;
+    coordinators die, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +45,10 @@ class Run(RuleBasedStateMachine):
         self.membership = Membership(self.config)
         self.opened: dict[str, int] = {}  # live worker → newest generation it has received
         self.acked: dict[str, int] = {}
-        self.group: dict[str, tuple[int, tuple[str, ...]]] = {}  # live worker → newest group it has received
-        self.training: set[str] = set()  # workers that train in their group and do not wait for the next
+        # live worker → newest group it has received
+        self.group: dict[str, tuple[int, tuple[str, ...]]] = {}
+        # workers that train in their group and do not wait for the next
+        self.training: set[str] = set()
         self.frozen: set[str] = set()
         self.dropped: set[str] = set()  # alive, but the coordinator has dropped them
         self.published: dict[int, tuple[str, ...]] = {}
@@ -49,6 +58,7 @@ class Run(RuleBasedStateMachine):
         for worker, message in self.membership.outbox:
             if worker not in self.opened:
                 continue
+
             if "open" in message:
                 self.opened[worker] = max(self.opened[worker], message["open"])
             elif "members" in message:
@@ -60,6 +70,7 @@ class Run(RuleBasedStateMachine):
             elif "dropped" in message:
                 assert worker in self.frozen or message["dropped"] == "hung", "a false alarm"
                 self.dropped.add(worker)
+
         self.membership.outbox.clear()
 
     def register(self, worker: str) -> None:
@@ -67,8 +78,12 @@ class Run(RuleBasedStateMachine):
         self.opened.setdefault(worker, 0)
         self.acked[worker] = generation if worker in self.training else 0  # an intact group is kept
         self.dropped.discard(worker)
-        about = {"generation": self.opened[worker], "peers": list(members), "step": self.step}
-        about["group"] = generation if worker in self.training else 0
+        about = {
+            "generation": self.opened[worker],
+            "peers": list(members),
+            "step": self.step,
+            "group": generation if worker in self.training else 0,
+        }
         self.membership.join(self.now, hello(worker, **about))
         self.deliver()
 
@@ -82,7 +97,9 @@ class Run(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.opened)))
         self.forget(worker)
-        self.membership.remove(self.now, worker, "drain" if data.draw(st.booleans()) else "connection")
+        self.membership.remove(
+            self.now, worker, "drain" if data.draw(st.booleans()) else "connection"
+        )
         self.deliver()
 
     def forget(self, worker: str) -> None:
@@ -139,8 +156,12 @@ class Run(RuleBasedStateMachine):
     def coordinator_restarts(self, data: st.DataObject) -> None:
         """Restart it: workers reconnect in any order, frozen workers later, some never."""
         self.membership = Membership(self.config)
-        newest = max(self.opened.values(), default=0)  # later numbers may be reused: no worker has received them
-        self.published = {number: group for number, group in self.published.items() if number <= newest}
+        # later numbers may be reused: no worker has received them
+        newest = max(self.opened.values(), default=0)
+
+        self.published = {
+            number: group for number, group in self.published.items() if number <= newest
+        }
         for worker in data.draw(st.permutations(sorted(self.opened))):
             if data.draw(st.integers(0, 5)) == 0:
                 self.forget(worker)
@@ -153,10 +174,16 @@ class Run(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         groups = {self.group[worker] for worker in self.training}
-        if len(groups) == 1 and set(next(iter(groups))[1]) == self.training and not self.training & self.frozen:
+        if (
+            len(groups) == 1
+            and set(next(iter(groups))[1]) == self.training
+            and not self.training & self.frozen
+        ):
             self.step += 1
+
         for worker in set(self.opened) - self.frozen - self.dropped:
             self.membership.heartbeat(self.now, worker, self.step)
+
         self.membership.tick(self.now)
         self.deliver()
         for worker in self.dropped - self.frozen:  # hung: its process ends
@@ -168,18 +195,25 @@ class Run(RuleBasedStateMachine):
         assert all(self.membership.generation >= self.opened[worker] for worker in registered)
 
     def teardown(self) -> None:
-        """Let all workers answer: all live ones, up to max_workers, are then in one group, if there are enough."""
+        """Let all workers answer: all live ones, up to max_workers, are then in one group, if there
+        are enough."""
         for worker in list(self.frozen):
             self.thaw(worker)
+
         for _ in range(8):
             for worker in list(self.opened):
                 self.ack(worker)
+
             self.wait(JOIN_TIMEOUT_S)
+
         if len(self.opened) < self.config.min_workers:
             return
+
         members = set(self.membership.members)
         assert self.membership.is_published
-        assert members <= set(self.opened) and len(members) == min(len(self.opened), self.config.max_workers)
+        assert members <= set(self.opened) and len(members) == min(
+            len(self.opened), self.config.max_workers
+        )
         assert {self.group[worker] for worker in members} == {
             (self.membership.generation, tuple(self.membership.members))
         }
@@ -205,7 +239,13 @@ def started(*workers: str, **settings: Any) -> Membership:
 
 
 def hello(worker: str, **settings: Any) -> dict[str, Any]:
-    first = {"id": worker, "name": worker, "address": "x:1", "fingerprint": {"torch": "2"}, "step": -1}
+    first = {
+        "id": worker,
+        "name": worker,
+        "address": "x:1",
+        "fingerprint": {"torch": "2"},
+        "step": -1,
+    }
     return first | {"protocol": PROTOCOL, "generation": 0, "group": 0, "peers": []} | settings
 
 
@@ -229,11 +269,21 @@ def test_a_silent_worker_is_dropped_and_the_others_continue() -> None:
     membership = started("a", "b", "c")
     for worker in "ab":
         membership.heartbeat(2.1, worker, -1)
+
     membership.tick(2.2)
     assert ("c", {"dropped": "silent"}) in membership.outbox
-    assert {"event": "lost", "worker": "c", "name": "c", "why": "silent", "step": 0} in membership.events
+
+    assert {
+        "event": "lost",
+        "worker": "c",
+        "name": "c",
+        "why": "silent",
+        "step": 0,
+    } in membership.events
+
     for worker in "ab":
         membership.ack(2.3, worker, 2, 1)
+
     assert membership.members == ["a", "b"]
 
 
@@ -269,8 +319,10 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
     assert membership.is_published
     live(41)
     assert ("a", {"open": 2, "hard": True}) in membership.outbox
+
     for worker in "ab":
         membership.ack(41, worker, 2, -1)
+
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) - 1)
     assert "c" in membership.alive_workers
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) + 1)
@@ -279,7 +331,8 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
 
 def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     membership = started("a", "b", "c")
-    membership.join(1, hello("d"))  # a, b and c cannot acknowledge it: b and c wait for the state that a reads
+    # a, b and c cannot acknowledge it: b and c wait for the state that a reads
+    membership.join(1, hello("d"))
     membership.ack(1, "d", 2, -1)
 
     def live(since: int, until: int, busy: str = "") -> None:
@@ -292,8 +345,10 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     assert set(membership.alive_workers) == set("abcd") and not membership.must_abort
     live(100, 121)  # now a hangs, but the others do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
+
     for worker in "bc":
         membership.ack(121, worker, 2, -1)
+
     live(121, 143)
     assert membership.is_published and membership.members == ["b", "c", "d"]
 
@@ -303,15 +358,24 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
     about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
     for worker in "bac":
         membership.join(0, hello(worker, **about))
-    assert membership.is_published and membership.generation == 5 and membership.members == ["a", "b", "c"]
+
+    assert (
+        membership.is_published
+        and membership.generation == 5
+        and membership.members == ["a", "b", "c"]
+    )
+
     assert not membership.outbox
     membership = Membership(config())
+
     for worker in "ba":  # c died with the coordinator; the others notice it in the next step
         membership.join(0, hello(worker, **about))
+
     for worker in "ba":
         membership.report_failure(0.1, worker, 5)
         membership.ack(0.1, worker, 6, 7)
         membership.heartbeat(1.2, worker, 7)
+
     membership.tick(1.2)
     assert membership.members == ["a", "b"] and membership.generation == 6
 
@@ -329,7 +393,9 @@ def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> No
     run.join(0.0, hello("fresh"))
     assert (run.generation, run.is_published) == (1, False)
     run.join(0.1, hello("old") | {"generation": 1, "group": 0, "peers": ["old", "gone"]})
-    asked = [message["open"] for worker, message in run.outbox if worker == "old" and "open" in message]
+    asked = [
+        message["open"] for worker, message in run.outbox if worker == "old" and "open" in message
+    ]
     assert asked and asked[-1] > 1  # otherwise it and the coordinator would wait for each other
     for worker in ("fresh", "old"):
         run.ack(0.2, worker, run.generation, 3)
@@ -364,7 +430,9 @@ def test_the_reason_for_a_wait_is_logged_at_intervals() -> None:
 def test_a_worker_with_another_protocol_is_refused_by_name() -> None:
     membership = started("a", "b")
     membership.join(2, hello("old", protocol=0))
-    assert 'worker "old" is refused: its protocol is 0 and not' in membership.outbox[0][1]["refused"]
+    assert (
+        'worker "old" is refused: its protocol is 0 and not' in membership.outbox[0][1]["refused"]
+    )
 
 
 def test_an_unavailable_service_does_not_count_as_a_crash() -> None:
@@ -418,7 +486,10 @@ def test_one_fault_reported_by_all_workers_counts_once() -> None:
             membership.remove(round, worker)
         assert membership.verdict is None
     membership.report_error("c", "no space left on the shared disk", 1)
-    assert membership.verdict == (1, "c (3 times without a newer step): no space left on the shared disk")
+    assert membership.verdict == (
+        1,
+        "c (3 times without a newer step): no space left on the shared disk",
+    )
 
 
 def test_crashes_of_workers_with_new_names_end_the_run() -> None:
@@ -430,15 +501,23 @@ def test_crashes_of_workers_with_new_names_end_the_run() -> None:
     assert membership.verdict
 
 
-def test_after_a_restart_the_running_group_has_priority_over_an_early_worker_with_other_bits() -> None:
+def test_after_a_restart_the_running_group_has_priority_over_an_early_worker_with_other_bits() -> (
+    None
+):
     membership = Membership(config())
     membership.join(0, hello("x", fingerprint={"torch": "3"}))
     about: dict[str, Any] = {"generation": 7, "group": 7, "peers": ["a", "b"], "step": 9}
     membership.join(0, hello("a", **about))
     membership.join(0, hello("b", **about))
     refused = {id: message["refused"] for id, message in membership.outbox if "refused" in message}
-    assert list(refused) == ["x"] and 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
-    assert membership.members == ["a", "b"] == list(membership.alive_workers) and membership.is_published
+    assert (
+        list(refused) == ["x"]
+        and 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
+    )
+    assert (
+        membership.members == ["a", "b"] == list(membership.alive_workers)
+        and membership.is_published
+    )
     membership.join(1, hello("x", fingerprint={"torch": "3"}))
     assert "refused" in membership.outbox[-1][1]
 
@@ -470,7 +549,10 @@ def test_on_mixed_nodes_the_config_chooses_the_kind_of_node_that_trains() -> Non
     chosen = {"instruction set": "x86_64 AVX512"}
     membership = Membership(config(workers=2, fingerprint=chosen))
     membership.join(0, hello("x", fingerprint={"torch": "2", "instruction set": "x86_64 AVX2"}))
-    assert "its instruction set is x86_64 AVX2 and not x86_64 AVX512" in membership.outbox[-1][1]["refused"]
+    assert (
+        "its instruction set is x86_64 AVX2 and not x86_64 AVX512"
+        in membership.outbox[-1][1]["refused"]
+    )
     for worker in "ab":
         membership.join(0, hello(worker, fingerprint={"torch": "2"} | chosen))
     assert list(membership.alive_workers) == ["a", "b"]
@@ -494,14 +576,26 @@ def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
         for worker in "ab":
             membership.heartbeat(now, worker, now)
         membership.join(now, hello(f"x{now}", fingerprint={"torch": "3"}))
-    assert membership.verdict is None and membership.is_published and membership.members == ["a", "b"]
+    assert (
+        membership.verdict is None and membership.is_published and membership.members == ["a", "b"]
+    )
 
 
 @pytest.mark.parametrize(
     "claim",
     [
-        {"generation": 10**12, "group": 10**12, "peers": ["x", "y", "z"], "fingerprint": {"torch": "2"}},
-        {"generation": 10**12, "group": 10**12, "peers": ["x", "y", "z"], "fingerprint": {"torch": "3"}},
+        {
+            "generation": 10**12,
+            "group": 10**12,
+            "peers": ["x", "y", "z"],
+            "fingerprint": {"torch": "2"},
+        },
+        {
+            "generation": 10**12,
+            "group": 10**12,
+            "peers": ["x", "y", "z"],
+            "fingerprint": {"torch": "3"},
+        },
         {"generation": 10**12, "group": 0, "peers": ["a", "a", "a"]},
         {"generation": 2, "group": 2, "peers": ["x", "a", "x", "a"]},
         {"generation": 0, "group": 0, "peers": [], "step": 2**52},
@@ -509,29 +603,46 @@ def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
     ids=["group", "bits", "waits", "twice", "steps"],
 )
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_false_claim_of_one_worker_does_not_stop_the_others(claim: dict[str, Any], restarted: bool) -> None:
-    membership = Membership(config(min_workers=2, max_workers=3)) if restarted else started("a", "b")
+def test_a_false_claim_of_one_worker_does_not_stop_the_others(
+    claim: dict[str, Any], restarted: bool
+) -> None:
+    if restarted:
+        membership = Membership(config(min_workers=2, max_workers=3))
+    else:
+        membership = started("a", "b")
+
     membership.join(2, hello("x", **claim))
     if not restarted and claim.get("fingerprint") != {"torch": "3"}:
         assert {"a", "b"} < set(membership.alive_workers)
+
     membership.remove(2.1, "x")
     for worker in "" if restarted else "ab":
         membership.heartbeat(3.2, worker, 7)
+
     membership.tick(3.2)  # the members that it invented have been silent for long enough
     opened = 1
     for worker in "ab" if restarted else "":
         membership.join(4, hello(worker, generation=1, group=1, peers=["a", "b"], step=7))
+
     for tenth in range(40, 90):
         now = tenth / 10
         for worker, message in membership.outbox:
             if "open" in message and worker in "ab" and worker in membership.alive_workers:
                 opened = max(opened, message["open"])
                 membership.ack(now, worker, opened, 7)
+
         membership.outbox.clear()
         for worker in membership.alive_workers.keys() & {"a", "b"}:
             membership.heartbeat(now, worker, 7)
+
         membership.tick(now)
-    assert membership.is_published and set(membership.members) == {"a", "b"} and membership.verdict is None
+
+    assert (
+        membership.is_published
+        and set(membership.members) == {"a", "b"}
+        and membership.verdict is None
+    )
+
     assert membership.fingerprint == {"torch": "2"}
 
 
@@ -539,23 +650,31 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
     membership = started("a", "b", "c", "d")
     membership.join(2, hello("e"))  # a spare
     membership.outbox.clear()
+
     put = {"put": 1, "key": "0", "value": "eA=="}
     for worker, message in (("e", put), ("a", put | {"put": 0}), ("a", put | {"put": 2})):
         membership.exchange(worker, message)
         assert not (membership.outbox or membership.values)
+
     membership.exchange("a", put)
     assert membership.outbox == [(worker, put) for worker in "bcd"]
     membership.outbox.clear()
     about = {"generation": 1, "group": 1, "peers": ["a", "b", "c", "d"]}
     membership.join(3, hello("b", **about))  # its connection broke: it may have missed the value
     assert membership.outbox == [("b", put)]
+
     with pytest.raises(ValueError, match="values of each member"):
         for number in range(1000):
             membership.exchange("a", put | {"key": f"{number}"})
 
 
 def test_a_full_disk_loses_log_lines_but_not_the_run() -> None:
-    program = "from rekindle.training.membership.server import log; log('x'); log('y'); print('continues')"
+    program = (
+        "from rekindle.training.membership.server import log; log('x'); log('y');"
+        " print('continues')"
+    )
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True
+        )
     assert done.stdout == "continues\n"

@@ -1,4 +1,5 @@
-"""Asynchronous halving: the best trials continue, independent of the speed of the trials and of the pods."""
+"""Asynchronous halving: the best trials continue, independent of the speed of the trials and of the
+pods."""
 
 import math
 import random
@@ -22,27 +23,38 @@ sweeps = st.builds(
 )
 
 
-def run(sweep: Sweep, pods: int, quality: random.Random, chance: random.Random) -> tuple[list[Job], dict[Job, float]]:
+def run(
+    sweep: Sweep, pods: int, quality: random.Random, chance: random.Random
+) -> tuple[list[Job], dict[Job, float]]:
     """Run a sweep whose jobs end in an order of chance; return its decisions and results."""
-    levels = [quality.choice([quality.random(), quality.random(), math.nan]) for _ in range(sweep.trial_count)]
+    levels = [
+        quality.choice([quality.random(), quality.random(), math.nan])
+        for _ in range(sweep.trial_count)
+    ]
     jobs: list[Job] = []
     running: list[Job] = []
     values: dict[Job, float] = {}
+
     while True:
         while len(running) < pods and (job := decide(sweep, jobs, values)):
             jobs.append(job)
             running.append(job)
+
         if not running:
             return jobs, values
+
         ended = running.pop(chance.randrange(len(running)))
         values[ended] = levels[ended.trial] / (1 + ended.rung)
 
 
 def decide(sweep: Sweep, jobs: list[Job], values: dict[Job, float]) -> Job | None:
     for number in result_counts(sweep, jobs, values):
-        if job := next_job(sweep, jobs, {job: values[job] for job in jobs[:number] if job in values}):
+        job = next_job(sweep, jobs, {job: values[job] for job in jobs[:number] if job in values})
+        if job:
             return job
-    return final_job(sweep, jobs, values) if all(job in values for job in jobs) else None
+    if all(job in values for job in jobs):
+        return final_job(sweep, jobs, values)
+    return None
 
 
 @settings(max_examples=50)
@@ -52,16 +64,20 @@ def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
 ) -> None:
     expected, values = run(sweep, 1, random.Random(seed), chance)
     jobs, other_values = run(sweep, min(pods, sweep.decision_lag), random.Random(seed), chance)
-    assert jobs == expected and str(sorted(other_values.items(), key=str)) == str(sorted(values.items(), key=str))
-    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count)) and len(set(jobs)) == len(
-        jobs
+    assert jobs == expected and str(sorted(other_values.items(), key=str)) == str(
+        sorted(values.items(), key=str)
     )
+    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count)) and len(
+        set(jobs)
+    ) == len(jobs)
     finite = [job for job in jobs if math.isfinite(values[job])]
     assert not finite or any(job.rung == sweep.rungs - 1 for job in finite)
+
     for trial in range(sweep.trial_count):
         rungs = [job.rung for job in jobs if job.trial == trial]
         assert rungs == sorted(rungs) and math.isclose(
-            sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial), sweep.share(rungs[-1])
+            sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial),
+            sweep.share(rungs[-1]),
         )
 
 
@@ -97,7 +113,13 @@ def test_the_choice_of_trials_depends_only_on_their_values(
     shuffled = list(values.items())
     chance.shuffle(shuffled)
     assert best_trials(dict(shuffled), count, better) == chosen
-    finite = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
+
+    finite = {
+        number: value
+        for number, value in values.items()
+        if value is not None and math.isfinite(value)
+    }
+
     assert len(chosen) == min(count, len(finite)) and set(chosen) <= set(finite)
     sign = 1 if better == "lower" else -1
     dropped = finite.keys() - set(chosen)
@@ -106,14 +128,18 @@ def test_the_choice_of_trials_depends_only_on_their_values(
 
 @settings(max_examples=50)
 @given(sweeps, st.integers(), st.floats(0.01, 60), st.integers(1, 4))
-def test_a_sweep_ends_within_one_trial_of_its_budget(sweep: Sweep, seed: int, hours: float, pods: int) -> None:
+def test_a_sweep_ends_within_one_trial_of_its_budget(
+    sweep: Sweep, seed: int, hours: float, pods: int
+) -> None:
     """A whole trial takes an hour; until the first trial ends, nothing is known about this."""
     sweep = sweep.model_copy(update={"budget": sweep.budget.model_copy(update={"hours": hours})})
-    quality, pods = random.Random(seed), min(pods, sweep.decision_lag)
+    quality = random.Random(seed)
+    pods = min(pods, sweep.decision_lag)
     jobs: list[Job] = []
     values: dict[Job, float] = {}
     seconds: dict[Job, float] = {}
     stopped = False
+
     while True:
         running = [job for job in jobs if job not in values]
         job = decide(sweep, jobs, values) if len(running) < pods else None
@@ -121,14 +147,20 @@ def test_a_sweep_ends_within_one_trial_of_its_budget(sweep: Sweep, seed: int, ho
             stopped = True
         if stopped:
             job = None if running else final_job(sweep, jobs, values)
+
         if job:
             jobs.append(job)
         elif running:
             ended = running[0]
-            values[ended], seconds[ended] = quality.random(), 3600 * budget.step_share(sweep, ended, jobs)
+            values[ended], seconds[ended] = (
+                quality.random(),
+                3600 * budget.step_share(sweep, ended, jobs),
+            )
         else:
             break
-    used, unknown = sum(seconds.values()) / 3600, pods * sweep.share(0)
+
+    used = sum(seconds.values()) / 3600
+    unknown = pods * sweep.share(0)
     assert used <= max(hours, unknown + 1) + 1e-6
     assert not stopped or used >= hours - 1 - 1e-6
     assert any(job.rung == sweep.rungs - 1 for job in jobs)

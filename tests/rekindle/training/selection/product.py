@@ -1,4 +1,5 @@
-"""A workload with two families: the product of two numbers, predicted by a fitted line or by a network."""
+"""A workload with two families: the product of two numbers, predicted by a fitted line or by a
+network."""
 
 from typing import Any
 
@@ -31,7 +32,9 @@ def prepare(data: Any, out: Any) -> Prepared:
 
     generator = np.random.default_rng(3)
     numbers = generator.normal(size=(600, 2))
-    rows = np.column_stack([numbers, numbers.prod(1) + 0.1 * generator.normal(size=600)]).astype("float32")
+    rows = np.column_stack([numbers, numbers.prod(1) + 0.1 * generator.normal(size=600)]).astype(
+        "float32"
+    )
     np.save(out / "train.npy", rows[:500])
     np.save(out / "test.npy", rows[500:])
     return Prepared(rows=len(rows))
@@ -54,7 +57,9 @@ class dataset:
 def network(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
-    return nn.Sequential(nn.Linear(2, section.hidden), nn.ReLU(), nn.Linear(section.hidden, 1), nn.Flatten(0))
+    return nn.Sequential(
+        nn.Linear(2, section.hidden), nn.ReLU(), nn.Linear(section.hidden, 1), nn.Flatten(0)
+    )
 
 
 def line(section: Model, facts: dict[str, Any]) -> Any:

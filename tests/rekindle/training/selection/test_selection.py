@@ -37,7 +37,9 @@ def dataset(product: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def fitted(dataset: Path) -> Path:
-    return fit.run(fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN)).model
+    return fit.run(
+        fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN)
+    ).model
 
 
 def constant_network(folder: Path, value: float) -> Path:
@@ -57,8 +59,10 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
     training, held_out = open_samples(spec, product, dataset)
     assert held_out and len(training) == 400 and len(held_out) == 100
     expected = product.line(product.Model(), {})
+
     with torch.no_grad():
         product.fit_line(expected, training)
+
     first = fitted(dataset)
     from safetensors.torch import load_file
 
@@ -82,10 +86,14 @@ def test_a_changed_byte_of_a_model_or_the_dataset_is_not_chosen_with(
 ) -> None:
     for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)
+
     inputs = choose_inputs(dataset, s3, "changed")
     weights = s3.get("changed/network/model.safetensors")
     s3.put("changed/network/model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"network/model\.safetensors have the sha256 \w{64}, but model\.json has"):
+
+    with pytest.raises(
+        DataError, match=r"network/model\.safetensors have the sha256 \w{64}, but model\.json has"
+    ):
         choose.run(inputs)
 
     s3.put("changed/network/model.safetensors", weights)
@@ -93,8 +101,10 @@ def test_a_changed_byte_of_a_model_or_the_dataset_is_not_chosen_with(
     file = next(path for path in dataset.iterdir() if path.suffix == ".pt" or path.suffix == ".npy")
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
     with pytest.raises(DataError, match=f"{file.name} has the sha256"):
         choose.run(inputs)
+
     with pytest.raises(DataError, match=f"{file.name} has the sha256"):
         fitted(dataset)
 
@@ -112,38 +122,57 @@ def test_the_family_with_the_lower_validation_loss_is_chosen(
     s3.upload(fitted(dataset), f"{run}/line/model")
     s3.upload(constant_network(tmp_path / "network", constant), f"{run}/network/model")
     models = {name: f"{run}/{name}/model" for name in ("line", "network")}
-    chosen = choose.run(choose.Inputs(workload=PRODUCT, models=models, dataset=dataset, train=TRAIN))
+    chosen = choose.run(
+        choose.Inputs(workload=PRODUCT, models=models, dataset=dataset, train=TRAIN)
+    )
     description = json.loads((chosen.model / "model.json").read_text())
     values = description["chosen"]["validation"]
     assert values[winner]["loss"] == min(value["loss"] for value in values.values())
     assert (chosen.family, description["family"], description["chosen"]["family"]) == (winner,) * 3
-    assert s3.get(f"{run}/{winner}/model/model.safetensors") == (chosen.model / "model.safetensors").read_bytes()
+    assert (
+        s3.get(f"{run}/{winner}/model/model.safetensors")
+        == (chosen.model / "model.safetensors").read_bytes()
+    )
 
 
 def test_validation_is_the_mean_over_all_held_out_samples(product: Any, dataset: Path) -> None:
-    spec = TrainingSpec.local(PRODUCT, {}, TRAIN | {"batch_size": 33}, "line")  # the last batch is smaller
+    # the last batch is smaller
+    spec = TrainingSpec.local(PRODUCT, {}, TRAIN | {"batch_size": 33}, "line")
     _, held_out = open_samples(spec, product, dataset)
     assert held_out
     model = product.line(product.Model(), {})
     inputs, targets = held_out.batch(torch.arange(len(held_out)))
     expected = (model(inputs) - targets).square().mean().item()
-    assert validate(spec, product, model, held_out, torch.device("cpu"))["loss"] == pytest.approx(expected, rel=1e-5)
+    assert validate(spec, product, model, held_out, torch.device("cpu"))["loss"] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
-    values = {"a": {"loss": 2.0, "score": 1.0}, "b": {"loss": 1.0, "score": 3.0}, "c": {"loss": 1.0, "score": math.nan}}
+    values = {
+        "a": {"loss": 2.0, "score": 1.0},
+        "b": {"loss": 1.0, "score": 3.0},
+        "c": {"loss": 1.0, "score": math.nan},
+    }
+
     assert best_of(values, Metric("loss", better="lower")) == "b"  # of equal ones the first
     assert best_of(values, Metric("score")) == "b"
     assert best_of({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
+
     with pytest.raises(DataError, match="score of c is not a number on the held-out samples"):
         best_of({"c": values["c"]}, Metric("score"))
-    with pytest.raises(ConfigError, match=r'chosen_by is Metric\("auc"\), but validation of a has loss, score'):
+
+    with pytest.raises(
+        ConfigError, match=r'chosen_by is Metric\("auc"\), but validation of a has loss, score'
+    ):
         best_of(values, Metric("auc"))
 
 
 def test_families_without_held_out_samples_cannot_be_compared(s3: Store, dataset: Path) -> None:
     s3.upload(fitted(dataset), "unvalidated/line/model")
-    inputs = choose.Inputs(workload=PRODUCT, models={"line": "unvalidated/line/model"}, dataset=dataset, train={})
+    inputs = choose.Inputs(
+        workload=PRODUCT, models={"line": "unvalidated/line/model"}, dataset=dataset, train={}
+    )
     with pytest.raises(ConfigError, match=r"set train\.validation"):
         choose.run(inputs)
 
@@ -156,7 +185,9 @@ def test_a_model_whose_state_is_not_tensors_is_refused(tmp_path: Path) -> None:
         def set_extra_state(self, state: Any) -> None:
             raise AssertionError
 
-    with pytest.raises(ConfigError, match=r"_extra_state of the model is dict: .*get_extra_state return a tensor"):
+    with pytest.raises(
+        ConfigError, match=r"_extra_state of the model is dict: .*get_extra_state return a tensor"
+    ):
         write(tmp_path / "model", Booster(), {})
 
 
@@ -168,10 +199,15 @@ def test_a_fitted_model_that_loses_its_fit_when_it_is_saved_is_refused(
     model = product.line(product.Model(), {})
     write(tmp_path / "saved", model, {})
     check_saved(spec, product, dataset, model, samples, tmp_path / "saved")
+
     with torch.no_grad():
         product.fit_line(model, samples)
-    with pytest.raises(ConfigError, match=r"has a loss of [\d.]+, and [\d.]+ if it is loaded\. Keep all"):
+
+    with pytest.raises(
+        ConfigError, match=r"has a loss of [\d.]+, and [\d.]+ if it is loaded\. Keep all"
+    ):
         check_saved(spec, product, dataset, model, samples, tmp_path / "saved")
+
     write(tmp_path / "other", torch.nn.Linear(3, 1), {})
     with pytest.raises(ConfigError, match=r"the fitted model cannot be loaded \(.*\)\. Keep all"):
         check_saved(spec, product, dataset, model, samples, tmp_path / "other")
@@ -183,8 +219,10 @@ def test_a_fit_that_differs_when_it_is_repeated_is_refused(
     spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
     samples, _ = open_samples(spec, product, dataset)
     model = product.line(product.Model(), {})
+
     with torch.no_grad():
         product.fit_line(model, samples)
+
     check_repeatable(spec, product, model, samples, {})
     draw = random.Random()
 
@@ -192,14 +230,24 @@ def test_a_fit_that_differs_when_it_is_repeated_is_refused(
         model[0].bias.fill_(draw.random())
 
     monkeypatch.setitem(product.families, "line", Fitted(product.line, fit_randomly))
-    with pytest.raises(ConfigError, match=r'"line" was fitted twice .* loss of [\d.]+ and [\d.]+: .* fixed seed'):
+    with pytest.raises(
+        ConfigError, match=r'"line" was fitted twice .* loss of [\d.]+ and [\d.]+: .* fixed seed'
+    ):
         check_repeatable(spec, product, model, samples, {})
 
 
-def test_a_fit_that_returns_a_model_is_refused(product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(product.families, "line", Fitted(product.line, lambda model, samples: model))
-    with pytest.raises(ConfigError, match=r"fit\(model, samples\) returned .*: it must change `model`"):
-        fit.run(fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN))
+def test_a_fit_that_returns_a_model_is_refused(
+    product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        product.families, "line", Fitted(product.line, lambda model, samples: model)
+    )
+    with pytest.raises(
+        ConfigError, match=r"fit\(model, samples\) returned .*: it must change `model`"
+    ):
+        fit.run(
+            fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN)
+        )
 
 
 @pytest.mark.parametrize(("key", "value"), [("validation", 0.3), ("seed", 5)])
@@ -208,5 +256,11 @@ def test_a_model_that_may_have_seen_the_held_out_samples_is_not_compared(
 ) -> None:
     s3.upload(fitted(dataset), "seen/line/model")
     models = {"line": "seen/line/model"}
-    with pytest.raises(ConfigError, match=rf"line was trained with train\.{key} .*, and is compared with {value}"):
-        choose.run(choose.Inputs(workload=PRODUCT, models=models, dataset=dataset, train=TRAIN | {key: value}))
+    with pytest.raises(
+        ConfigError, match=rf"line was trained with train\.{key} .*, and is compared with {value}"
+    ):
+        choose.run(
+            choose.Inputs(
+                workload=PRODUCT, models=models, dataset=dataset, train=TRAIN | {key: value}
+            )
+        )

@@ -22,14 +22,29 @@ REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
 def demo_processes(folder: Path) -> list[int]:
     """Return the pids of the living processes of a demo in `folder`."""
-    return [p.pid for p in psutil.process_iter(["environ"]) if str(folder) in str(p.info["environ"])]
+    return [
+        p.pid for p in psutil.process_iter(["environ"]) if str(folder) in str(p.info["environ"])
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # eight attacks, each with restarts of processes
 def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[str, str]):
     environ = {**os.environ, **s3_environment, "REKINDLE_HOME": str(tmp_path / "home")}
-    command = [REKINDLE, "demo", "chaos", "--workers", "2", "--steps", "90", "--seconds-between", "0", "-o", "json"]
+    command = [
+        REKINDLE,
+        "demo",
+        "chaos",
+        "--workers",
+        "2",
+        "--steps",
+        "90",
+        "--seconds-between",
+        "0",
+        "-o",
+        "json",
+    ]
+
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -40,7 +55,10 @@ def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[
     recovered = [attack["next_step_seconds"] for attack in report["attacks"]]
     assert all(seconds is not None and seconds > 0 for seconds in recovered[:-1]), recovered
     times = [seconds for seconds in recovered if seconds is not None]
-    assert report["recovery_seconds"] == {"median": pytest.approx(median(times), abs=0.01), "longest": max(times)}
+    assert report["recovery_seconds"] == {
+        "median": pytest.approx(median(times), abs=0.01),
+        "longest": max(times),
+    }
     assert "EQUAL" in done.stderr and "SIGKILL" in done.stderr
     assert demo_processes(tmp_path) == []
     assert list((tmp_path / "home/demo").iterdir()) == []
@@ -52,8 +70,16 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
     tmp_path: Path, s3_environment: dict[str, str], number: int, code: int
 ):
     environ = {**os.environ, **s3_environment, "REKINDLE_HOME": str(tmp_path / "home")}
-    process = subprocess.Popen([REKINDLE, "demo", "chaos"], cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [REKINDLE, "demo", "chaos"],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
     until("three processes of the demo", lambda: len(demo_processes(tmp_path)) >= 3)
     process.send_signal(number)
     report, _ = process.communicate(timeout=20)
@@ -67,13 +93,27 @@ def test_the_picture_shows_attacks_and_different_weights():
 
     began = 1000.0
     recording = Recording(
-        Run("undisturbed", 1, 9, began - 9, began, 9, "aa"), Run("under attack", 2, 9, began, began + 20, 9, "bb")
+        Run("undisturbed", 1, 9, began - 9, began, 9, "aa"),
+        Run("under attack", 2, 9, began, began + 20, 9, "bb"),
     )
     recording.disturbed.steps = [(began + step, step) for step in range(1, 10)]
-    recording.timelines = {"worker-0": [(began, "training"), (began + 5, "dead"), (began + 12, "training")]}
+    recording.timelines = {
+        "worker-0": [(began, "training"), (began + 5, "dead"), (began + 12, "training")]
+    }
+
     recording.attacks.append(
-        AttackRecord(5.0, "SIGKILL worker-0", ("worker-0",), 9, {1}, 5, next_step_after_s=0.07, back_after_s=7.0)
+        AttackRecord(
+            5.0,
+            "SIGKILL worker-0",
+            ("worker-0",),
+            9,
+            {1},
+            5,
+            next_step_after_s=0.07,
+            back_after_s=7.0,
+        )
     )
+
     recording.equal = False
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(Picture(recording, console).draw())

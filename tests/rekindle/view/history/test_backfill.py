@@ -1,4 +1,5 @@
-"""A backfill ends with the same table, whatever kills it: twelve weeks of a small workload, and of the fraud demo."""
+"""A backfill ends with the same table, whatever kills it: twelve weeks of a small workload, and of
+the fraud demo."""
 
 import json
 import os
@@ -21,7 +22,8 @@ from tests.waiting import until
 
 TWELVE_WEEKS = "--from 2026-03-02 --to 2026-05-24 --parallel 2"
 KILLS = 10
-# the data of each week has another size; in the week of April 6, they are missing while the file EMPTY exists
+# the data of each week has another size; in the week of April 6, they are missing while the file
+# EMPTY exists
 GROWING = """
 
 def prepare(data, out):
@@ -52,14 +54,17 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that pods and this machine share: each pod has its own /tmp. Without its file `go`, trainings wait."""
+    """A folder that pods and this machine share: each pod has its own /tmp. Without its file `go`,
+    trainings wait."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         (Path(folder) / "go").touch()
         yield Path(folder)
 
 
 @pytest.fixture
-def project(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str, shared: Path) -> Iterator[Shell]:
+def project(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str, shared: Path
+) -> Iterator[Shell]:
     """A shell in a user's project, whose weeks take seconds."""
     make(tmp_path / "shop", shared / "go")
     with (tmp_path / "shop/steps/paced.py").open("a") as file:
@@ -72,7 +77,9 @@ def start(typed: Shell, command: str) -> subprocess.Popen[str]:
     """Start a command as in a terminal: in its own process group."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     words = ["bash", "-c", f"exec {command}"]
-    return subprocess.Popen(words, cwd=typed.folder, env=dict(typed.environ), text=True, process_group=0, **pipes)
+    return subprocess.Popen(
+        words, cwd=typed.folder, env=dict(typed.environ), text=True, process_group=0, **pipes
+    )
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -90,7 +97,10 @@ def kill(process: subprocess.Popen[str]) -> None:
 def rows(done: subprocess.CompletedProcess[str] | str) -> Rows:
     """Return the rows of a backfill, without the names of its runs, which depend on the config."""
     text = done if isinstance(done, str) else done.stdout
-    return [{key: value for key, value in row.items() if key != "workflow"} for row in json.loads(text)["weeks"]]
+    return [
+        {key: value for key, value in row.items() if key != "workflow"}
+        for row in json.loads(text)["weeks"]
+    ]
 
 
 def survive(typed: Shell, calm: str, struck: str, kills: int, seed: int) -> tuple[Rows, Rows]:
@@ -98,23 +108,35 @@ def survive(typed: Shell, calm: str, struck: str, kills: int, seed: int) -> tupl
     began = time.monotonic()
     expected = typed(calm)
     assert expected.returncode == 0, expected.stderr
-    chance, duration = random.Random(seed), time.monotonic() - began
-    assert typed("rekindle cache prune --keep 0 --yes").returncode == 0, "otherwise nothing would be computed again"
+    chance = random.Random(seed)
+    duration = time.monotonic() - began
+    assert typed("rekindle cache prune --keep 0 --yes").returncode == 0, (
+        "otherwise nothing would be computed again"
+    )
+
     for _ in range(kills):
         process = start(typed, struck)
         time.sleep(chance.uniform(0, 2 * duration / kills))
         kill(process)
+
     done = typed(struck)
     assert done.returncode == 0, done.stderr
     return rows(expected), rows(done)
 
 
-def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(project: Shell) -> None:
+def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
+    project: Shell,
+) -> None:
     (project.folder / "pipelines/card.py").write_text(CARD)
-    command = "rekindle backfill configs/shop.yaml --set pipeline=pipelines.card --from 2026-03-02 --to 2026-03-15"
+    command = (
+        "rekindle backfill configs/shop.yaml --set pipeline=pipelines.card --from 2026-03-02 --to"
+        " 2026-03-15"
+    )
     done = project(command)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if "warning" in line] == done.stderr.splitlines()[:1]
+    assert [
+        line for line in done.stderr.splitlines() if "warning" in line
+    ] == done.stderr.splitlines()[:1]
     assert "every run of this backfill trains on the same data" in done.stderr
 
 
@@ -122,9 +144,13 @@ def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(p
 @pytest.mark.timeout(1800)  # two dozen runs
 def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(project: Shell) -> None:
     command = f"rekindle backfill configs/shop.yaml {TWELVE_WEEKS} -o json"
-    expected, table = survive(project, f"{command} --set name=calm", f"{command} --set name=struck", KILLS, 1)
+    expected, table = survive(
+        project, f"{command} --set name=calm", f"{command} --set name=struck", KILLS, 1
+    )
     assert table == expected and len(table) == 12
-    assert len({row["model_sha256"] for row in table}) == 12 and {row["phase"] for row in table} == {"Succeeded"}
+    assert len({row["model_sha256"] for row in table}) == 12 and {
+        row["phase"] for row in table
+    } == {"Succeeded"}
 
 
 @pytest.mark.slow
@@ -132,10 +158,23 @@ def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(project: She
 def test_killed_weeks_of_the_fraud_demo_give_the_same_table(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     world = "simulate://7?cards=150&terminals=300&days=91"
-    small = {"REKINDLE_DATA__SOURCE": world, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
-    command = "rekindle backfill configs/demo.yaml --set data.window=60d --from 2024-03-04 --to 2024-03-25 -o json"
+
+    small = {
+        "REKINDLE_DATA__SOURCE": world,
+        "REKINDLE_TRAIN__EPOCHS": "1",
+        "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
+    }
+
+    command = (
+        "rekindle backfill configs/demo.yaml --set data.window=60d --from 2024-03-04 --to"
+        " 2024-03-25 -o json"
+    )
+
     with shell(tmp_path, **small) as typed:
-        expected, table = survive(typed, f"{command} --set name=calm", f"{command} --set name=struck", 5, 2)
+        expected, table = survive(
+            typed, f"{command} --set name=calm", f"{command} --set name=struck", 5, 2
+        )
+
     assert table == expected and len(table) == 4
 
 
@@ -153,13 +192,18 @@ def test_two_backfills_at_the_same_time_run_each_week_once(project: Shell) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # four weeks
-def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(project: Shell, shared: Path) -> None:
-    (empty := shared / "empty").touch()
+def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(
+    project: Shell, shared: Path
+) -> None:
+    empty = shared / "empty"
+    empty.touch()
     command = "rekindle backfill configs/shop.yaml --from 2026-03-30 --to 2026-04-19 -o json"
     done = project(command)
     assert done.returncode == 1, done.stderr
     assert [row["phase"] for row in rows(done)] == ["Succeeded", "Failed", "Succeeded"]
-    (name,) = [row["workflow"] for row in json.loads(done.stdout)["weeks"] if row["phase"] == "Failed"]
+    (name,) = [
+        row["workflow"] for row in json.loads(done.stdout)["weeks"] if row["phase"] == "Failed"
+    ]
     assert "no rows until 2026-04-06" in project(f"rekindle logs {name}").stdout
     empty.unlink()
     again = project(command)
@@ -169,9 +213,12 @@ def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(project: Shel
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # two weeks
-def test_ctrl_c_stops_a_backfill_and_the_same_command_continues(project: Shell, shared: Path) -> None:
+def test_ctrl_c_stops_a_backfill_and_the_same_command_continues(
+    project: Shell, shared: Path
+) -> None:
     command = "rekindle backfill configs/shop.yaml --from 2026-03-02 --to 2026-03-15 -o json"
-    (go := shared / "go").unlink()
+    go = shared / "go"
+    go.unlink()
     process = start(project, command)
     logs = project.folder / ".rekindle/runs"
     until("the training of the first week", lambda: any(logs.glob("*/logs/*train*")), 120)

@@ -28,7 +28,9 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
         ("0 3 * apr *", "UTC", []),
     ],
 )
-def test_a_schedule_runs_at_the_times_of_cron(schedule: str, timezone: str, expected: list[str]) -> None:
+def test_a_schedule_runs_at_the_times_of_cron(
+    schedule: str, timezone: str, expected: list[str]
+) -> None:
     times = cron.run_times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
     assert [f"{time:%m-%dT%H:%M}" for time in times] == expected
 
@@ -39,14 +41,19 @@ def test_names_of_missed_runs_depend_only_on_config_and_time() -> None:
     march = missed_runs(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
     assert len(march) == len({run.name for run in march}) == 5
     assert missed_runs(config, sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) == march[3:]
-    assert missed_runs(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) != march[3:]
+    assert (
+        missed_runs(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) != march[3:]
+    )
     assert march[0].parameters == {"scheduled-time": "2026-03-02T03:00:00Z", "backfill": "true"}
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "error"), [(3, 5, "does not start a run"), (9, 2, "2026-03-09, which is after --to, 2026-03-02")]
+    ("first", "last", "error"),
+    [(3, 5, "does not start a run"), (9, 2, "2026-03-09, which is after --to, 2026-03-02")],
 )
-def test_a_backfill_of_days_without_a_scheduled_run_is_refused(first: int, last: int, error: str) -> None:
+def test_a_backfill_of_days_without_a_scheduled_run_is_refused(
+    first: int, last: int, error: str
+) -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     with pytest.raises(ConfigError, match=error):
         missed_runs(config, "0" * 64, date(2026, 3, first), date(2026, 3, last), NOW)
@@ -54,12 +61,20 @@ def test_a_backfill_of_days_without_a_scheduled_run_is_refused(first: int, last:
 
 def test_a_backfill_of_days_in_the_future_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the future"):
-        missed_runs(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
+        missed_runs(
+            load_config(ROOT / "configs/demo.yaml").config,
+            "0" * 64,
+            date(2026, 5, 1),
+            date(2026, 6, 30),
+            NOW,
+        )
 
 
 def test_only_a_moving_window_uses_the_scheduled_time() -> None:
     assert not uses_scheduled_time(render_manifest(load_config(ROOT / "configs/demo.yaml").config))
-    assert uses_scheduled_time(render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"]).config))
+    assert uses_scheduled_time(
+        render_manifest(load_config(ROOT / "configs/demo.yaml", ["data.window=60d"]).config)
+    )
 
 
 def test_the_table_has_a_line_for_each_failed_run() -> None:
@@ -71,8 +86,15 @@ def test_the_table_has_a_line_for_each_failed_run() -> None:
             "metrics": {"auc": 0.8},
             "model_sha256": "ab",
         },
-        {"scheduled": "2026-03-09T03:00:00Z", "phase": "Failed", "gate": None, "metrics": {}, "model_sha256": None},
+        {
+            "scheduled": "2026-03-09T03:00:00Z",
+            "phase": "Failed",
+            "gate": None,
+            "metrics": {},
+            "model_sha256": None,
+        },
     ]
+
     assert [line.split() for line in table(rows).splitlines()] == [
         ["SCHEDULED", "PHASE", "GATE", "AUC", "WEIGHTS"],
         ["2026-03-02T03:00:00Z", "Succeeded", "keep", "0.8", "ab"],

@@ -1,4 +1,5 @@
-"""A plan of a user's pipeline names what will run and why, and neither starts nor writes anything."""
+"""A plan of a user's pipeline names what will run and why, and neither starts nor writes
+anything."""
 
 import json
 import os
@@ -30,15 +31,35 @@ sys.exit(main())
 
 
 class Project:
-    """A user's project and home, without any service in its environment except an address that MLflow needs."""
+    """A user's project and home, without any service in its environment except an address that
+    MLflow needs."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
-        self.folder, self.home = folder, folder / "home"
-        for path, text in {"pipelines/pair.py": PIPELINE, "steps/first.py": FIRST, "steps/second.py": SECOND}.items():
+        self.folder = folder
+        self.home = folder / "home"
+        for path, text in {
+            "pipelines/pair.py": PIPELINE,
+            "steps/first.py": FIRST,
+            "steps/second.py": SECOND,
+        }.items():
             self.write(path, text)
-        config = {"name": "pair", "pipeline": "pipelines.pair", "workload": "steps.digits", "data": {}, "model": {}}
+
+        config = {
+            "name": "pair",
+            "pipeline": "pipelines.pair",
+            "workload": "steps.digits",
+            "data": {},
+            "model": {},
+        }
+
         self.write("pair.yaml", json.dumps(config))
-        self.environment = {**os.environ, "REKINDLE_HOME": str(self.home), "MLFLOW_TRACKING_URI": endpoint}
+
+        self.environment = {
+            **os.environ,
+            "REKINDLE_HOME": str(self.home),
+            "MLFLOW_TRACKING_URI": endpoint,
+        }
+
         for name in ("S3_ENDPOINT_URL", "S3_BUCKET", "REKINDLE_PATH"):
             self.environment.pop(name, None)
 
@@ -48,7 +69,13 @@ class Project:
 
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
     def run(self, *options: str) -> None:
@@ -64,7 +91,10 @@ class Project:
 
     def tree(self) -> dict[str, tuple[int, int]]:
         """Return size and time of change of all files in the home."""
-        return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(self.home.rglob("*"))}
+        return {
+            str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+            for path in sorted(self.home.rglob("*"))
+        }
 
 
 @pytest.fixture
@@ -75,7 +105,10 @@ def project(tmp_path: Path, s3_environment: dict[str, str]) -> Project:
 def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Project) -> None:
     new = project.plan()
     assert (new["first"]["status"], new["first"]["reason"]) == ("runs", "no earlier result")
-    assert new["inner.second"]["reason"] == "never cached" and new["inner.second"]["time"]["seconds"] is None
+    assert (
+        new["inner.second"]["reason"] == "never cached"
+        and new["inner.second"]["time"]["seconds"] is None
+    )
     assert set(new["total"]["unknown"]) >= {"first", "inner.second"}
     assert not project.home.exists()
 
@@ -83,17 +116,23 @@ def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Proj
         project.run("--set", "train.seed=5")
     finally:
         project.call(REKINDLE, "down")
+
     before = project.tree()
     same = project.plan("--set", "train.seed=5")
     assert same["first"]["status"] == "cached" and same["first"]["reason"].endswith("/first")
     assert same["first"]["requests"] == {} and same["first"]["time"]["seconds"] == 0
-    assert same["inner.second"]["time"]["runs"] == 1 and same["inner.second"]["requests"]["pods"] == 1
+    assert (
+        same["inner.second"]["time"]["runs"] == 1 and same["inner.second"]["requests"]["pods"] == 1
+    )
     assert same["total"]["seconds"] > 0 and same["total"]["unknown"] == []
 
     other = project.plan("--set", "train.seed=6")["first"]
     assert other["reason"] == "input number: 5 → 6" and other["compared_with"].endswith("/first")
     assert other["differences"] == [{"kind": "input", "name": "number", "before": "5", "now": "6"}]
-    assert project.plan("--set", "train.seed=5", "--no-cache")["first"]["reason"] == "the cache is not used"
+    assert (
+        project.plan("--set", "train.seed=5", "--no-cache")["first"]["reason"]
+        == "the cache is not used"
+    )
 
     project.write("steps/first.py", FIRST + "# changed\n")
     changed = project.plan("--set", "train.seed=6")["first"]

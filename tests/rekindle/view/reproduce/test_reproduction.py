@@ -1,4 +1,5 @@
-"""A release is trained again in a clone of its repository: with equal bits, or with the first difference."""
+"""A release is trained again in a clone of its repository: with equal bits, or with the first
+difference."""
 
 import json
 import os
@@ -19,8 +20,14 @@ from tests.commands import Shell, shell
 from tests.waiting import until
 
 IDENTITY = "git -c user.name=a -c user.email=a@b"
-SPACE = {"model": {"hidden": [4, 8]}, "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}}}
-SEARCH = {"pipeline": "pipelines.sweep", "sweep": {"trials": 3, "rungs": 1, "budget": {"hours": 1}, "space": SPACE}}
+SPACE = {
+    "model": {"hidden": [4, 8]},
+    "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}},
+}
+SEARCH = {
+    "pipeline": "pipelines.sweep",
+    "sweep": {"trials": 3, "rungs": 1, "budget": {"hours": 1}, "space": SPACE},
+}
 APPROVAL = """
         reviewer = Parameter(name="reviewer", value_from=models.ValueFrom(supplied={}))
         approval = Task(name="approval", template=Suspend(name="wait", outputs=[reviewer]))
@@ -36,7 +43,8 @@ DOWNLOAD = """from urllib.parse import urlsplit
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A shell in a clone of a project that has released the model `shop`; the original project is gone."""
+    """A shell in a clone of a project that has released the model `shop`; the original project is
+    gone."""
     base = tmp_path_factory.mktemp("reproduce")
     with project(base) as typed:
         release(typed, "shop")
@@ -51,11 +59,13 @@ def project(base: Path) -> Iterator[Shell]:
     create(folder)
     file = folder / "configs/shop.yaml"
     config = yaml.safe_load(file.read_text())
-    config["train"] |= {"epochs": 10, "validation": 0.1}
+    config["train"]["epochs"] = 10
+    config["train"]["validation"] = 0.1
     config["gate"]["maximum"]["rmse"] = 1000
     file.write_text(yaml.safe_dump(config))
     file.with_name("search.yaml").write_text(yaml.safe_dump(config | SEARCH | {"name": "search"}))
     (base / "tmp").mkdir()
+
     with shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
         yield typed
 
@@ -73,7 +83,9 @@ def move(typed: Shell, target: Path) -> None:
     typed.folder = target
 
 
-def reproduce(clone: Shell, options: str = "", model: str = "shop") -> tuple[int, dict[str, Any], str]:
+def reproduce(
+    clone: Shell, options: str = "", model: str = "shop"
+) -> tuple[int, dict[str, Any], str]:
     done = clone(f"rekindle reproduce {model} {options} -o json")
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -104,23 +116,33 @@ def test_two_clones_train_the_same_bits_at_once(clone: Shell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anyway(clone: Shell, tmp_path: Path) -> None:
+def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anyway(
+    clone: Shell, tmp_path: Path
+) -> None:
     data = (clone.folder / "data/power.csv").read_text()
     (tmp_path / "power.csv").write_text(f"{data[:-2]}{(int(data[-2]) + 1) % 10}\n")
     code, result, errors = reproduce(clone, f"--data {tmp_path / 'power.csv'}")
-    assert code == 2 and [(each["subject"], each["fatal"]) for each in result["findings"]] == [("data", True)], errors
+    assert code == 2 and [(each["subject"], each["fatal"]) for each in result["findings"]] == [
+        ("data", True)
+    ], errors
     assert result["equal"] is None and "add --ignore-errors" in errors
 
     step = clone.folder / "steps/shop.py"
     text = step.read_text()
     step.write_text(text.replace("square()", "abs()"))
     clone(f"{IDENTITY} commit -qam second")
+
     try:
         code, result, errors = reproduce(clone, "--commit HEAD --check")
-        assert code == 2 and ("code", True) in [(each["subject"], each["fatal"]) for each in result["findings"]]
+        assert code == 2 and ("code", True) in [
+            (each["subject"], each["fatal"]) for each in result["findings"]
+        ]
         assert "steps.shop" in errors
         code, result, errors = reproduce(clone, "--commit HEAD --ignore-errors")
-        assert code == 3 and "the first recorded step with another loss is step 1:" in result["difference"], errors
+        assert (
+            code == 3
+            and "the first recorded step with another loss is step 1:" in result["difference"]
+        ), errors
     finally:
         clone("git reset -q --hard HEAD^")
 
@@ -130,8 +152,13 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
 def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) -> None:
     before = registered(clone)
     process = subprocess.Popen(
-        ["rekindle", "reproduce", "shop"], cwd=clone.folder, env=dict(clone.environ), stderr=subprocess.PIPE, text=True
+        ["rekindle", "reproduce", "shop"],
+        cwd=clone.folder,
+        env=dict(clone.environ),
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
     assert process.stderr
     next(line for line in process.stderr if "train running" in line)
     homes = [str(folder) for folder in leftovers(clone)]
@@ -156,12 +183,20 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
         step.write_text("import os\n" + step.read_text())
         line = next(line for line in step.read_text().splitlines() if "genfromtxt" in line)
         edit(step, line.strip(), DOWNLOAD)
-        assert typed("rekindle put data s3://rekindle/raw && rekindle put data s3://rekindle/raw-copy").returncode == 0
+
+        assert (
+            typed(
+                "rekindle put data s3://rekindle/raw && rekindle put data s3://rekindle/raw-copy"
+            ).returncode
+            == 0
+        )
+
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(release, typed, "shop", "--set data.source=s3://rekindle/raw")
             resume = "rekindle resume $(ls $REKINDLE_HOME/runs) -p reviewer=ann"
             until("the approval", lambda: run.done() or typed(resume).returncode == 0)
             run.result()
+
         move(typed, tmp_path / "clone")
         typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
         code, result, errors = reproduce(typed)
@@ -169,7 +204,10 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
 
         shutil.rmtree(Path(typed.environ["REKINDLE_HOME"], "runs"))
         code, result, errors = reproduce(typed, "--check")
-        assert code == 2 and 'the value "reviewer" of the suspended step approval is not recorded' in errors, errors
+        assert (
+            code == 2
+            and 'the value "reviewer" of the suspended step approval is not recorded' in errors
+        ), errors
         code, result, errors = reproduce(typed, "-p reviewer=ann")
         assert (code, result["equal"], result["findings"]) == (0, True, []), errors
 

@@ -1,4 +1,5 @@
-"""Trees give the same scores in the step and in the server, and training rows are scored by trees of other cards."""
+"""Trees give the same scores in the step and in the server, and training rows are scored by trees
+of other cards."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -37,9 +38,11 @@ def test_trees_in_the_server_and_in_the_step_prepare_give_the_same_bits(tmp_path
 
 
 def test_a_file_of_arrays_has_the_same_bytes_with_every_version_of_python(tmp_path: Path) -> None:
-    # the file of numpy.savez differs between Python 3.11.2 and 3.11.7, so a release would not be reproduced
+    # the file of numpy.savez differs between Python 3.11.2 and 3.11.7, so a release would not be
+    # reproduced
     write_arrays(tmp_path / "arrays.npz", {"a": np.arange(3)})
-    digest = "2acc146760e6948ed5d2737c7d20e1f47fdc375ef79be3f1d7440e703bebe5cb"  # of Python 3.11.2 and of 3.11.7
+    # of Python 3.11.2 and of 3.11.7
+    digest = "2acc146760e6948ed5d2737c7d20e1f47fdc375ef79be3f1d7440e703bebe5cb"
     assert sha256((tmp_path / "arrays.npz").read_bytes()).hexdigest() == digest
 
 
@@ -49,13 +52,20 @@ def test_training_rows_are_scored_by_trees_of_other_cards() -> None:
     rows = cards % 2 == 0
     scores = boosting.score(table, cards, np.ones(len(table), bool))[rows]
     other = Sample(len(table))
-    other.add(table, np.where(rows, 1 - labels, labels).astype(np.uint8), cards, np.ones(len(table), bool))
+    other.add(
+        table, np.where(rows, 1 - labels, labels).astype(np.uint8), cards, np.ones(len(table), bool)
+    )
     assert np.array_equal(other.fit().score(table, cards, np.ones(len(table), bool))[rows], scores)
 
 
 def test_rows_without_a_label_are_not_fitted() -> None:
     collected = Sample(10)
-    collected.add(np.zeros((10, 2), np.float32), np.full(10, UNKNOWN, np.uint8), np.arange(10), np.ones(10, bool))
+    collected.add(
+        np.zeros((10, 2), np.float32),
+        np.full(10, UNKNOWN, np.uint8),
+        np.arange(10),
+        np.ones(10, bool),
+    )
     with pytest.raises(DataError, match="nothing to learn from: 0 transactions"):
         collected.fit()
 
@@ -72,5 +82,7 @@ def test_trees_separate_frauds_in_a_rare_tail_of_a_feature() -> None:
 def test_the_boosted_feature_is_better_than_chance_on_test_rows(small_dataset: Path) -> None:
     rows = Rows(small_dataset)
     later = np.flatnonzero(rows.times >= rows.facts["test_weeks"][0][0])
-    assert average_precision(rows.boosted(later), rows.labels[later]) > 5 * rows.labels[later].mean()
+    assert (
+        average_precision(rows.boosted(later), rows.labels[later]) > 5 * rows.labels[later].mean()
+    )
     assert rows.facts["features"][-1] == BOOSTED

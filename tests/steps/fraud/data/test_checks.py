@@ -27,7 +27,9 @@ def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
         "amount": [10.5 + i for i in range(n)],
         "fraud": [i % 9 == 0 for i in range(n)],
     }
-    return pl.DataFrame(good | columns, strict=False).with_columns(pl.col("fraud").cast(pl.Int64, strict=False))
+    return pl.DataFrame(good | columns, strict=False).with_columns(
+        pl.col("fraud").cast(pl.Int64, strict=False)
+    )
 
 
 def with_row(**values: Any) -> pl.DataFrame:
@@ -82,8 +84,13 @@ def test_valid_rows_pass_and_amounts_are_rounded_to_cents() -> None:
 
 def test_a_stray_late_row_is_rejected() -> None:
     result = checked(with_row(time=datetime(2024, 5, 1)))
-    assert result.reasons() == {"time far after all other rows": 1} and result.rows.time.max() < NOW * 1e6
-    year = checked(frame(time=[DAY + timedelta(days=i if i < 50 else i + 40) for i in range(100)]), tolerated=0)
+    assert (
+        result.reasons() == {"time far after all other rows": 1}
+        and result.rows.time.max() < NOW * 1e6
+    )
+    year = checked(
+        frame(time=[DAY + timedelta(days=i if i < 50 else i + 40) for i in range(100)]), tolerated=0
+    )
     assert len(year.rows) == 100  # rows after a closed season are not strays
 
 
@@ -91,10 +98,21 @@ def test_a_stray_late_row_is_rejected() -> None:
     ("columns", "message"),
     [
         ({}, ""),
-        ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has only one value'),
-        ({"card": list(range(100))}, 'column "CUSTOMER_ID" (data.columns.card) differs in every row'),
         (
-            {"time": [DAY] * 100, "card": [1, 2] * 50, "terminal": [1, 2] * 50, "amount": [5.0, 6] * 50},
+            {"terminal": [3] * 100},
+            'column "TERMINAL_ID" (data.columns.terminal) has only one value',
+        ),
+        (
+            {"card": list(range(100))},
+            'column "CUSTOMER_ID" (data.columns.card) differs in every row',
+        ),
+        (
+            {
+                "time": [DAY] * 100,
+                "card": [1, 2] * 50,
+                "terminal": [1, 2] * 50,
+                "amount": [5.0, 6] * 50,
+            },
             "98 rows equal another",
         ),
         (
@@ -140,7 +158,8 @@ def test_unsorted_rows_are_sorted_and_reported() -> None:
 
 def test_text_and_numbers_give_the_same_rows() -> None:
     text = frame().select(pl.all().cast(pl.String))
-    one, other = checked(text), checked(frame())
+    one = checked(text)
+    other = checked(frame())
     assert one.rows.to_frame().equals(other.rows.to_frame())
 
 
@@ -172,16 +191,22 @@ def test_unusual_numbers_have_the_same_id_in_files_and_requests(text: str) -> No
 
 
 def test_time_zones_are_converted_to_utc() -> None:
-    local = frame().with_columns(pl.col("time").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo"))
+    local = frame().with_columns(
+        pl.col("time").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo")
+    )
     assert checked(local).rows.time.tolist() == checked(frame()).rows.time.tolist()
     text = frame().with_columns(pl.col("time").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
     assert checked(text).rows.time.tolist() == checked(frame()).rows.time.tolist()
 
 
-@pytest.mark.parametrize("text", ["garbage", "", "2024-13-45 00:00:00", "01/02/2024 10:00", "1711929600"])
+@pytest.mark.parametrize(
+    "text", ["garbage", "", "2024-13-45 00:00:00", "01/02/2024 10:00", "1711929600"]
+)
 def test_invalid_timestamps_are_rejected(text: str) -> None:
     times = frame()["time"].dt.strftime("%Y-%m-%d %H:%M:%S").to_list()
-    assert checked(frame(time=[text, *times[1:]])).reasons() == {"time missing or not a timestamp": 1}
+    assert checked(frame(time=[text, *times[1:]])).reasons() == {
+        "time missing or not a timestamp": 1
+    }
     if text[:2] not in ("01", "17"):
         with pytest.raises(DataError, match="100 × time missing"):
             checked(frame(time=[text] * 100))
@@ -189,7 +214,10 @@ def test_invalid_timestamps_are_rejected(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("column", "values", "message"),
-    [("time", [1.5] * 100, "TX_DATETIME.*timestamp"), ("card", [DAY] * 100, "CUSTOMER_ID.*number or a text")],
+    [
+        ("time", [1.5] * 100, "TX_DATETIME.*timestamp"),
+        ("card", [DAY] * 100, "CUSTOMER_ID.*number or a text"),
+    ],
 )
 def test_a_column_of_the_wrong_type_is_named(column: str, values: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -17,11 +17,13 @@ START = 1_700_000_000_000_000 // DAY * DAY
 
 @st.composite
 def transactions(draw: st.DrawFn) -> Rows:
-    """Generate rows sorted by (time, id). Coarse times give ties and windows that begin exactly at a transaction."""
+    """Generate rows sorted by (time, id). Coarse times give ties and windows that begin exactly at
+    a transaction."""
     n = draw(st.integers(1, 60))
     step = draw(st.sampled_from([HOUR, 6 * HOUR, DAY, 9 * DAY]))
     time = sorted(draw(st.lists(st.integers(0, 50), min_size=n, max_size=n)))
     column = lambda high: draw(st.lists(st.integers(0, high), min_size=n, max_size=n))  # noqa: E731
+
     return Rows.of(
         id=np.arange(n),
         time=START + np.array(time) * step,
@@ -34,7 +36,8 @@ def transactions(draw: st.DrawFn) -> Rows:
 
 def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
     """Compute all features of a row from their definitions."""
-    t, amount = rows.time[row], rows.cents / 100
+    t = rows.time[row]
+    amount = rows.cents / 100
     n = range(len(rows))
     card = [i for i in n if rows.card[i] == rows.card[row]]
     upto = [i for i in card if i <= row]
@@ -43,10 +46,15 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
     middle = median(amount[i] for i in upto[-50:])
     seconds = (t % DAY) / 1e6
     longest = 30 * 86_400
+
     result = {
         "log_amount": math.log1p(amount[row]),
-        "log_ratio_to_mean": ratio(amount[row], sum(amount[i] for i in earlier) / len(earlier)) if earlier else 0,
-        "log_gap": math.log1p(min((t - rows.time[earlier[-1]]) / 1e6, longest) if earlier else longest),
+        "log_ratio_to_mean": ratio(amount[row], sum(amount[i] for i in earlier) / len(earlier))
+        if earlier
+        else 0,
+        "log_gap": math.log1p(
+            min((t - rows.time[earlier[-1]]) / 1e6, longest) if earlier else longest
+        ),
         "sin_time": math.sin(2 * math.pi * seconds / 86_400),
         "cos_time": math.cos(2 * math.pi * seconds / 86_400),
         "amount": amount[row],
@@ -56,22 +64,30 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
         "log_max5_to_median": ratio(max(amount[i] for i in upto[-5:]), middle),
         "log_max20_to_median": ratio(max(amount[i] for i in upto[-20:]), middle),
     }
+
     for days in (1, 7, 30):
         window = [i for i in card if t - days * DAY < rows.time[i] <= t]
         result[f"card_count_{days}d"] = len(window)
         result[f"card_mean_{days}d"] = sum(amount[i] for i in window) / len(window)
+
         labelled = [
             i
             for i in n
-            if rows.terminal[i] == rows.terminal[row] and t - (delay + days) * DAY < rows.time[i] <= t - delay * DAY
+            if rows.terminal[i] == rows.terminal[row]
+            and t - (delay + days) * DAY < rows.time[i] <= t - delay * DAY
         ]
+
         result[f"terminal_count_{days}d"] = len(labelled)
-        result[f"terminal_risk_{days}d"] = sum(rows.fraud[i] for i in labelled) / max(len(labelled), 1)
+        result[f"terminal_risk_{days}d"] = sum(rows.fraud[i] for i in labelled) / max(
+            len(labelled), 1
+        )
+
     frauds = [i for i in labelled if rows.fraud[i]]
     genuine = [i for i in labelled if not rows.fraud[i]]
     for name, i in (("first", 0), ("last", -1)):
         since = (t - rows.time[frauds[i]]) / DAY if frauds else delay + 30
         result[f"days_since_{name}_fraud"] = since
+
     result["fraud_run"] = sum(i > genuine[-1] for i in frauds) if genuine else len(frauds)
     return result
 
@@ -96,7 +112,9 @@ def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
     values = table(rows, delay)
     for row in range(len(rows)):
         expected = reference(rows, row, delay)
-        np.testing.assert_allclose(values[row], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            values[row], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6
+        )
 
 
 @settings(max_examples=50)
@@ -107,20 +125,30 @@ def test_features_do_not_depend_on_the_chunk_size(rows: Rows) -> None:
 
 @settings(max_examples=50)
 @given(transactions(), st.data())
-def test_features_ignore_labels_within_the_delay_and_later_transactions(rows: Rows, data: st.DataObject) -> None:
+def test_features_ignore_labels_within_the_delay_and_later_transactions(
+    rows: Rows, data: st.DataObject
+) -> None:
     row = data.draw(st.integers(0, len(rows) - 1))
     now = rows.time[row]
     young = rows.time > now - 7 * DAY
     past = rows.time <= now  # the same time counts
+
     changed = Rows.of(
-        rows.id, rows.time, rows.card, rows.terminal, np.where(past, rows.cents / 100, 999), rows.fraud ^ young
+        rows.id,
+        rows.time,
+        rows.card,
+        rows.terminal,
+        np.where(past, rows.cents / 100, 999),
+        rows.fraud ^ young,
     )
+
     np.testing.assert_array_equal(table(rows)[past], table(changed)[past])
 
 
 def test_rare_transactions_over_many_years_do_not_overflow() -> None:
     n = 400_000  # each card and terminal twice, 20 years apart
     half = np.arange(n // 2)
+
     rows = Rows.of(
         id=np.arange(n),
         time=np.concatenate([half, half + 20 * 365 * DAY]) + START,
@@ -129,6 +157,7 @@ def test_rare_transactions_over_many_years_do_not_overflow() -> None:
         amount=np.ones(n),
         fraud=np.ones(n, np.uint8),
     )
+
     values = dict(zip(features.NAMES, table(rows).T, strict=True))
     assert (values["card_count_30d"] == 1).all()
     assert (values["terminal_count_30d"] == 0).all()

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.schema import DAY
-from steps.fraud.data.sequences import LENGTH, OVERLAP, SCORED, Rows, TrainingWindows, open_dataset, scoring_windows
+from steps.fraud.data.sequences import (
+    LENGTH,
+    OVERLAP,
+    SCORED,
+    Rows,
+    TrainingWindows,
+    open_dataset,
+    scoring_windows,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +41,8 @@ def counted_rows(windows: TrainingWindows) -> np.ndarray:
 
 def test_every_training_transaction_counts_once(windows: TrainingWindows):
     rows = windows.rows
-    begin, end = rows.facts["first_time"], rows.facts["train_end"]
+    begin = rows.facts["first_time"]
+    end = rows.facts["train_end"]
     begin += min(14 * DAY, (end - begin) // 4)
     expected = np.flatnonzero((rows.times >= begin) & (rows.times < end))
     np.testing.assert_array_equal(np.sort(counted_rows(windows)), expected)
@@ -49,10 +58,17 @@ def test_a_counted_transaction_has_enough_context_of_its_own_card(windows: Train
     assert ((start == rows.first[row]) | (position.numpy() >= OVERLAP)).all()
 
 
-def test_a_batch_equals_the_rows_of_the_shards_bit_for_bit(windows: TrainingWindows, small_dataset: Path):
+def test_a_batch_equals_the_rows_of_the_shards_bit_for_bit(
+    windows: TrainingWindows, small_dataset: Path
+):
     assert len(windows.rows.facts["shards"]) >= 2, "the test must cross shards"
-    load = lambda name: np.concatenate([np.load(f) for f in sorted((small_dataset / "shards").glob(f"{name}-*"))])  # noqa: E731
-    every, labels = load("features"), load("labels")
+
+    def load(name: str) -> np.ndarray:
+        files = sorted((small_dataset / "shards").glob(f"{name}-*"))
+        return np.concatenate([np.load(file) for file in files])
+
+    every = load("features")
+    labels = load("labels")
     indices = torch.randperm(len(windows))[:200]
     batch, fraud, counted = windows.batch(indices)
     row = positions(windows)[indices][counted].numpy()

@@ -18,7 +18,9 @@ def world() -> pl.DataFrame:
 
 
 def test_the_same_seed_gives_the_same_world_and_another_seed_another(world: pl.DataFrame) -> None:
-    again, other = (simulate(World(seed=seed, cards=2000, terminals=4000, days=100)) for seed in (1, 2))
+    again, other = (
+        simulate(World(seed=seed, cards=2000, terminals=4000, days=100)) for seed in (1, 2)
+    )
     assert world.equals(again)
     assert not world.equals(other)
 
@@ -34,7 +36,9 @@ def test_rates_equal_the_published_data(world: pl.DataFrame) -> None:
     assert world["amount"].mean() == pytest.approx(53.6, rel=0.05)
 
 
-def test_large_amounts_are_frauds_and_only_leaked_cards_exceed_them_by_much(world: pl.DataFrame) -> None:
+def test_large_amounts_are_frauds_and_only_leaked_cards_exceed_them_by_much(
+    world: pl.DataFrame,
+) -> None:
     assert (world["amount"] >= 0).all()
     assert world.filter(pl.col("amount") > 220)["fraud"].min() == 1
     assert (world["fraud"] == (world["scenario"] > 0)).all()
@@ -43,9 +47,15 @@ def test_large_amounts_are_frauds_and_only_leaked_cards_exceed_them_by_much(worl
 
 def test_payments_at_a_compromised_terminal_are_frauds_for_four_weeks(world: pl.DataFrame) -> None:
     struck = world.filter(pl.col("scenario") == 2)
-    first = struck.sort("time").group_by("terminal").first().select("terminal", day=pl.col("time").dt.date())
+    first = (
+        struck.sort("time")
+        .group_by("terminal")
+        .first()
+        .select("terminal", day=pl.col("time").dt.date())
+    )
     joined = world.join(first, on="terminal").filter(
-        (pl.col("time").dt.date() >= pl.col("day")) & (pl.col("time").dt.date() < pl.col("day") + pl.duration(days=20))
+        (pl.col("time").dt.date() >= pl.col("day"))
+        & (pl.col("time").dt.date() < pl.col("day") + pl.duration(days=20))
     )
     assert joined["fraud"].mean() == 1.0
 
@@ -53,23 +63,32 @@ def test_payments_at_a_compromised_terminal_are_frauds_for_four_weeks(world: pl.
 def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) -> None:
     more = simulate(World(seed=1, cards=2000, terminals=4000, days=100, takeovers=0.5))
     assert more.filter(pl.col("scenario") != 4).drop("id").equals(world.drop("id"))
-    series = [rows.sort("time") for rows in more.filter(pl.col("scenario") == 4).partition_by("card")]
+    series = [
+        rows.sort("time") for rows in more.filter(pl.col("scenario") == 4).partition_by("card")
+    ]
     assert len(series) == pytest.approx(0.5 * 2 * 100, rel=0.3)
     days = [rows for rows in series if rows["time"].dt.date().n_unique() == 1]
     assert len(days) > 0.9 * len(series)  # the others were taken over twice
+
     for rows in days:
         gaps = rows["time"].diff().dt.total_seconds().drop_nulls()
         assert 4 <= len(rows) <= 8 and gaps.min() >= 300 and gaps.max() < 3600  # type: ignore[operator]
         assert rows["amount"][0] <= 2
+
     later = pl.concat([rows[1:] for rows in days])
     assert later["amount"].mean() == pytest.approx(53.6, rel=0.15)
-    assert later["terminal"].n_unique() > 0.9 * len(later)  # anywhere, while an owner pays at about 78 terminals
+    # anywhere, while an owner pays at about 78 terminals
+    assert later["terminal"].n_unique() > 0.9 * len(later)
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**63), st.integers(1, 30), st.integers(1, 30), st.integers(1, 10))
-def test_small_worlds_of_any_size_can_be_simulated(seed: int, cards: int, terminals: int, days: int) -> None:
-    world = simulate(World(seed=seed, cards=cards, terminals=terminals, days=days, takeovers=seed % 50))
+def test_small_worlds_of_any_size_can_be_simulated(
+    seed: int, cards: int, terminals: int, days: int
+) -> None:
+    world = simulate(
+        World(seed=seed, cards=cards, terminals=terminals, days=days, takeovers=seed % 50)
+    )
     assert world["time"].is_sorted()
     assert world["id"].to_list() == list(range(len(world)))
     assert np.isfinite(world["amount"].to_numpy()).all()

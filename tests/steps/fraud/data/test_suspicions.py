@@ -40,8 +40,12 @@ def days(first: int, last: int = NEVER) -> pl.Expr:
     return day.is_between(first, last)
 
 
-def changed(column: str, value: pl.Expr, where: pl.Expr = FRAUD) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    return lambda frame: frame.with_columns(pl.when(where).then(value).otherwise(column).alias(column))
+def changed(
+    column: str, value: pl.Expr, where: pl.Expr = FRAUD
+) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    return lambda frame: frame.with_columns(
+        pl.when(where).then(value).otherwise(column).alias(column)
+    )
 
 
 def thinned(keep: float, where: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
@@ -50,29 +54,91 @@ def thinned(keep: float, where: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFram
     return lambda frame: frame.filter(~where | FRAUD | drawn)
 
 
-AMOUNT, TIME, CARD, TERMINAL, LABEL = (pl.col(name) for name in ("amount", "time", "card", "terminal", "fraud"))
+AMOUNT, TIME, CARD, TERMINAL, LABEL = (
+    pl.col(name) for name in ("amount", "time", "card", "terminal", "fraud")
+)
 HASH = (CARD.hash() % 2**62).cast(pl.Int64)
 CORRUPTIONS = {
-    "inverted labels": (changed("fraud", 1 - LABEL, days(0)), "99.* of the known labels are frauds: are they inverted"),
-    "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, but usually fewer than 1%"),
-    "amount is the label": (changed("amount", LABEL.cast(pl.Float64), days(0)), "_AMOUNT.* identifies 100% of the"),
-    "amount has the label": (changed("amount", AMOUNT + 9000), "_AMOUNT.* identifies [89].% of the frauds"),
-    "terminal is the kind": (changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)), "TERMINAL_.* 100% of"),
-    "terminal has the label": (changed("terminal", -1 - TERMINAL % 9), "TERMINAL_.* identifies (9.|100)% of"),
-    "amounts without cents": (changed("amount", AMOUNT.floor(), days(45)), "equal cents in all .* 2024-02-15: does"),
-    "rounded amounts": (changed("amount", AMOUNT.round(), days(50, 60)), "equal cents in all rows of 11 of"),
-    "dates": (changed("time", TIME.dt.truncate("1d"), days(30)), "_DATETIME.* equal minutes and .* 2024-01-31"),
-    "only dates": (changed("time", TIME.dt.truncate("1d"), days(0)), "equal minutes and seconds in all rows"),
-    "hours": (changed("time", TIME.dt.truncate("1h"), days(0, 20)), "rows of 21 of .* of them 2024-01-01"),
-    "half the genuine rows": (thinned(0.5, days(40)), "genuine rows per day change from .* on 2024-02-10, and"),
-    "thinned training rows": (thinned(0.3, days(0, 39)), "genuine rows per day change from .* on 2024-02-10, and"),
-    "hardly a genuine row": (thinned(0.05, days(40)), "genuine rows per day change from .* on 2024-02-10, and"),
-    "two thinned weeks": (thinned(0.2, days(40, 53)), "genuine rows per day change from .* on 2024-02-(10|24), and"),
-    "labels inverted later": (changed("fraud", 1 - LABEL, days(50)), "change from .* on 2024-02-20.* inverted"),
-    "new cards": (changed("card", CARD + 10**9, days(45)), "CUSTOMER_.* no earlier day has in 100% of the rows"),
-    "new hashes": (changed("card", HASH, days(33)), "of the rows of 2024-02-03, and in 0.*: were the ids hashed"),
-    "new terminals": (changed("terminal", TERMINAL + 10**9, days(60)), "TERMINAL_.* history of each terminal is"),
-    "new at the end": (changed("terminal", TERMINAL + 10**9, days(67)), "TERMINAL_.* in 100% of the rows of 2024-03"),
+    "inverted labels": (
+        changed("fraud", 1 - LABEL, days(0)),
+        "99.* of the known labels are frauds: are they inverted",
+    ),
+    "few genuine rows": (
+        thinned(0.1, days(0)),
+        "% of the known labels are frauds, but usually fewer than 1%",
+    ),
+    "amount is the label": (
+        changed("amount", LABEL.cast(pl.Float64), days(0)),
+        "_AMOUNT.* identifies 100% of the",
+    ),
+    "amount has the label": (
+        changed("amount", AMOUNT + 9000),
+        "_AMOUNT.* identifies [89].% of the frauds",
+    ),
+    "terminal is the kind": (
+        changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)),
+        "TERMINAL_.* 100% of",
+    ),
+    "terminal has the label": (
+        changed("terminal", -1 - TERMINAL % 9),
+        "TERMINAL_.* identifies (9.|100)% of",
+    ),
+    "amounts without cents": (
+        changed("amount", AMOUNT.floor(), days(45)),
+        "equal cents in all .* 2024-02-15: does",
+    ),
+    "rounded amounts": (
+        changed("amount", AMOUNT.round(), days(50, 60)),
+        "equal cents in all rows of 11 of",
+    ),
+    "dates": (
+        changed("time", TIME.dt.truncate("1d"), days(30)),
+        "_DATETIME.* equal minutes and .* 2024-01-31",
+    ),
+    "only dates": (
+        changed("time", TIME.dt.truncate("1d"), days(0)),
+        "equal minutes and seconds in all rows",
+    ),
+    "hours": (
+        changed("time", TIME.dt.truncate("1h"), days(0, 20)),
+        "rows of 21 of .* of them 2024-01-01",
+    ),
+    "half the genuine rows": (
+        thinned(0.5, days(40)),
+        "genuine rows per day change from .* on 2024-02-10, and",
+    ),
+    "thinned training rows": (
+        thinned(0.3, days(0, 39)),
+        "genuine rows per day change from .* on 2024-02-10, and",
+    ),
+    "hardly a genuine row": (
+        thinned(0.05, days(40)),
+        "genuine rows per day change from .* on 2024-02-10, and",
+    ),
+    "two thinned weeks": (
+        thinned(0.2, days(40, 53)),
+        "genuine rows per day change from .* on 2024-02-(10|24), and",
+    ),
+    "labels inverted later": (
+        changed("fraud", 1 - LABEL, days(50)),
+        "change from .* on 2024-02-20.* inverted",
+    ),
+    "new cards": (
+        changed("card", CARD + 10**9, days(45)),
+        "CUSTOMER_.* no earlier day has in 100% of the rows",
+    ),
+    "new hashes": (
+        changed("card", HASH, days(33)),
+        "of the rows of 2024-02-03, and in 0.*: were the ids hashed",
+    ),
+    "new terminals": (
+        changed("terminal", TERMINAL + 10**9, days(60)),
+        "TERMINAL_.* history of each terminal is",
+    ),
+    "new at the end": (
+        changed("terminal", TERMINAL + 10**9, days(67)),
+        "TERMINAL_.* in 100% of the rows of 2024-03",
+    ),
 }
 
 
@@ -111,12 +177,20 @@ LATE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("late", [None, *LATE])
-def test_labels_that_arrive_after_the_delay_give_a_warning(late: str | None, seed: int, tmp_path: Path) -> None:
+def test_labels_that_arrive_after_the_delay_give_a_warning(
+    late: str | None, seed: int, tmp_path: Path
+) -> None:
     frame = world(seed)
-    wait = LATE[late](np.random.default_rng(seed).random(len(frame))) * DAY if late else np.zeros(len(frame))
+    if late:
+        wait = LATE[late](np.random.default_rng(seed).random(len(frame))) * DAY
+    else:
+        wait = np.zeros(len(frame))
+
     arrived = pl.col("time").dt.epoch("us") + pl.Series(wait) <= pl.col("time").max().dt.epoch("us")
     source = tmp_path / "late.parquet"
-    frame.with_columns(fraud=pl.col("fraud") * arrived).rename(Columns().model_dump()).write_parquet(source)
+    frame.with_columns(fraud=pl.col("fraud") * arrived).rename(
+        Columns().model_dump()
+    ).write_parquet(source)
     warnings = write(Data(source=str(source), test_weeks=2), tmp_path / "dataset").warnings
     assert len(warnings) == bool(late)
     assert not late or "of the frauds from 2024-03-18 to 2024-03-24 are not labelled" in warnings[0]

@@ -28,6 +28,7 @@ def run(inputs: Inputs) -> Outputs:
     champion = tracking.champion(inputs.name)
     digest = sha256(inputs.words.encode()).hexdigest()
     card = json.dumps({"workload": "steps.words", "sha256": digest})
+
     files = {
         "model/model.safetensors": inputs.words,
         "model/model.json": card,
@@ -36,7 +37,9 @@ def run(inputs: Inputs) -> Outputs:
     for path, text in (files | {"report/verdict.json": "{}"}).items():
         (inputs.workdir / path).parent.mkdir(parents=True, exist_ok=True)
         (inputs.workdir / path).write_text(text)
+
     paths = {name: inputs.workdir / name for name in ("dataset", "model", "report")}
     run_id = tracking.start_run(inputs.name, inputs.workflow)
     version = champion.version if champion else ""
+
     return Outputs(run_id=run_id, verdict="release", champion=version, model_sha256=digest, **paths)

@@ -6,7 +6,8 @@ from rekindle import Section
 from rekindle.gate import Metric
 from rekindle.workload import DataConfig
 
-Model, metrics = Section, (Metric("loss", max),)
+Model = Section
+metrics = (Metric("loss", max),)
 prepare = dataset = model = loss = examples = None
 
 
