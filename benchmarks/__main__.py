@@ -16,8 +16,8 @@ import sys
 import time
 from datetime import UTC, datetime
 
-from benchmarks import page
-from benchmarks.programs import CLUSTER, DATA, PROGRAMS, Program, run
+from benchmarks.figures import page
+from benchmarks.figures.programs import CLUSTER, DATA, PROGRAMS, Program, run
 
 
 def main() -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page
-from benchmarks.programs import CLUSTER, PROGRAMS, Program, run
+from benchmarks.figures import page
+from benchmarks.figures.programs import CLUSTER, PROGRAMS, Program, run
 
 ROOT = Path(__file__).parents[2]
 # a program that another benchmark starts, and the program that starts all

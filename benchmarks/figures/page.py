@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.programs import PROGRAMS
+from benchmarks.figures.programs import PROGRAMS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/figures.md"
 RESULTS = ROOT / "build/figures"
 BEGIN = "<!-- Written by `python -m benchmarks`. -->\n"
