@@ -55,7 +55,10 @@ PROGRAMS = (
     Program("benchmarks.release.pairs", ("--pairs=1", "--minutes=2", "--rollbacks=1"), slow=True),
     Program("benchmarks.workloads.worlds", ("--world=testers", "--set=train.epochs=1"), slow=True),
     Program(
-        "benchmarks.handbook", (f"--source={WORLD}", "--set=train.epochs=1"), slow=True, needs=DATA
+        "benchmarks.workloads.handbook",
+        (f"--source={WORLD}", "--set=train.epochs=1"),
+        slow=True,
+        needs=DATA,
     ),
     Program(
         "benchmarks.search.halving",
