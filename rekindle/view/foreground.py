@@ -136,7 +136,9 @@ class Pipeline(foreground.Foreground):
         if not isinstance(store, Store):
             return
         try:
-            ownership.begin(store.short_retries(), workflow, overview.pipeline(workflow))
+            counted = not overview.parameter(workflow, BACKFILL)
+            pipeline = overview.pipeline(workflow)
+            ownership.begin(store.short_retries(), workflow, pipeline, counted=counted)
         except RekindleError as error:
             say(f"note: retention will keep the artifacts of {self.name}: {error}")
 
