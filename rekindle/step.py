@@ -35,6 +35,7 @@ from argolocal.common.json_text import describe_not_finite, loads, to_json
 from argolocal.common.wording import shorten, visible
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
+from rekindle.project import exceptions
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
@@ -369,7 +370,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
         return fail(error)
     except Exception as error:
         traceback.print_exc()
-        return fail(project.as_error(error))
+        return fail(exceptions.as_error(error))
 
     return 0
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle import project
+from rekindle.project.folders import ENGINE
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # in the order of Python's search
@@ -140,7 +141,7 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
     installed package."""
     path = Path(*name.split("."))
     package = name.partition(".")[0]
-    engine = [folder.parent for folder in project.ENGINE if folder.name == package]
+    engine = [folder.parent for folder in ENGINE if folder.name == package]
     for root in engine or (*roots, *_source_roots(package)):
         for stem in (root / path / "__init__", root / path):
             for suffix in MODULE_SUFFIXES if stem.parent.is_dir() else ():

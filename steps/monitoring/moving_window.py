@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rekindle import DataError, Prepared, RekindleError, project, tracking, workload
+from rekindle import DataError, Prepared, RekindleError, tracking, workload
+from rekindle.project import exceptions
 from rekindle.step import to_text
 from rekindle.tracking import RunData
 
@@ -48,7 +49,7 @@ def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared
         window = (
             f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
         )
-        raise project.as_error(error, f"`prepare` failed for {window}") from error
+        raise exceptions.as_error(error, f"`prepare` failed for {window}") from error
 
     return prepared, digest
 

@@ -47,7 +47,7 @@ from rekindle.keys import (
     key,
     reuse,
 )
-from rekindle.project import NAME
+from rekindle.project.template import NAME
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
