@@ -150,7 +150,7 @@ class Sources:
         if not on_cluster:
             reuse.set_bucket()
 
-        def open_store(name: str) -> Store:
+        def open_store(name: str) -> "Store":
             return cast("Store", reuse.readable_store(self.home, bucket=name))
 
         open_bucket = None if on_cluster else open_store
