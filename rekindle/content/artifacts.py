@@ -6,7 +6,7 @@ from typing import Any
 from rekindle.content.dataset import FILES, verify_dataset
 from rekindle.content.record import DATASET
 from rekindle.content.release_files import RECORD, REMEDY, FileHashes, reject_other_files
-from rekindle.content.weights import WEIGHTS, verify_weights
+from rekindle.content.weights import verify_weights
 from rekindle.documents import CHECKSUM, MODEL_FILE, InvalidDocument, read_file
 from rekindle.errors import DataError
 
@@ -33,7 +33,7 @@ def verify_artifact(name: str, path: Path, digest: str) -> None:
     has_list = (path / FILES).is_file() or _has_names(path / DATASET, DATASET_NAMES)
     if promised_digest or (has_list and not is_release):
         verify_dataset(path, promised_digest)
-    if (path / WEIGHTS).is_file() and _has_names(path / MODEL_FILE, MODEL_NAMES):
+    if _has_names(path / MODEL_FILE, MODEL_NAMES):
         verify_weights(path)
 
 

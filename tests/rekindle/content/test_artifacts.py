@@ -106,6 +106,7 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
     "the sha256 of its fields is": lambda dataset, model: write_one_digit(
         model / "model.json", b'"heads": 4'
     ),
+    r"model\.safetensors is missing": lambda dataset, model: (model / "model.safetensors").unlink(),
     "model.json is malformed": lambda dataset, model: flip(model / "model.json", 0),
     r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: flip(
         model / "model.safetensors", -1
