@@ -72,7 +72,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
-    from rekindle.release.files import collect, commit, upload
+    from rekindle.release.files import collect, commit, describing_hashes, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -101,6 +101,7 @@ def run(inputs: Inputs) -> Outputs:
         "run_id": run_id,
         "provenance": facts,
         "files": hashes,
+        "described": describing_hashes(folder),
     }
 
     commit(store, prefix, record)

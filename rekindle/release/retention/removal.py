@@ -13,10 +13,10 @@ from urllib.parse import quote, urlsplit
 
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
-from rekindle.content.release_files import RECORD
+from rekindle.content.release_files import DESCRIBING, MLFLOW_FILES, RECORD
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName
-from rekindle.release.files import DESCRIBING, MLFLOW_FILES, read_owner
+from rekindle.release.files import read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store

@@ -161,6 +161,7 @@ def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) ->
         {"at": "../w/prepare"},
         {"at": "w-9/prepare' == ''"},
         {"outputs": {"digest": "{{workflow.uid}}"}},
+        {"outputs": {"{{workflow.uid}}": "digest"}},
         {"outputs": {"digest": 5}},
         {"outputs": ["digest"]},
         {"artifacts": 5},

@@ -17,7 +17,7 @@ from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
-from rekindle.errors import TrackingError
+from rekindle.errors import RekindleError, TrackingError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
@@ -1241,3 +1241,14 @@ def test_the_folder_of_a_run_of_another_machine_with_the_same_name_stays(runs: R
 def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluster) -> None:
     for name in ("my model", "demo,team notin (a)", "ä", "x" * 64, ""):
         assert ClusterObjects(cluster).deployments(name) == []
+
+
+@pytest.mark.parametrize("uri", ["customers/2024", "../x", "releases/x", ""])
+def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs, uri: str) -> None:
+    number = release(runs, runs.make())
+    tracking.promote(runs.pipeline, number, "d-1")
+    tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
+    before = {item.key for item in runs.store.list(claims.FOLDER)}
+    with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
+        champion.run(champion.Inputs(name=runs.pipeline))
+    assert {item.key for item in runs.store.list(claims.FOLDER)} == before
