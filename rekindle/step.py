@@ -19,7 +19,7 @@ import traceback
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,14 +27,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
 from argolocal.common.json_text import describe_not_finite, loads, to_json
+from argolocal.common.names import show
 from argolocal.common.wording import shorten, visible
 from rekindle import project
-from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
+from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean, rule
 from rekindle.project import exceptions
 from rekindle.sections import broken_rule
 
@@ -282,16 +283,42 @@ def output_text(name: str, value: Any) -> str:
         )
 
     text = to_text(value)
-    if "{{" not in text:
-        return text
     if not isinstance(value, SCALARS):
-        return text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
+        text = text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
 
-    raise DataError(
-        f'the output {name} is {shorten(text)!r}: it must not contain "{{{{", which Argo replaces'
-        " in the tasks that get the output. Change the text, or return it as an artifact or in a"
-        " list, which is passed as JSON."
-    )
+    try:
+        return check_output_text(text)
+    except ValueError as error:
+        raise DataError(
+            f"the output {name} is {shorten(ascii(text))}: {error}. Change the text, or return it"
+            " as an artifact or in a list, which is passed as JSON."
+        ) from None
+
+
+def check_output_text(text: str) -> str:
+    """Return a text that Argo passes on unchanged. Raises ValueError with the rule for another."""
+    if "{{" in text:
+        raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
+    if "\0" in text:
+        raise ValueError("it must not contain a NUL, which no argument of a program may have")
+    text.encode()  # raises ValueError for half of a surrogate pair
+    return text
+
+
+def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> None:
+    """Raise ValueError unless the texts are values of these outputs, such as from the cache."""
+    for name, text in texts.items():
+        field = outputs.model_fields.get(name)
+        if field is None or is_artifact(field):
+            raise ValueError(f"{show(name)} is not an output of the step")
+
+        value = text if _is_scalar(field.annotation) else loads(text)
+        constrained_type: Any = Annotated[field.annotation, field]  # type: ignore[valid-type]
+        try:
+            TypeAdapter(constrained_type).validate_python(value)
+        except ValidationError as error:
+            reason = rule(error.errors()[0]["msg"]).removesuffix(".")
+            raise ValueError(f"the output {name} is {show(text)}: {reason}") from None
 
 
 def verify_artifacts(inputs: StepInputs) -> None:

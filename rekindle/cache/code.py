@@ -133,7 +133,8 @@ def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterat
 
 @cache
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file(name: str, roots: Iterable[Path]) -> Path | None:
@@ -188,7 +189,9 @@ def _imports(file: Path, package: str) -> list[str]:
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     names: dict[str, None] = {}
-    with suppress(SyntaxError):  # a syntax error is reported when the module is imported
+    # an error of the source is reported when the module is imported; the last two are those of a
+    # source that is nested deep
+    with suppress(SyntaxError, RecursionError, MemoryError):
         for name in _module_names(ast.parse(file.read_bytes())):
             with suppress(ImportError):  # the name leads out of the package
                 names[importlib.util.resolve_name(name, package)] = None

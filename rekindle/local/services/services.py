@@ -118,7 +118,7 @@ class Services:
         """
         real_url = self.environ.get(ADDRESS_VARIABLES[name])
         if real_url:
-            _check_reachable(name, real_url)
+            check_reachable(name, real_url)
             return real_url
 
         self.start(name)
@@ -377,16 +377,17 @@ def answers(url: str, timeout: float = 2) -> bool:
         return False
 
 
-def _check_reachable(name: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
+def check_reachable(name: str, url: str) -> None:
+    """Raise an error unless something listens at the address of a service."""
+    if not url.startswith(("http://", "https://")):
         return  # MLflow also supports databases and managed services
 
     try:
+        parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         with socket.create_connection((parts.hostname or "", port), 3):
             return
-    except (OSError, ValueError) as error:  # ValueError: an invalid port
+    except (OSError, ValueError) as error:  # ValueError: an invalid host or port
         raise ERROR_TYPES[name](
             f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers at this address"
             f" ({error}). Start the service or correct the address; unset {ADDRESS_VARIABLES[name]}"

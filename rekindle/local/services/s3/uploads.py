@@ -174,12 +174,12 @@ class Uploads:
 
         stored = {"ETag": meta["etag"], **meta["headers"]}
         for name, value in {"ETag": part.etag, **part.checksums}.items():
-            if stored.get(name, value) != value:
+            if stored.get(name) != value:
                 file.close()
                 raise S3Error(
                     400,
                     "InvalidPart",
-                    f"the {name} of part {part.number} is {stored[name]}, not {value}.",
+                    f"the {name} of part {part.number} is {stored.get(name)}, not {value}.",
                 )
 
         return file, meta
