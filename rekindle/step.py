@@ -32,7 +32,7 @@ from pydantic.fields import FieldInfo
 
 from argolocal.common import program
 from argolocal.common.json_text import describe_not_finite, loads, to_json
-from argolocal.common.wording import shorten, visible
+from argolocal.common.wording import shorten
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
 from rekindle.sections import broken_rule
@@ -188,7 +188,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
         return inputs.model_validate(values)
     except ValidationError as error:
         lines = [_sentence(inputs, e, texts) for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError(*lines) from error
 
 
 def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> str:
@@ -377,7 +377,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 def fail(error: RekindleError) -> int:
     """Report an error on stderr and to the kubelet, and return the exit code of the error."""
     with suppress(OSError):  # a full disk must not change the exit code
-        sys.stderr.write(f"error: {visible(str(error))}\n")
+        sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):
         log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
         if log.exists() and os.access(log, os.W_OK):

@@ -274,8 +274,8 @@ class Services:
 
     def _error(self, name: str, problem: str) -> RekindleError:
         log = self.folder / f"{name}.log"
-        tail = "\n".join(log.read_text().splitlines()[-8:])
-        return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
+        tail = log.read_text().splitlines()[-8:]
+        return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:", *tail)
 
     def _launch(self, name: str) -> None:
         previous_record = self.find(name)
