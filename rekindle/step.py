@@ -33,7 +33,7 @@ from pydantic.fields import FieldInfo
 from argolocal.common import program
 from argolocal.common.json_text import describe_not_finite, loads, to_json
 from argolocal.common.names import show
-from argolocal.common.wording import shorten, visible
+from argolocal.common.wording import shorten
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean, rule
 from rekindle.project import exceptions
@@ -190,7 +190,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
         return inputs.model_validate(values)
     except ValidationError as error:
         lines = [_sentence(inputs, e, texts) for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError(*lines) from error
 
 
 def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> str:
@@ -405,7 +405,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 def fail(error: RekindleError) -> int:
     """Report an error on stderr and to the kubelet, and return the exit code of the error."""
     with suppress(OSError):  # a full disk must not change the exit code
-        sys.stderr.write(f"error: {visible(str(error))}\n")
+        sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):
         log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
         if log.exists() and os.access(log, os.W_OK):

@@ -147,7 +147,7 @@ def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
         except Exception as error:
             report.update(found | {"rows": report["rows"]})
             if name and isinstance(error, RekindleError):
-                raise type(error)(f"family {name}: {error}") from error
+                raise type(error)(f"family {name}: {' '.join(error.lines)}") from error
 
             raise
 

@@ -10,7 +10,6 @@ COLOR = re.compile("\x1b\\[[0-9;]*m")
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
-LAYOUT = re.compile("[\t\n]")  # the control characters that `visible` keeps
 
 
 def duration(seconds: float | None) -> str:
@@ -33,10 +32,10 @@ def visible(text: str) -> str:
     return CONTROL.sub(_escape, COLOR.sub("", text))
 
 
-def visible_line(text: str) -> str:
-    """Return `visible(text)` with escapes for its newlines and tabs, such as for a cell of a
-    table."""
-    return LAYOUT.sub(_escape, visible(text))
+def one_line(text: str) -> str:
+    """Return `visible(text)` in which line breaks and tabs are visible, too: a value in a message
+    must not look like another message."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _escape(character: re.Match[str]) -> str:

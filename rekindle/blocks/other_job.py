@@ -79,7 +79,7 @@ def job(
         roles = {role: Replica(pods, args, count) for role, count in replicas.items()}
         manifest = training_job(kind, pipeline.job_name(name), roles, cluster, **(spec or {}))
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
     template = apply(
         pipeline.template_name(name),

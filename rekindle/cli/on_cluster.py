@@ -22,7 +22,7 @@ from rekindle.cli.options import (
 )
 from rekindle.cli.output import print_manifest
 from rekindle.cluster.api import Cluster
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, say
 
 
 @command
@@ -70,10 +70,7 @@ def submit(
         main_manifest, other_objects = source.manifests()
         _print_warnings(main_manifest, source.config or source.manifest, other_objects)
         for manifest in other_objects:
-            click.echo(
-                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`",
-                err=True,
-            )
+            say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
         namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
@@ -115,7 +112,7 @@ def _print_warnings(
     from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
-        click.echo(f"warning: {finding}", err=True)
+        say(f"warning: {finding}")
 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:

@@ -15,6 +15,7 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -194,7 +195,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
             return
 
         for label, reason in reader.gaps.items():
-            click.echo(f"{label}: {reason}", err=True)
+            say(f"{label}: {reason}")
 
         return
 

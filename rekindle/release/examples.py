@@ -139,7 +139,7 @@ class Examples:
         try:
             return parse(kind, body)
         except DataError as error:
-            raise _invalid_row(row, str(error).replace("instances[0].", "")) from error
+            raise _invalid_row(row, " ".join(error.lines).replace("instances[0].", "")) from error
 
 
 def _invalid_row(row: int, reason: str) -> DataError:

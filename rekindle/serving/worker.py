@@ -157,7 +157,7 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
         (predictions,) = predictor.predict([request])
         encode(request, predictions, warning(predictor, request))
     except RekindleError as error:
-        raise type(error)(f"{where}: {error}") from error
+        raise type(error)(f"{where}: {' '.join(error.lines)}") from error
     except Exception as error:
         traceback.print_exc()
         raise exceptions.as_error(error, where) from error

@@ -307,7 +307,7 @@ def load_config(
         else:
             remainder = []
 
-        raise ConfigError(without_user("\n".join([*lines, *remainder]))) from error
+        raise ConfigError(*map(without_user, [*lines, *remainder])) from error
 
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
@@ -378,7 +378,7 @@ def _prefixed(origin: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        raise ConfigError(*(f"{origin}: {line}" for line in error.lines)) from error
 
 
 @cache

@@ -126,7 +126,7 @@ def train(
         names = families.select(workload, [family] if family else config.families)
         families.check_validation(names, section.validation)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
     if len(names) > 1:
         return _train_families(data, names, section, task=task, train=train, model=model, **inputs)

@@ -1,7 +1,6 @@
 """Names the models that a run may release, and the champions that they would replace, without
 starting a service."""
 
-import json
 import os
 import sqlite3
 from collections.abc import Callable
@@ -9,7 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
+
+from argolocal.common.json_text import to_json
 from rekindle.cluster.api import SERVICES, Cluster
+from rekindle.documents import Document, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.view.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
 
@@ -17,6 +20,24 @@ RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a
 CHAMPION_QUERY = (
     "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = 'champion'"
 )
+
+
+class ServicePort(Document):
+    port: int = Field(ge=1, le=65535)
+
+
+class ServiceSpec(Document):
+    ports: list[ServicePort] = Field(min_length=1)
+
+
+class Service(Document):
+    """A Service of Kubernetes, as this machine or a cluster keeps it."""
+
+    spec: ServiceSpec
+
+    @property
+    def port(self) -> int:
+        return self.spec.ports[0].port
 
 
 @dataclass(frozen=True)
@@ -89,7 +110,7 @@ def local_champion(home: Path, model: str) -> Champion:
     MLFLOW_TRACKING_URI."""
     service = home / "objects/Service" / f"{model}.json"
     if service.exists():
-        port = json.loads(service.read_text())["spec"]["ports"][0]["port"]
+        port = read_file(Service, service).port
     else:
         port = None
 
@@ -117,8 +138,11 @@ def cluster_champion(cluster: Cluster, model: str) -> Champion:
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
     version = _tracked_version(model)
     service = cluster.find(SERVICES, model) if version else None
-    port = service["spec"]["ports"][0]["port"] if service else None
-    return Champion(version, f"http://{model}.{cluster.namespace}:{port}" if port else "")
+    if not service:
+        return Champion(version)
+
+    port = parse(Service, to_json(service), f"the Service {model} of the cluster").port
+    return Champion(version, f"http://{model}.{cluster.namespace}:{port}")
 
 
 def _tracked_version(model: str) -> str:

@@ -83,7 +83,7 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
 
 def test_a_cell_of_a_table_is_one_line() -> None:
     text = runs.table([{"name": "a\nb\tc\x1b[31m\u2028", "other": "x"}])
-    assert text.splitlines()[1] == r"a\u000ab\u0009c\u2028  x"
+    assert text.splitlines()[1] == r"a\nb\tc\u2028  x"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
