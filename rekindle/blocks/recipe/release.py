@@ -10,6 +10,7 @@ from hera.workflows import models as m
 from argolocal.common.json_text import to_json
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, command, retries
+from rekindle.blocks.dependencies import FAILURES, after_all, after_any
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
 from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.pod import Manifest, token
@@ -286,7 +287,7 @@ def _attempt(
     expressions = {name: getattr(last.outputs, name).expression for name in RESULTS}
     if evaluation:
         again = repeat(evaluation, when=last.outputs.promoted == False)  # noqa: E712
-        again.depends = f"{last.name}.Succeeded"  # and not if it was skipped
+        again.waits_for = after_all([f"{last.name}.Succeeded"])  # and not if it was skipped
         following = pipeline.repeat_group(again)
         is_last = (
             f"{last.outputs.promoted.expression} == 'true' || {again.outputs.verdict.expression} !="
@@ -410,10 +411,7 @@ def _switch(
     )
     pipeline.delete("take-back", OBJECTS, server, [switch_task.name], when=is_refused)
     withdraw = pipeline.delete("withdraw", OBJECTS, server)
-    tasks = (deployed.name, promotion.name)
-    withdraw.depends = " || ".join(
-        f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored")
-    )
+    withdraw.waits_for = after_any([deployed.name, promotion.name], FAILURES)
     pipeline.scope().guarded += [promotion.name, switch_task.name]
 
 
