@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hera.workflows import DAG, Container, Parameter, Resource, Suspend, Task, Workflow
 from hera.workflows import models as m
@@ -57,6 +57,14 @@ Predecessors = str | Task | Iterable[str | Task]
 SUFFIX_LENGTH = 11  # characters that a schedule appends to the name of a workflow
 
 
+class StepTemplate(NamedTuple):
+    """The tasks that share a template: those of one step, in pods of one kind."""
+
+    module: str
+    kind: str
+    in_loop: bool
+
+
 class Pipeline(References):
     """The state that the blocks of one workflow share."""
 
@@ -66,7 +74,9 @@ class Pipeline(References):
         self.workflow = workflow
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
-        self.templates: dict[Any, Any] = {}
+        self.step_templates: dict[StepTemplate, Container] = {}
+        # model → template that ends the shares of the model's candidates in a Gateway
+        self.unshare_templates: dict[str, Resource] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: dict[str, str] = {}  # training task → kind of its job
         # step → callbacks that pass the task's name to the step, called if the step is used more
@@ -143,16 +153,25 @@ class Pipeline(References):
             name = f"{requested}-{number}"
         return name
 
-    def container(self, module: str, kind: str, in_loop: bool) -> Container:
+    def container(self, module: str, kind: str, *, in_loop: bool = False) -> Container:
         """Return the template of a step, which all tasks of the step share."""
-        key = (module, kind, in_loop)
-        if key not in self.templates:
+        shared = StepTemplate(module, kind, in_loop)
+        if shared not in self.step_templates:
             self.kinds.add(kind)
             cluster = self.config.cluster
+            pod = cluster.pod(kind)
             name = self.template_name(short_name(module))
-            template = container(name, module, cluster, pod := cluster.pod(kind), in_loop)
-            self.templates[key] = as_worker(template, cluster, pod) if kind == "train" else template
-        return self.templates[key]
+            template = container(name, module, cluster, pod, in_loop)
+            if kind == "train":
+                template = as_worker(template, cluster, pod)
+            self.step_templates[shared] = template
+
+        return self.step_templates[shared]
+
+    @cached_property
+    def deletion(self) -> Resource:
+        """The template that deletes an object."""
+        return delete(self.template_name("delete"), retries(self.config.cluster.retries))
 
     def job_name(self, task: str, max_length: int = 53) -> str:
         """Return the name of the object that `task` applies. Raises WiringError if the name is too
@@ -306,7 +325,7 @@ class Pipeline(References):
 
         notify = self.config.notify
         if notify.format != "off":
-            template = self.container(NOTIFY, "notify", False)
+            template = self.container(NOTIFY, "notify")
             name = self.template_name("notification")
             task = self.add(
                 self.name("", "notification"), notification(name, template, notify, inputs), {}
@@ -322,12 +341,9 @@ class Pipeline(References):
         self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any
     ) -> Block:
         """Add a task, by default named `task`, that deletes the object `name` if it exists."""
-        if "delete" not in self.templates:
-            self.templates["delete"] = delete(
-                self.template_name("delete"), retries(self.config.cluster.retries)
-            )
+        template = self.deletion
         objects = {"kind": kind, "object": as_word(name)}
-        return self.add(self.name("", task), self.templates["delete"], objects, options, after)
+        return self.add(self.name("", task), template, objects, options, after)
 
 
 CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
@@ -484,7 +500,7 @@ def step(
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
     cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
     options.update(pipeline.reuse(name) if cacheable else {})
-    template = pipeline.container(module, pod or short_name(module), in_loop)
+    template = pipeline.container(module, pod or short_name(module), in_loop=in_loop)
     unchanged = {
         n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")
     }
