@@ -34,9 +34,9 @@ class Servers:
     def of(cls, deployed: Block) -> "Servers":
         """Return the servers that the block `deploy` starts."""
         return cls(
-            model=resolve(deployed, "name"),
-            name=resolve(deployed, "server"),
             serve=resolve(deployed, "serve"),
+            name=resolve(deployed, "server"),
+            model=resolve(deployed, "name"),
         )
 
 
