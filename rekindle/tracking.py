@@ -376,7 +376,7 @@ def register(
     return _release(version)
 
 
-def promote(name: str, version: str, deployment: str, run_id: str = "") -> None:
+def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
     """Give version `version` of `name` the alias `champion`; record its Deployment, and the run
     that promotes it."""
     record_deployment(name, version, deployment)
