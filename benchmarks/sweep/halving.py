@@ -1,10 +1,10 @@
 """Savings and overhead of a sweep: asynchronous halving, compared with training every trial to the
 end.
 
-    python -m benchmarks.search.halving --source transactions.parquet
-    python -m benchmarks.search.halving --source transactions.parquet --trials 9 \\
+    python -m benchmarks.sweep.halving --source transactions.parquet
+    python -m benchmarks.sweep.halving --source transactions.parquet --trials 9 \\
       --set train.epochs=6
-    python -m benchmarks.search.halving --source transactions.parquet --only-halving \\
+    python -m benchmarks.sweep.halving --source transactions.parquet --only-halving \\
       --set train.epochs=12
 
 One sweep uses halving, the other trains every trial to the end; both choose their trials at random,
@@ -28,8 +28,8 @@ from argolocal.view.summary import timestamp
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.local.cluster import LocalCluster
-from rekindle.training.search.config import Sweep
-from rekindle.training.search.study import Study
+from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.study import Study
 
 SPACE = {
     "train": {

@@ -34,10 +34,10 @@ from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.content.dataset import FILES
+from rekindle.demo.screen import AttackRecord, Recording, Run, View, live_view
+from rekindle.demo.training import COORDINATOR, DemoCluster, Training
 from rekindle.errors import NotFound
 from rekindle.keys import CACHED, DATASET, REUSE
-from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
-from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, live_view
 from rekindle.workload import load, prepare
 
 RESUME_AFTER_S = 3.0  # time until a stopped process gets SIGCONT

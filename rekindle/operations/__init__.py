@@ -1,1 +1,1 @@
-"""Backfill of scheduled runs, and the trials of sweeps."""
+"""Forecast, reproduce, repeat, reuse, roll back, scale and remove runs, as the commands ask."""

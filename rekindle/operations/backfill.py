@@ -24,7 +24,7 @@ from rekindle.cluster import workflows
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError
-from rekindle.view.history.missed_runs import MissedRun
+from rekindle.operations.missed_runs import MissedRun
 
 POLL_INTERVAL_S = 0.5
 CLUSTER_POLL_INTERVAL_S = 5.0

@@ -6,12 +6,11 @@ from typing import Any
 
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import cron
-from argolocal.view import runs
 from argolocal.view.summary import Status
 from rekindle.blocks.manifest.config import Config
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED
 from rekindle.errors import ConfigError
-from rekindle.view import outcome
+from rekindle.operations import results
 
 BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # characters of the manifest hash in a name: so the name is as long as that of a scheduled run
@@ -32,7 +31,7 @@ class MissedRun:
     def row(self, status: Status) -> dict[str, Any]:
         """Return the result of the run; it depends on manifest, data and champion, not on
         interruptions."""
-        outputs = outcome.parameters(status)
+        outputs = results.parameters(status)
         phase = status.get("phase") or "Pending"
 
         row = {
@@ -41,7 +40,7 @@ class MissedRun:
             "phase": phase,
             "gate": _gate_result(status),
             "reason": outputs.get("reason"),
-            "metrics": outcome.metrics(outputs),
+            "metrics": results.metrics(outputs),
         }
 
         return row | {"model_sha256": outputs.get("model_sha256")}
@@ -78,18 +77,6 @@ def missed_runs(
         )
         for time in times
     ]
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-
-    def cells(row: dict[str, Any]) -> dict[str, str]:
-        metrics = {name: row["metrics"].get(name) for name in names}
-        figures = {name: "" if value is None else f"{value:.4g}" for name, value in metrics.items()}
-        result = {"scheduled": row["scheduled"], "phase": row["phase"], "gate": row["gate"] or ""}
-        return result | figures | {"weights": (row["model_sha256"] or "")[:12]}
-
-    return runs.table([cells(row) for row in rows])
 
 
 def _gate_result(status: Status) -> str | None:

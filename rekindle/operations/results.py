@@ -1,5 +1,4 @@
-"""Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit
-code."""
+"""Read the results of a run from Argo's WorkflowStatus: verdicts, metrics, releases, exit code."""
 
 import json
 import math
@@ -9,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import duration
-from argolocal.view import summary
-from argolocal.view.summary import Status, lines_of, named_warnings, outputs, timestamp
+from argolocal.view.summary import Status, outputs
 from rekindle.errors import ConfigError
 from rekindle.keys import AGAIN, TASK
 from rekindle.release.config import TOKENS
@@ -24,25 +21,6 @@ VERDICTS = {
     "same": "nothing to release: this model is already serving",
     "taken back": "its canary was ended, so the previous version keeps serving",
 }
-
-
-def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256,
-    endpoint, ...)."""
-    values = parameters(status)
-
-    fields = {
-        "manifest_sha256": None,
-        "model_sha256": values.get("model_sha256"),
-        "verdict": values.get("verdict"),
-        "reason": values.get("reason"),
-        "metrics": metrics(values),
-        "verdicts": verdicts(status),
-        "endpoint": None,
-        "run_id": values.get("run_id"),
-    }
-
-    return summary.as_json(name, status, **fields | facts)
 
 
 def parameters(status: Status) -> dict[str, str]:
@@ -135,66 +113,6 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
         for name, value in values_by_name
         if isinstance(value, int | float)
     }
-
-
-def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome, one line per fact. `facts` (endpoint, commands, cost, ...) precede the
-    duration.
-
-    If not `is_rekindle`, the outputs of the workflow are not interpreted.
-    """
-    values = parameters(status) if is_rekindle else {}
-    took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
-
-    if is_rekindle and not values.get("verdict"):
-        evaluations = verdicts(status)
-    else:
-        evaluations = []
-
-    winners = [row["metrics"] for row in evaluations if row["version"]]
-    figures = winners[0] if len(winners) == 1 else metrics(values)
-
-    lines = {
-        "verdict": _verdict(status, values),
-        "reason": values.get("reason"),
-        "metrics": "  ".join(
-            f"{name} {value:.4g}" for name, value in figures.items() if value is not None
-        ),
-        **facts,
-        "took": duration(took),
-    }
-
-    rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
-    rows += list(lines.items())
-
-    rows += [
-        ("warning", text)
-        for text in named_warnings((status.get("nodes") or {}).values())
-        if is_rekindle
-    ]
-
-    return lines_of(rows)
-
-
-def _verdict(status: Status, values: Mapping[str, str]) -> str:
-    """Describe the verdict, and whether the model was released: a verdict alone releases
-    nothing."""
-    released = releases(status)
-
-    verdict = values.get("verdict", "")
-    if not verdict:
-        if released:
-            return f"released: {', '.join(sorted(map(str, released)))}"
-        return ""
-
-    if verdict == "release" and not released:
-        return "release: the model passed the gate, but this pipeline has not released it"
-    if values.get("unchanged"):
-        return "same: nothing to train: the data, the code and the config did not change"
-    if verdict in VERDICTS:
-        return f"{verdict}: {VERDICTS[verdict]}"
-
-    return ""
 
 
 @dataclass(frozen=True)

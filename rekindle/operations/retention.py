@@ -17,6 +17,7 @@ from argolocal.manifest.kinds import COMPLETED
 from argolocal.state.journal import Busy, RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import timestamp
+from rekindle.blocks.manifest import recorded
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cache.lookup import reused_tasks
@@ -34,7 +35,6 @@ from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
 from rekindle.release.retention.pod import resumable_s
 from rekindle.sections import parse_section
 from rekindle.storage import Store
-from rekindle.view import overview
 
 # time from the look-up in the cache until a run on this machine exists, with a margin
 CLAIM_S = 7200.0
@@ -137,7 +137,7 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     reported."""
     limits = _limits(workflow)
 
-    pipeline = overview.label(workflow, "name")
+    pipeline = recorded.label(workflow, "name")
     if limits == NO_LIMITS or not pipeline:
         return
 
@@ -300,8 +300,8 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
-    pipeline = overview.pipeline(workflow)
-    counted = not overview.parameter(workflow, BACKFILL)
+    pipeline = recorded.pipeline(workflow)
+    counted = not recorded.parameter(workflow, BACKFILL)
     uses = frozenset(reused_tasks(workflow).values())
     return Run(name, pipeline, ended, phase == "Succeeded", counted, uses)
 
@@ -310,7 +310,7 @@ def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
     """Return the section `retention` of a run's config, also of a workflow that refers to a
     WorkflowTemplate."""
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
-    config = overview.recorded_config(workflow)
+    config = recorded.config(workflow)
     if not config and stored_spec:
-        config = overview.recorded_config({"metadata": workflow["metadata"], "spec": stored_spec})
+        config = recorded.config({"metadata": workflow["metadata"], "spec": stored_spec})
     return parse_section(RetentionConfig, config.get("retention") or {}, "retention")

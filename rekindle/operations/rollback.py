@@ -1,4 +1,4 @@
-"""`rekindle rollback` and `rekindle scale`, on this machine or on a cluster."""
+"""`rekindle rollback`, on this machine or on a cluster."""
 
 import os
 from collections.abc import Callable
@@ -7,11 +7,9 @@ from typing import Any
 
 from argolocal.common.json_text import loads
 from argolocal.common.names import show
-from argolocal.view import runs
 from rekindle import tracking
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
-from rekindle.cluster.scale import scale_workers
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
@@ -44,24 +42,6 @@ def rollback(
 
     objects = _objects(home, cluster)
     roll_back(objects, Store.from_env().short_retries(), model, version, seconds, finish)
-
-
-def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run.
-
-    Raises ConfigError if this number cannot be changed.
-    """
-    if cluster:
-        return scale_workers(ClusterObjects(cluster), run, task, workers)
-
-    phase = runs.state(home, run)["phase"]
-    if phase != "Running":
-        raise ConfigError(
-            f"run {run} is {phase}: only a running training can be scaled (`rekindle resume"
-            f" {run}`)."
-        )
-
-    return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)
 
 
 def _notify(model: str, result: dict[str, str]) -> None:

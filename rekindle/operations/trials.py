@@ -1,6 +1,6 @@
 """The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
-python -m rekindle.view.history.trials WORKFLOW SWEEP TARIFF     in a pod: the result of
+python -m rekindle.operations.trials WORKFLOW SWEEP TARIFF     in a pod: the result of
 `trials_here` as JSON
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from rekindle import project
+from rekindle.blocks.manifest import recorded
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
@@ -20,11 +21,10 @@ from rekindle.storage import Store
 from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import Tariff, prices_of, recorded_manifest, trial_tariff
-from rekindle.training.search import report
-from rekindle.training.search.config import Sweep
-from rekindle.training.search.costs import total_amounts, trial_bills
-from rekindle.training.search.study import FOLDER, Study
-from rekindle.view.overview import recorded_config
+from rekindle.training.sweep import report
+from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.costs import total_amounts, trial_bills
+from rekindle.training.sweep.study import FOLDER, Study
 
 Trials = dict[str, Any]
 
@@ -49,7 +49,7 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
     values = to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"
-    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.history.trials", name, *values)
+    *_, answer = remote.run_module(cluster, workflow, "rekindle.operations.trials", name, *values)
     return answer
 
 
@@ -60,7 +60,7 @@ def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
-    section = recorded_config({"metadata": {"name": name}, "spec": spec}).get("sweep")
+    section = recorded.config({"metadata": {"name": name}, "spec": spec}).get("sweep")
     if not section:
         raise ConfigError(
             f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"

@@ -1,14 +1,16 @@
-"""The forecast of a run as text."""
+"""The forecast of a run, as text and as the object that `-o json` prints."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from argolocal.common.wording import duration, visible
 from argolocal.view import runs
+from rekindle.operations.plan.forecast import Forecast, Row
+from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
+from rekindle.operations.plan.timing import Total
 from rekindle.training.cost.bill import amount, money
-from rekindle.training.cost.pods import GIB, gpu_count
-from rekindle.view.plan.forecast import Forecast, Row
-from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
+from rekindle.training.cost.pods import GIB, Replicas, gpu_count
 
 MAX_REASON_LENGTH = 120  # characters of a reason; `-o json` has all of it
 MAX_NAMES = 8  # maximum number of tasks that a line of totals names
@@ -149,3 +151,56 @@ def _usage(plan: Forecast) -> str:
     else:
         condition = ""
     return f"{seconds}, {usage.gpu_seconds:.0f} GPU-seconds{cost}{condition}"
+
+
+def _pods_as_json(replicas: Replicas) -> dict[str, Any]:
+    names = ("count", "pod", "queue", "is_executor")
+    return {name: value for name, value in asdict(replicas).items() if name in names}
+
+
+def as_json(plan: Forecast) -> dict[str, Any]:
+    """Return the object that `-o json` prints."""
+
+    def total_as_json(total: Total) -> dict[str, Any]:
+        times = {
+            "seconds": round(total.seconds, 3),
+            "low": round(total.low, 3),
+            "high": round(total.high, 3),
+        }
+        return times | {"critical_path": total.critical_path}
+
+    tasks = [
+        {
+            "task": row.task,
+            "status": row.status,
+            "reason": row.reason.text,
+            "compared_with": row.reason.earlier_result or None,
+            "differences": [asdict(difference) for difference in row.reason.differences],
+            "time": (
+                asdict(row.time)
+                | ({} if row.time.seconds is not None else {"low": None, "high": None})
+            ),
+            "items": row.items,
+            "pods": [_pods_as_json(replicas) for replicas in row.pods],
+            "requests": row.requests,
+            **asdict(row.usage),
+        }
+        for row in plan.rows
+    ]
+
+    return {
+        "name": plan.name,
+        "runs_anything": plan.runs_anything(),
+        "tasks": tasks,
+        "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
+        "without_conditional_tasks": (
+            total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost}
+        ),
+        "former_runs": plan.former_runs,
+        "currency": plan.currency or None,
+        "peak": plan.peak,
+        **asdict(plan.usage),
+        "releases": [asdict(release) for release in plan.releases],
+        "does_not_fit": plan.shortages,
+        "notes": plan.notes,
+    }

@@ -51,7 +51,7 @@ PROGRAMS = (
     Program("benchmarks.runner", slow=True),
     Program("benchmarks.scale", ("--members=8", "--runs=2")),
     Program(
-        "benchmarks.search.halving",
+        "benchmarks.sweep.halving",
         (f"--source={WORLD}", "--trials=3", "--set=train.epochs=3"),
         slow=True,
     ),

@@ -12,8 +12,8 @@ from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.nodes import amounts, excess, find_obstacle, read_nodes
 from rekindle.cluster.queue import VERSIONS, list_objects
+from rekindle.operations.plan.resources import totals
 from rekindle.training.cost.pods import Replicas, number
-from rekindle.view.plan.resources import totals
 
 QUOTAS = Resource("v1", "resourcequotas")
 

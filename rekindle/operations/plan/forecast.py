@@ -2,7 +2,7 @@
 run."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,15 +16,15 @@ from rekindle.cluster.api import TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
+from rekindle.operations import reuse
+from rekindle.operations.plan import capacity, history, releases, resources, timing
+from rekindle.operations.plan.reasons import Reason, Reasons
+from rekindle.operations.plan.releases import PlannedRelease
+from rekindle.operations.plan.resources import ResourceSeconds
+from rekindle.operations.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
+from rekindle.operations.plan.timing import Estimate, Total
 from rekindle.training.cost.pods import Replicas, training_runtimes
 from rekindle.training.cost.prices import Prices
-from rekindle.view import reuse
-from rekindle.view.plan import capacity, history, releases, resources, timing
-from rekindle.view.plan.reasons import Reason, Reasons
-from rekindle.view.plan.releases import PlannedRelease
-from rekindle.view.plan.resources import ResourceSeconds
-from rekindle.view.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
-from rekindle.view.plan.timing import Estimate, Total
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -150,7 +150,7 @@ class Sources:
         if not on_cluster:
             reuse.set_bucket()
 
-        def open_store(name: str) -> Store:
+        def open_store(name: str) -> "Store":
             return cast("Store", reuse.readable_store(self.home, bucket=name))
 
         open_bucket = None if on_cluster else open_store
@@ -293,56 +293,3 @@ def _prefix(manifest: Mapping[str, Any]) -> str:
     if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and metadata.get("name"):
         return f"{metadata['name']}-"
     return str(metadata.get("name") or metadata.get("generateName") or "workflow-")
-
-
-def _pods_as_json(replicas: Replicas) -> dict[str, Any]:
-    names = ("count", "pod", "queue", "is_executor")
-    return {name: value for name, value in asdict(replicas).items() if name in names}
-
-
-def as_json(plan: Forecast) -> dict[str, Any]:
-    """Return the object that `-o json` prints."""
-
-    def total_as_json(total: Total) -> dict[str, Any]:
-        times = {
-            "seconds": round(total.seconds, 3),
-            "low": round(total.low, 3),
-            "high": round(total.high, 3),
-        }
-        return times | {"critical_path": total.critical_path}
-
-    tasks = [
-        {
-            "task": row.task,
-            "status": row.status,
-            "reason": row.reason.text,
-            "compared_with": row.reason.earlier_result or None,
-            "differences": [asdict(difference) for difference in row.reason.differences],
-            "time": (
-                asdict(row.time)
-                | ({} if row.time.seconds is not None else {"low": None, "high": None})
-            ),
-            "items": row.items,
-            "pods": [_pods_as_json(replicas) for replicas in row.pods],
-            "requests": row.requests,
-            **asdict(row.usage),
-        }
-        for row in plan.rows
-    ]
-
-    return {
-        "name": plan.name,
-        "runs_anything": plan.runs_anything(),
-        "tasks": tasks,
-        "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
-        "without_conditional_tasks": (
-            total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost}
-        ),
-        "former_runs": plan.former_runs,
-        "currency": plan.currency or None,
-        "peak": plan.peak,
-        **asdict(plan.usage),
-        "releases": [asdict(release) for release in plan.releases],
-        "does_not_fit": plan.shortages,
-        "notes": plan.notes,
-    }

@@ -11,11 +11,11 @@ from typing import Any
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import FINISHED, Status, timestamp
+from rekindle.blocks.manifest.recorded import label, parameter
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.view.overview import label, parameter
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name

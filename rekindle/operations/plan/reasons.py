@@ -10,7 +10,7 @@ from rekindle.cache.difference import MISSING, Difference, differences
 from rekindle.cache.key import NotReusable
 from rekindle.cache.lookup import CacheResult
 from rekindle.errors import RekindleError, StorageError
-from rekindle.view.plan.tasks import RUNS, Task, Tree
+from rekindle.operations.plan.tasks import RUNS, Task, Tree
 
 if TYPE_CHECKING:
     from rekindle.storage import Store

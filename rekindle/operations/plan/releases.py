@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle.cluster.api import SERVICES, Cluster
 from rekindle.errors import RekindleError
-from rekindle.view.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
+from rekindle.operations.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
 
 RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a version of a model
 CHAMPION_QUERY = (

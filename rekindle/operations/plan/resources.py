@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from rekindle.operations.plan.tasks import Task
+from rekindle.operations.plan.timing import Span
 from rekindle.training.cost import pods
 from rekindle.training.cost.pods import Replicas
 from rekindle.training.cost.prices import Prices
-from rekindle.view.plan.tasks import Task
-from rekindle.view.plan.timing import Span
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from rekindle.cache.lookup import without_unknown
 from rekindle.errors import RekindleError
 from rekindle.keys import LEDGER, key
+from rekindle.operations.plan.history import FormerRun, Record
+from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, SKIPPED, Task, Tree
 from rekindle.step import parse
 from rekindle.training.ledger import accounting, events
 from rekindle.training.spec import TrainingSpec
-from rekindle.view.plan.history import FormerRun, Record
-from rekindle.view.plan.tasks import CACHED_RESULT, CONDITIONAL, SKIPPED, Task, Tree
 
 if TYPE_CHECKING:
     from rekindle.storage import Store

@@ -14,10 +14,10 @@ from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import data_digest_or_empty
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.operations.reproduce.checkout import find_commit
+from rekindle.operations.reproduce.comparison import DERIVED_ENTRIES
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
-from rekindle.view.reproduce.checkout import find_commit
-from rekindle.view.reproduce.comparison import DERIVED_ENTRIES
 from rekindle.workload import POD_PRIVATE
 
 MAX_NAMES = 8  # maximum number of packages or modules in one finding
@@ -155,7 +155,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
         name: value for name, value in model.train.items() if name in TrainConfig.model_fields
     }
     spec = to_json([model.workload, model.model, settings, model.family])
-    command = python("-m", "rekindle.view.reproduce.machine", spec)
+    command = python("-m", "rekindle.operations.reproduce.machine", spec)
 
     process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if process.returncode:

@@ -1,8 +1,9 @@
 """Print the facts of this machine that the bits of a training depend on; a process of its own,
 since it imports torch.
 
-python -m rekindle.view.reproduce.machine '["steps.digits", {}, {}, ""]'     workload, model, train,
-family
+    python -m rekindle.operations.reproduce.machine '["steps.digits", {}, {}, ""]'
+
+The argument: workload, model, train, family.
 """
 
 import json

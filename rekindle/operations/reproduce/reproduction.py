@@ -19,14 +19,18 @@ from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.names import show
+from rekindle.operations.reproduce import findings as checks
+from rekindle.operations.reproduce.checkout import check_out
+from rekindle.operations.reproduce.comparison import Comparison, compare
+from rekindle.operations.reproduce.findings import Finding
+from rekindle.operations.reproduce.suspended import (
+    recorded_values,
+    resume_at_once,
+    suspended_findings,
+)
+from rekindle.operations.reproduce.workspace import Workspace, temporary_workspace
 from rekindle.release.origin import Origin, read
 from rekindle.storage import Store
-from rekindle.view.reproduce import findings as checks
-from rekindle.view.reproduce.checkout import check_out
-from rekindle.view.reproduce.comparison import Comparison, compare
-from rekindle.view.reproduce.findings import Finding
-from rekindle.view.reproduce.suspended import recorded_values, resume_at_once, suspended_findings
-from rekindle.view.reproduce.workspace import Workspace, temporary_workspace
 
 MAX_DIFF_LINES = 60
 SWEEP_STEP = "steps.search.trial"

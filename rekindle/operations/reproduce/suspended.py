@@ -12,9 +12,9 @@ from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.blocks.manifest.render import Manifest
 from rekindle.errors import ConfigError, TrackingError, did_you_mean
+from rekindle.operations.plan.tasks import RUNS, SKIPPED, Tree
+from rekindle.operations.reproduce.findings import Finding
 from rekindle.release.origin import Origin
-from rekindle.view.plan.tasks import RUNS, SKIPPED, Tree
-from rekindle.view.reproduce.findings import Finding
 
 Values = Mapping[str, str]
 

@@ -26,9 +26,9 @@ from rekindle.cache.key import find_objects
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
+from rekindle.operations.results import NOT_RELEASED
 from rekindle.release.origin import Config
 from rekindle.storage import Store
-from rekindle.view.outcome import NOT_RELEASED
 
 # variables with the user's services, project and config overrides
 REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")

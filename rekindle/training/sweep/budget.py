@@ -7,8 +7,8 @@ itself are within the budget. Until a trial trains to the end, the time for that
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rekindle.training.search.config import Sweep
-from rekindle.training.search.halving import Job
+from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.halving import Job
 
 
 def compute_excess(

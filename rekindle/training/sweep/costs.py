@@ -8,7 +8,7 @@ from rekindle.training.cost.bill import Bill, charge
 from rekindle.training.cost.tariff import Tariff
 from rekindle.training.ledger.accounting import summarize
 from rekindle.training.ledger.events import read
-from rekindle.training.search.study import Study
+from rekindle.training.sweep.study import Study
 
 
 def trial_bills(study: Study, tariff: Tariff) -> dict[int, Bill]:

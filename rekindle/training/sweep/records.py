@@ -8,7 +8,7 @@ from rekindle.documents import BestValidation, Document
 
 
 class Stop(Document):
-    """The decision that the budget ends the search."""
+    """The decision that the budget ends the sweep."""
 
     limit: float
     hours: float
@@ -17,7 +17,7 @@ class Stop(Document):
 
 class Decision(Document):
     """jobs/NUMBER.json: the next job of a trial, with the settings of a new trial; or the end of
-    the search."""
+    the sweep."""
 
     trial: int | None = Field(default=None, ge=0)
     rung: int | None = Field(default=None, ge=0)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.training.cost.bill import amount
-from rekindle.training.search.config import Choice
-from rekindle.training.search.halving import Trial, best_trials, is_finite
-from rekindle.training.search.study import Study
+from rekindle.training.sweep.config import Choice
+from rekindle.training.sweep.halving import Trial, best_trials, is_finite
+from rekindle.training.sweep.study import Study
 
 
 def rows(study: Study) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """A sweep in the object store: its decisions, and the results of its trials.
 
     ROOT/jobs/00007.json               decision 7: a trial, its rung and its pod; or that the budget
-    ends the search
+    ends the sweep
     ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
     ROOT/trials/7/checkpoints/         its checkpoints
     ROOT/seconds/PROCESS.json          the seconds that a process has used, by trial and rung
@@ -23,10 +23,10 @@ from argolocal.common.json_text import to_json
 from rekindle.documents import InvalidDocument, read_object
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
-from rekindle.training.search import budget, halving
-from rekindle.training.search.config import LOSS, Settings, Sweep
-from rekindle.training.search.halving import Job, Trial, is_finite
-from rekindle.training.search.records import Decision, Failure, Seconds, TrialModel, Validation
+from rekindle.training.sweep import budget, halving
+from rekindle.training.sweep.config import LOSS, Settings, Sweep
+from rekindle.training.sweep.halving import Job, Trial, is_finite
+from rekindle.training.sweep.records import Decision, Failure, Seconds, TrialModel, Validation
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -79,7 +79,7 @@ class Study:
 
     @property
     def budget_stop(self) -> dict[str, Any] | None:
-        """The decision that ended the search because of its budget."""
+        """The decision that ended the sweep because of its budget."""
         return next((record["stop"] for record in self.records if "stop" in record), None)
 
     def output(self, trial: int, rung: int) -> str:
@@ -211,7 +211,7 @@ class Study:
     ) -> dict[str, Any]:
         record: dict[str, Any] = {"trial": job.trial, "rung": job.rung}
         if job.rung == 0:
-            from rekindle.training.search.sampling import ask  # imports Optuna
+            from rekindle.training.sweep.sampling import ask  # imports Optuna
 
             settings, attrs = ask(self.sweep, self.trials(result_count), default, whole)
             record["settings"] = settings

@@ -19,10 +19,10 @@ from argolocal.common.linux import die_with_parent
 from rekindle import Store, tracking
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.training.launch import notice
-from rekindle.training.search.config import Settings
-from rekindle.training.search.halving import Job, Trial
-from rekindle.training.search.study import Study
 from rekindle.training.spec import TrainingSpec
+from rekindle.training.sweep.config import Settings
+from rekindle.training.sweep.halving import Job, Trial
+from rekindle.training.sweep.study import Study
 
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
 RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record

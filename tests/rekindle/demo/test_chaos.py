@@ -13,8 +13,8 @@ from statistics import median
 import psutil
 import pytest
 
-from rekindle.view.demo.chaos import ATTACKS
-from rekindle.view.demo.screen import AttackRecord, Picture, Recording, Run
+from rekindle.demo.chaos import ATTACKS
+from rekindle.demo.screen import AttackRecord, Picture, Recording, Run
 from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))

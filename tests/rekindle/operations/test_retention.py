@@ -22,11 +22,11 @@ from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.mlflow_api import request
 from rekindle.names import RunName
+from rekindle.operations import retention
 from rekindle.release.config import VERSION_ANNOTATION
 from rekindle.release.retention import listing, ownership, removal
 from rekindle.release.retention.decision import Removal, Run, RunRemoval
 from rekindle.storage import Store
-from rekindle.view import retention
 from steps import champion, report
 from tests.rekindle.cluster.server import ApiServer
 

@@ -18,10 +18,10 @@ from rekindle.cluster.api import Cluster
 from rekindle.errors import StorageError
 from rekindle.local.services.services import Services
 from rekindle.local.services.stored_files import StoredFiles
+from rekindle.operations.plan import releases
+from rekindle.operations.plan.forecast import Forecast, Row, Sources, forecast
 from rekindle.storage import Store
-from rekindle.view.plan import releases
-from rekindle.view.plan.forecast import Forecast, Row, Sources, as_json, forecast
-from rekindle.view.plan.text import text
+from rekindle.view.plan import as_json, text
 from tests.commands import ROOT
 from tests.rekindle.cluster.server import ApiServer
 

@@ -9,9 +9,9 @@ import pytest
 
 from rekindle.documents import ModelFile, parse
 from rekindle.errors import RekindleError
+from rekindle.operations.reproduce.comparison import compare
 from rekindle.release.origin import Curve, Origin, RunFile
 from rekindle.storage import Store, file_sha256
-from rekindle.view.reproduce.comparison import compare
 
 MODEL: dict[str, Any] = {
     "sha256": "aa",

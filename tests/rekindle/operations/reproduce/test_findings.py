@@ -15,19 +15,19 @@ from rekindle.blocks.manifest import provenance
 from rekindle.cache import code, key
 from rekindle.documents import ModelFile, parse
 from rekindle.errors import ConfigError
-from rekindle.release.origin import Origin, RunFile
-from rekindle.storage import Store
-from rekindle.view.reproduce import findings
-from rekindle.view.reproduce.checkout import check_out, find_commit
-from rekindle.view.reproduce.findings import (
+from rekindle.operations.reproduce import findings
+from rekindle.operations.reproduce.checkout import check_out, find_commit
+from rekindle.operations.reproduce.findings import (
     Commit,
     Data,
     code_findings,
     environment_findings,
     machine_findings,
 )
-from rekindle.view.reproduce.reproduction import Inputs, run_parameters, training_config
-from rekindle.view.reproduce.suspended import resume_at_once, suspended_findings
+from rekindle.operations.reproduce.reproduction import Inputs, run_parameters, training_config
+from rekindle.operations.reproduce.suspended import resume_at_once, suspended_findings
+from rekindle.release.origin import Origin, RunFile
+from rekindle.storage import Store
 
 STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
 

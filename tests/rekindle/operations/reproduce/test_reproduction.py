@@ -24,7 +24,7 @@ SPACE = {
     "model": {"hidden": [4, 8]},
     "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}},
 }
-SEARCH = {
+SWEEP = {
     "pipeline": "pipelines.sweep",
     "sweep": {"trials": 3, "rungs": 1, "budget": {"hours": 1}, "space": SPACE},
 }
@@ -63,7 +63,7 @@ def project(base: Path) -> Iterator[Shell]:
     config["train"]["validation"] = 0.1
     config["gate"]["maximum"]["rmse"] = 1000
     file.write_text(yaml.safe_dump(config))
-    file.with_name("search.yaml").write_text(yaml.safe_dump(config | SEARCH | {"name": "search"}))
+    file.with_name("sweep.yaml").write_text(yaml.safe_dump(config | SWEEP | {"name": "sweep"}))
     (base / "tmp").mkdir()
 
     with shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
@@ -222,9 +222,9 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
 @pytest.mark.timeout(600)
 def test_only_the_released_trial_of_a_sweep_is_trained_again(tmp_path: Path) -> None:
     with project(tmp_path) as typed:
-        release(typed, "search")
+        release(typed, "sweep")
         move(typed, tmp_path / "clone")
-        code, result, errors = reproduce(typed, model="search")
+        code, result, errors = reproduce(typed, model="sweep")
         assert (code, result["equal"], result["findings"]) == (0, True, []), errors
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.training.search.config import Choice, Sweep, default_settings, integer_settings
+from rekindle.training.sweep.config import Choice, Sweep, default_settings, integer_settings
 
 CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 

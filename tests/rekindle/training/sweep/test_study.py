@@ -10,11 +10,11 @@ import pytest
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
-from rekindle.training.search import report
-from rekindle.training.search.budget import step_share
-from rekindle.training.search.config import Budget, Settings, Sweep
-from rekindle.training.search.halving import Job, Trial
-from rekindle.training.search.study import Study
+from rekindle.training.sweep import report
+from rekindle.training.sweep.budget import step_share
+from rekindle.training.sweep.config import Budget, Settings, Sweep
+from rekindle.training.sweep.halving import Job, Trial
+from rekindle.training.sweep.study import Study
 
 SPACE = {
     "train": {
@@ -106,8 +106,8 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
 def test_the_trial_of_a_lost_pod_is_taken_over(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rekindle.training.search.study.CHECK_INTERVAL_S", 0.1)
-    monkeypatch.setattr("rekindle.training.search.study.TAKEOVER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("rekindle.training.sweep.study.CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("rekindle.training.sweep.study.TAKEOVER_TIMEOUT_S", 0.5)
     lost = study.claim(1, DEFAULT, WHOLE)
     assert lost and lost[0].number == 0
     study.record_seconds("1", {Job(0, 0): 20.0})
