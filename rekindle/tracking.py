@@ -6,6 +6,7 @@ because steps are retried. Failures raise TrackingError with the server and the 
 uses MLflow's REST API, because importing its Python client would take 4 s of CPU in every step.
 """
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, TrackingError, without_user
+from rekindle.errors import ConfigError, TrackingError, say, without_user
 from rekindle.mlflow_api import RequestRefused, address, condition, request
-from rekindle.names import ObjectId, Version
+from rekindle.names import ArtifactKey, InvalidName, ObjectId, ObjectName, Version, show
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
@@ -54,6 +55,7 @@ NOTE = "mlflow.note.content"  # tag of a run: its description
 MAX_METRICS = 1000
 MAX_PARAMS = 100
 LAST_RUNS = 20  # number of earlier runs that a new run is compared with
+NUMBER = re.compile("[0-9]{1,9}")  # a number of releases in a tag
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
 
@@ -388,7 +390,15 @@ def tag_version(name: str, version: str, key: str, value: str) -> None:
 def promoted_releases(name: str) -> list[Release]:
     """Return the versions of `name` that were promoted with a Deployment, oldest first."""
     versions = _versions(f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name)
-    return sorted(map(_release, versions), key=lambda release: int(release.version))
+    releases = list[Release]()
+
+    for version in versions:
+        try:
+            releases.append(_release(version))
+        except (InvalidName, TrackingError) as error:
+            say(f"a version is passed over: {error}")
+
+    return sorted(releases, key=lambda release: int(release.version))
 
 
 def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
@@ -405,26 +415,38 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 
 
 def _release(version: dict[str, Any]) -> Release:
+    """Return a version with its tags, which every client of MLflow can write.
+
+    Raises TrackingError if a tag is missing, and InvalidName.
+    """
     tags = mapping(version.get("tags"))
     try:
-        facts = (
-            tags[URI],
-            tags[SHA256],
-            tags.get(DEPLOYMENT, ""),
-            version.get("run_id", ""),
-            tags.get(PROMOTED_BY, ""),
-        )
-
-        number = Version(version["version"], "MLflow")
-        keep = tags.get(KEEP_RELEASES, "")
-
-        return Release(number, *facts, int(keep) if keep.isascii() and keep.isdigit() else None)
+        uri = tags[URI]
+        sha256 = tags[SHA256]
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}:'
             " only versions that `steps.release` registered can serve. Remove the alias of this"
             " version in MLflow, or give the model another name."
         ) from error
+
+    origin = f"of version {version['version']} of {show(version['name'])} in MLflow"
+    ArtifactKey(uri.rstrip("/"), f"the tag {URI} {origin}")
+
+    deployment = tags.get(DEPLOYMENT, "")
+    if deployment:
+        ObjectName(deployment, f"the tag {DEPLOYMENT} {origin}")
+
+    keep = tags.get(KEEP_RELEASES, "")
+    return Release(
+        version=Version(version["version"], "MLflow"),
+        uri=uri,
+        sha256=sha256,
+        deployment=deployment,
+        run_id=version.get("run_id", ""),
+        promoted_by=tags.get(PROMOTED_BY, ""),
+        keep_releases=int(keep) if NUMBER.fullmatch(keep) else None,
+    )
 
 
 def _runs(

@@ -262,7 +262,9 @@ def mark_run(inputs: Inputs) -> None:
     manifest = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
     workflow = {**manifest, "metadata": metadata}
-    ownership.begin(Store.from_env().short_retries(), workflow, inputs.experiment, is_first=False)
+    store = Store.from_env().short_retries()
+    counted = not inputs.backfill
+    ownership.begin(store, workflow, inputs.experiment, is_first=False, counted=counted)
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

@@ -25,6 +25,7 @@ from rekindle.release.watch.notification import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs, unpack
 
 if TYPE_CHECKING:
+    from rekindle.storage import Store
     from rekindle.training.cost.tariff import Tariff
     from rekindle.training.ledger.report import Summary
 
@@ -188,14 +189,28 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
     if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
         return
 
-    if inputs.status == "Succeeded":
-        promoted = tracking.tags_of(run_id).get("rekindle.promoted", "")
-    else:
-        promoted = ""
-
-    names = pod.apply(store, inputs.workflow, inputs.config, promoted.rpartition(" ")[0])
+    promoted = find_promoted(store, inputs, run_id)
+    names = pod.apply(store, inputs.workflow, inputs.config, promoted)
     if names:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
+
+
+def find_promoted(store: "Store", inputs: Inputs, run_id: str) -> str:
+    """Return the model whose release the run has promoted, if the run has succeeded, else "".
+
+    The tag in MLflow only names the model: everybody can set it.
+    """
+    from rekindle import tracking
+    from rekindle.names import ModelName
+    from rekindle.release import promotion
+
+    tag = tracking.tags_of(run_id).get("rekindle.promoted", "")
+    model = ModelName.or_none(tag.rpartition(" ")[0])
+    if inputs.status != "Succeeded" or not model:
+        return ""
+
+    own_names = run_id, f"{inputs.experiment}/{inputs.workflow}"
+    return model if promotion.was_promoted_by(store, model, own_names) else ""
 
 
 def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from argolocal.state.journal import RunFiles
 from argolocal.view.summary import timestamp
 from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.handbook import REKINDLE, SET_HELP, pipeline
+from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.local.cluster import LocalCluster
 from rekindle.training.sweep.config import Sweep
 from rekindle.training.sweep.study import Study

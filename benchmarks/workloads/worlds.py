@@ -25,7 +25,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.handbook import REKINDLE, SET_HELP, pipeline
+from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.workload import prepare
 from steps import fraud
 from steps.fraud.config import Columns, Data

@@ -14,6 +14,7 @@ from argolocal.common.json_text import to_json
 from rekindle.cache import code, entries
 from rekindle.cache.key import Facts, modules_of
 from rekindle.errors import Conflict, NotFound, StorageError
+from rekindle.names import Digest
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -48,7 +49,8 @@ def record_code(store: "Store", facts: Facts) -> None:
 def remove_unused_code(store: "Store") -> None:
     """Delete the lists of files that no entry refers to. Raises StorageError."""
     used = {f"{FOLDER}{entry.facts.get('code')}" for entry in entries.entries(store)}
-    store.delete([item.key for item in store.list(FOLDER) if item.key not in used])
+    unused = (item.key for item in store.list(FOLDER) if item.key not in used)
+    store.delete([key for key in unused if Digest.matches(key.removeprefix(FOLDER))])
 
 
 def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:

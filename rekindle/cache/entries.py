@@ -90,7 +90,9 @@ class EntryFile(Document):
 
     key: str
     at: Annotated[str, name_field(TaskReference)]
-    outputs: dict[str, Annotated[str, AfterValidator(_reject_tags)]]
+    outputs: dict[
+        Annotated[str, name_field(TaskName)], Annotated[str, AfterValidator(_reject_tags)]
+    ]
     artifacts: dict[Annotated[str, name_field(TaskName)], ArtifactFacts]
     facts: FactsFile
     seconds: float

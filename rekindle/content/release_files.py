@@ -31,16 +31,18 @@ class FileHashes(Document):
 
 def is_release(key: str) -> bool:
     """True if a key is releases/NAME/HASH."""
-    return RELEASE_KEY.fullmatch(key) is not None
+    return ArtifactKey.matches(key) and RELEASE_KEY.fullmatch(key) is not None
 
 
 def reject_other_folder(key: str, address: str) -> None:
-    """Raise DataError unless a key, such as a tag of MLflow, lies in the folder of the releases."""
-    folder = key.rstrip("/")
-    if not folder.startswith("releases/") or not ArtifactKey.matches(folder):
+    """Raise DataError unless a key, such as a tag of MLflow, is that of a release.
+
+    Without the hash at its end, a change of release.json and the files would not be noticed.
+    """
+    if not is_release(key.rstrip("/")):
         raise DataError(
-            f"{show(address)} is not a release: its key must be releases/NAME/HASH. Correct the tag"
-            f" of the version in MLflow. Or: {REMEDY}"
+            f"{show(address)} is not a release: its key must be releases/NAME/HASH, with the 12"
+            f" digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
         )
 
 
@@ -52,9 +54,12 @@ def content_hash(hashes: Mapping[str, str]) -> str:
 
 
 def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None:
-    """Raise DataError if the key of a release ends with another hash than that of its files."""
+    """Raise DataError if the key of a release ends with another hash than that of its files.
+
+    `key`: "" for a release that MLflow has downloaded.
+    """
     actual = content_hash(hashes)
-    if is_release(key) and not key.endswith(f"/{actual}"):
+    if key and not key.endswith(f"/{actual}"):
         raise DataError(
             f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files"
             f" is {actual}. {REMEDY}"
@@ -64,6 +69,7 @@ def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None
 def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, bytes]:
     """Return the content of some files of a release. Raises NotFound, or DataError if one of them
     was changed."""
+    reject_other_folder(key, store.uri(key))
     hashes = read_object(FileHashes, store, f"{key}/{RECORD}").files
     reject_other_hash(key, hashes, store.uri(key))
 

@@ -128,7 +128,9 @@ class Namespace:
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
     def remove(self, run: str) -> None:
-        if self.cluster.find(WORKFLOWS, run):
+        """Delete the workflow, unless it has the name of the run, but is not of Rekindle."""
+        workflow = self.cluster.find(WORKFLOWS, run)
+        if workflow and recorded.is_rekindle(workflow):
             workflows.delete(self.cluster, run)
 
 
@@ -303,7 +305,8 @@ def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str
     pipeline = recorded.pipeline(workflow)
     counted = not recorded.parameter(workflow, BACKFILL)
     uses = frozenset(reused_tasks(workflow).values())
-    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses)
+    uid = str(workflow["metadata"].get("uid") or "")
+    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, uid=uid)
 
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:

@@ -72,6 +72,8 @@ class Owner(Document):
 
     name: Annotated[str, name_field(ModelName)]
     version: Annotated[str, name_field(Version)]
+    model_sha256: str = ""
+    files: dict[Annotated[str, name_field(ArtifactKey)], Sha256] = Field(default_factory=dict)
     removed: bool = False  # True while retention removes the files
 
 

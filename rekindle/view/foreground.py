@@ -113,7 +113,9 @@ class Pipeline(foreground.Foreground):
         if not isinstance(store, Store):
             return
         try:
-            ownership.begin(store.short_retries(), workflow, recorded.pipeline(workflow))
+            counted = not recorded.parameter(workflow, BACKFILL)
+            pipeline = recorded.pipeline(workflow)
+            ownership.begin(store.short_retries(), workflow, pipeline, counted=counted)
         except RekindleError as error:
             say(f"note: retention will keep the artifacts of {self.name}: {error}")
 

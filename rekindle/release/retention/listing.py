@@ -33,6 +33,7 @@ STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
+PATTERN = re.compile(r"[*?\[{]")  # beginning of a pattern in an address
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
 # later runs are compared with the newest successful run with each of these tags
 # (steps/monitoring/moving_window.py)
@@ -85,7 +86,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
         for record in records:
             name = record["name"]
             recorded_run = context.runs.get(name)
-            uses = _uses(record) | _data_task(store, record["params"].get("data.source", ""))
+            uses = _uses(record) | _data_tasks_of(store, record["params"].get("data.source", ""))
             run = runs.get(name)
 
             if not recorded_run:
@@ -99,7 +100,9 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 read_tasks.update(uses)
                 continue
 
-            is_emptied = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
+            has_tag = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
+            # everybody can set the tag
+            is_emptied = has_tag and not ownership.has_artifacts(store, name)
             is_compared = record["id"] in compared
             run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
             runs[name] = _combine(runs[name], run) if name in names_with_records else run
@@ -307,7 +310,7 @@ def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
     condition = f"{ANY_WORKFLOW} AND params.`data.source` LIKE '{store.uri('')}%'"
     records = _pages(ids, condition) if ids else ()
     return frozenset().union(
-        *(_data_task(store, record["params"]["data.source"]) for record in records)
+        *(_data_tasks_of(store, record["params"]["data.source"]) for record in records)
     )
 
 
@@ -369,7 +372,8 @@ def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) 
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
 
-    counted = tracking.BACKFILL not in record["tags"]
+    # everybody can remove the tag; marks of earlier versions do not say it
+    counted = mark.counted and tracking.BACKFILL not in record["tags"]
     return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
 
 
@@ -406,15 +410,26 @@ def _compared(records: list[dict[str, Any]]) -> set[str]:
     return {*newest.values()}
 
 
-def _data_task(store: Store, uri: str) -> frozenset[str]:
-    """Return RUN/TASK of data.source, if the data may be an artifact of an earlier run."""
-    parts = urlsplit(uri)
-    if parts.scheme != "s3" or parts.netloc != store.bucket:
+def _data_tasks_of(store: Store, uri: str) -> frozenset[str]:
+    """Return the RUN/TASK of data.source, if the data may be artifacts of an earlier run.
+
+    The data may be the whole folder of a run, also by a pattern such as `RUN/*/out`.
+    """
+    root = store.uri("")
+    if not uri.startswith(root):
         return frozenset()
-    task = TaskReference.or_none("/".join(parts.path.strip("/").split("/")[:2]))
+
+    key = uri.removeprefix(root).strip("/")
+    folders = PATTERN.split(f"{key}/")[0].split("/")[:-1]
+    task = TaskReference.or_none("/".join(folders[:2]))
     if task:
         return frozenset({task})
-    return frozenset()
+
+    run = RunName.or_none("/".join(folders))
+    if not run or not ownership.read(store, run):
+        return frozenset()
+    names = {"/".join(item.key.split("/")[:2]) for item in store.list(f"{run}/")}
+    return frozenset(name for name in names if TaskReference.matches(name))
 
 
 def _releases(
@@ -473,7 +488,7 @@ def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None)
         version=number.number,
         prefix=key.prefix,
         pipeline=run.pipeline if run else "",
-        sha256=str(tags.get(tracking.SHA256, "")),
+        sha256=owner.model_sha256 if owner else "",
         run=run.name if run else "",
         created=int(row.get("creation_timestamp", 0)) / 1000,
         # the tag alone proves nothing while the store has the files

@@ -89,12 +89,15 @@ def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     # as an earlier version wrote it
     entries.record(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
-    record_code_before(s3, "unused")
+    record_code_before(s3, "0" * 64)
+    s3.put(f"{difference.FOLDER}mine.txt", b"1")
     difference.remove_unused_code(s3)
     keys = {item.key for item in s3.list(difference.FOLDER)}
     assert (
-        f"{difference.FOLDER}{facts()['code']}" in keys and f"{difference.FOLDER}unused" not in keys
+        f"{difference.FOLDER}{facts()['code']}" in keys
+        and f"{difference.FOLDER}{'0' * 64}" not in keys
     )
+    assert f"{difference.FOLDER}mine.txt" in keys, "another program has written it"
     entries.remove(s3, [entry, replace(entry, key="k2")])
 
 
@@ -103,10 +106,10 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
 ) -> None:
     try:
         store = LocalCluster(tmp_path).store()
-        record_code_before(store, "orphan")
+        record_code_before(store, "1" * 64)
         assert reuse.prune(tmp_path, keep=10_000, days=90, delete=False) == []
-        assert store.head(f"{difference.FOLDER}orphan")
+        assert store.head(f"{difference.FOLDER}{'1' * 64}")
         assert reuse.prune(tmp_path, keep=10_000, days=90, delete=True) == []
-        assert not store.head(f"{difference.FOLDER}orphan")
+        assert not store.head(f"{difference.FOLDER}{'1' * 64}")
     finally:
         Services(tmp_path, {}).down()

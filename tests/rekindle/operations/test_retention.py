@@ -16,6 +16,7 @@ from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.cluster.api import Cluster
+from rekindle.cluster.objects import ClusterObjects
 from rekindle.errors import TrackingError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
@@ -82,7 +83,7 @@ class Runs:
         }
 
         files.create(workflow)
-        ownership.begin(self.store, workflow, pipeline)
+        ownership.begin(self.store, workflow, pipeline, counted=not backfill)
 
         if phase == "Running":
             ended = {}
@@ -333,11 +334,11 @@ def release(
     runs.store.put(f"{prefix}origin.json", json.dumps({"champion": champion}).encode())
     run_id = tracking.find_run(pipeline or runs.pipeline, run) or ""
     source = runs.store.uri(prefix)
-    registered = tracking.register(
-        runs.pipeline, prefix, source, sha256 or uuid.uuid4().hex * 2, run_id, {}
-    )
-    record = {"name": runs.pipeline, "version": registered.version}
-    runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
+    model_sha256 = sha256 or uuid.uuid4().hex * 2
+    registered = tracking.register(runs.pipeline, prefix, source, model_sha256, run_id, {})
+    record = {"name": runs.pipeline, "version": registered.version, "model_sha256": model_sha256}
+    hashes = {"files": {"model.json": "0" * 64}}
+    runs.store.put(f"{prefix}release.json", json.dumps(record | hashes).encode())
     return registered.version
 
 
@@ -675,6 +676,8 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
     )
     run_id = tracking.find_run(runs.pipeline, names[-1]) or ""
     tracking.log(run_id, tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
+    state = {"version": numbers[-1], "deployment": f"d-{numbers[-1]}", "run_id": run_id}
+    runs.store.put(f"releases/{runs.pipeline}/promotion.json", json.dumps(state).encode())
     report_end(runs, names[-1], keep_releases=1)
     assert versions(runs) == {
         numbers[1]: True,
@@ -1099,3 +1102,142 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
 
     with pytest.raises(TrackingError, match="not found"):
         tracking.tags_of(run_ids[reported])
+
+
+def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
+    """Give the records of runs in MLflow the id of the store, as at the end of a run."""
+    for name in names:
+        run_id = tracking.find_run(runs.pipeline, name) or ""
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store), **tags})
+
+
+def remove_tag(runs: Runs, name: str, tag: str) -> None:
+    """Remove a tag of a run, as every client of MLflow can."""
+    run_id = tracking.find_run(runs.pipeline, name)
+    request("POST", "mlflow/runs/delete-tag", json={"run_id": run_id, "key": tag})
+
+
+def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    names = [runs.make() for _ in range(3)]
+    belong_to_the_store(runs, *names)
+    belong_to_the_store(runs, names[0], **{listing.EMPTIED_TAG: "removed"})
+    report_end(runs, names[-1], keep_runs=3)
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
+
+
+def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    old = runs.make()
+    weeks = [runs.make(backfill="true") for _ in range(3)]
+    last = runs.make()
+    belong_to_the_store(runs, old, last)
+    belong_to_the_store(runs, *weeks, **{tracking.BACKFILL: "yes"})
+    for week in weeks:
+        remove_tag(runs, week, tracking.BACKFILL)
+    report_end(runs, last, keep_runs=2)
+    assert runs.places(old) == EVERYWHERE
+
+
+def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
+    champion = release(runs, runs.make(), sha256="5a" * 32)
+    refreshed = release(runs, runs.make(keep_releases=1), champion=champion, sha256="5a" * 32)
+    tracking.tag_version(runs.pipeline, champion, tracking.SHA256, "0" * 64)
+    retention.prune(runs.home, None, {}, delete=True)
+    assert versions(runs) == {champion: True, refreshed: True}
+
+
+def test_a_promotion_that_only_mlflow_knows_removes_no_release(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    names = [runs.make() for _ in range(2)]
+    promoted = {"rekindle.promoted": f"{runs.pipeline} 2"}
+    belong_to_the_store(runs, *names, **promoted)
+    numbers = [release(runs, name) for name in names]
+    report_end(runs, names[-1], keep_releases=1)
+    assert versions(runs) == dict.fromkeys(numbers, True)
+
+
+def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: Runs) -> None:
+    key = f"releases/{runs.pipeline}/0123456789ab"
+    claims.claim(runs.store, [key])
+    item = RunRemoval(Run("releases", runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
+    context = listing.Context({}, 0, 0, None)
+    removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), context)
+    assert key in claims.claimed_tasks(runs.store, 60, claims.RELEASES)
+
+
+def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
+    found = tracking.find_version(runs.pipeline, release(runs, runs.make()))
+    assert found
+    runs.store.put(f"{found.uri}mine/notes.txt", b"1")
+    release(runs, runs.make(keep_releases=1))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
+
+
+@pytest.mark.parametrize("counter", [b"9" * 5000, b"0", None])
+def test_a_lost_number_does_not_make_the_next_run_the_oldest(
+    runs: Runs, counter: bytes | None
+) -> None:
+    names = [runs.make() for _ in range(2)]
+    if counter is None:
+        runs.store.delete([ownership.NUMBER_KEY])
+    else:
+        runs.store.put(ownership.NUMBER_KEY, counter)
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*"])
+def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
+    runs: Runs, path: str
+) -> None:
+    source = runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}{path}")})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.places(source)
+
+
+def test_a_workflow_of_others_with_the_name_of_a_run_is_not_deleted(
+    runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
+    names = [runs.make() for _ in range(2)]
+    belong_to_the_store(runs, *names)
+    for name, labels in ((names[0], {}), (names[1], {"app.kubernetes.io/part-of": "rekindle"})):
+        workflow = runs.workflow(name)
+        metadata = workflow["metadata"] | {"creationTimestamp": "2026-01-01T00:00:00Z"}
+        metadata["labels"] = {"app.kubernetes.io/name": runs.pipeline} | labels
+        status = {"phase": "Succeeded", "finishedAt": "2026-01-01T01:00:00Z"}
+        server.put(collection, workflow | {"metadata": metadata, "status": status})
+    retention.prune(tmp_path, cluster, {"keep_runs": 1}, delete=True)
+    assert "prepare" not in runs.places(names[0]), "the run is of another namespace"
+    assert set(server.objects[collection]) == {*names}
+
+
+def test_the_folder_of_a_run_of_another_machine_with_the_same_name_stays(runs: Runs) -> None:
+    name = runs.make()
+    manifest = runs.home / "runs" / name / "manifest.yaml"
+    for uid in ("machine-a", "machine-b"):
+        workflow = runs.workflow(name)
+        workflow["metadata"]["uid"] = uid
+        ownership.begin(runs.store, workflow, runs.pipeline)
+        if uid == "machine-a":
+            manifest.write_text(json.dumps(workflow))
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.places(name) >= {"mlflow", "prepare", "train"}
+    assert not manifest.exists()
+
+
+def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluster) -> None:
+    for name in ("my model", "demo,team notin (a)", "ä", "x" * 64, ""):
+        assert ClusterObjects(cluster).deployments(name) == []

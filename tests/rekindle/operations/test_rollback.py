@@ -531,7 +531,7 @@ def test_a_rollback_whose_deployment_was_deleted_can_choose_another_version(mode
 
     model.kinds["Deployment"].delete(f"{model.name}-1")
     with pytest.raises(
-        ConfigError, match=r"unfinished rollback .* was deleted: name another version"
+        ConfigError, match=r"unfinished rollback .* was deleted .*: name another version"
     ):
         model.roll_back()
 
@@ -556,3 +556,20 @@ def test_a_rollback_does_not_wait_for_its_own_promotion(
         model.release()
     monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 1e6)
     assert model.roll_back()["version"] == "1"
+
+
+def test_a_record_of_a_rollback_does_not_start_the_servers_of_something_else(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+    other = json.loads(json.dumps(release("1", 0)).replace("fraud-1", "billing"))
+    model.kinds["Deployment"].apply(other | {"spec": other["spec"] | {"replicas": 0}})
+    key = f"releases/{model.name}/promotion.json"
+    state = json.loads(model.store.get(key))
+    forged = {"version": "1", "deployment": "billing", "champion": "2", "replicas": 1}
+    model.store.put(key, json.dumps(state | {"rollback": forged}).encode())
+
+    with pytest.raises(ConfigError, match=r'"billing", .* is not of this version: name another'):
+        model.roll_back()
+    billing = model.kinds["Deployment"].read("billing")
+    assert billing and billing["spec"]["replicas"] == 0
+    assert model.roll_back("2")["deployment"] == f"{model.name}-2", "naming a version ends it"

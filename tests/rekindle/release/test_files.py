@@ -11,7 +11,7 @@ from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc
 from rekindle.release.files import download, download_champion, upload
 from rekindle.storage import Store, file_sha256
-from tests.rekindle.serving.running import release
+from tests.rekindle.serving.running import prefix_of, release
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ from tests.rekindle.serving.running import release
 def test_an_incomplete_release_is_rejected(
     s3: Store, tmp_path: Path, change: dict[str, bytes | None], error: type[Exception], message: str
 ) -> None:
-    prefix = f"releases/echo/broken-{tmp_path.name}/"
+    prefix = prefix_of(f"broken-{tmp_path.name}")
     release(s3, prefix)
     for key, data in change.items():
         s3.delete([prefix + key]) if data is None else s3.put(prefix + key, data)
@@ -133,13 +133,21 @@ def test_a_champion_without_its_record_is_not_compared(
 
 
 @pytest.mark.parametrize(
-    "folder", ["raw/forged", "../releases/x", "releases/../raw/forged", "releases", ""]
+    "folder",
+    [
+        "raw/forged",
+        "../releases/x",
+        "releases/../raw/forged",
+        "releases",
+        "",
+        "releases/echo/latest",
+    ],
 )
 def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
     s3: Store, tmp_path: Path, folder: str
 ) -> None:
-    if folder == "raw/forged":
-        release(s3, "raw/forged/")
+    if folder in ("raw/forged", "releases/echo/latest"):
+        release(s3, f"{folder}/")
     for read in (download, download_champion):
         with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
             read(s3, f"{folder}/", tmp_path / "release")

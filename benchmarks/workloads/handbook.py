@@ -1,8 +1,8 @@
 """Quality and training time of the fraud model on the data of the Fraud Detection Handbook.
 
     # one model for all four test weeks
-    python -m benchmarks.handbook --source transactions.parquet
-    python -m benchmarks.handbook --source transactions.parquet --prequential --json
+    python -m benchmarks.workloads.handbook --source transactions.parquet
+    python -m benchmarks.workloads.handbook --source transactions.parquet --prequential --json
 
 `--source` is a file, folder or s3:// URI with the published transactions (2018-04-01 to 2018-09-04
 or longer). The benchmark runs the whole pipeline of configs/handbook.yaml, without a release. The
