@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from argolocal.common import homes
 from argolocal.controllers.kubectl import Object
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
@@ -29,6 +30,7 @@ from rekindle.release.retention import listing, ownership, removal
 from rekindle.release.retention.decision import Removal, Run, RunRemoval
 from rekindle.storage import Store
 from steps import champion, report
+from tests.rekindle.cli.test_cli import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
@@ -164,6 +166,27 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
         tracking.tags_of(str(record))
 
     files.close()
+
+
+def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> None:
+    homes.trust(runs.home)
+    flag = runs.home / "flag"
+    manifest = workflow(("once", f"test -e {flag}"))
+    manifest["metadata"]["labels"] = {
+        "app.kubernetes.io/name": runs.pipeline,
+        "app.kubernetes.io/part-of": "rekindle",
+    }
+    config = {"name": "config", "value": json.dumps({"retention": {"keep_runs": 1}})}
+    manifest["spec"]["arguments"] = {"parameters": [config]}
+    file = runs.home / "workflow.json"
+    file.write_text(json.dumps(manifest))
+
+    for command in (["run", "--manifest", file], ["resume", "four"]):
+        old = [runs.make(), runs.make()]
+        done = rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
+        assert "(config section retention)" in done.stderr
+        assert set() in [runs.places(name) for name in old]
+        flag.touch()
 
 
 def test_the_end_of_one_run_removes_a_limited_number_of_runs(runs: Runs) -> None:
