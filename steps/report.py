@@ -307,9 +307,9 @@ def log_trial_costs(
     from rekindle import tracking
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
-    from rekindle.training.search.config import Sweep
-    from rekindle.training.search.costs import total_amounts, trial_bills
-    from rekindle.training.search.study import FOLDER, Study
+    from rekindle.training.sweep.config import Sweep
+    from rekindle.training.sweep.costs import total_amounts, trial_bills
+    from rekindle.training.sweep.study import FOLDER, Study
 
     prices = tariff.trial_tariff(manifest, tariff.prices_of(manifest))
     if not prices:

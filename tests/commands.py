@@ -34,7 +34,7 @@ RECIPES = {
 ELSEWHERE = {
     **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
     **{
-        "rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py",
+        "rekindle demo chaos": "tests/rekindle/demo/test_chaos.py",
         "cd power && make run": "test_project.py",
     },
     **{

@@ -29,11 +29,15 @@ HEAVY = (
     ),
     *(
         "rekindle.cluster.workflows",
-        "rekindle.view.history.backfill",
-        "rekindle.view.history.trials",
+        "rekindle.operations.backfill",
+        "rekindle.operations.trials",
     ),
-    *("rekindle.view.changes", "rekindle.view.cluster_logs", "rekindle.view.cluster_overview"),
-    *("rekindle.view.explain", "rekindle.view.reuse"),
+    *(
+        "rekindle.operations.rollback",
+        "rekindle.view.cluster_logs",
+        "rekindle.view.cluster_overview",
+    ),
+    *("rekindle.view.explain", "rekindle.operations.reuse"),
 )
 
 

@@ -61,7 +61,7 @@ PROGRAMS = (
         needs=DATA,
     ),
     Program(
-        "benchmarks.search.halving",
+        "benchmarks.sweep.halving",
         (f"--source={WORLD}", "--trials=3", "--set=train.epochs=3"),
         slow=True,
         needs=DATA,

@@ -65,24 +65,25 @@ def submit(
     """
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
+    from rekindle.operations import reuse
 
     with errors_as_json(as_json):
-        main_manifest, other_objects = source.manifests()
-        _print_warnings(main_manifest, source.config or source.manifest, other_objects)
-        for manifest in other_objects:
+        manifests = source.manifests()
+        _print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
+        for manifest in manifests.other_objects:
             say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
-        namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
+        metadata = manifests.main.get("metadata") or {}
+        namespace = target.namespace or metadata.get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
-        from rekindle.view import reuse
 
         values = reuse.add_cached_on_cluster(
-            main_manifest, pairs_of(source.parameters), not no_cache
+            manifests.main, pairs_of(source.parameters), not no_cache
         )
-        workflow = workflows.submission(main_manifest, values, namespace)
+        workflow = workflows.submission(manifests.main, values, namespace)
 
         if dry_run:
             print_manifest(workflow, as_json)

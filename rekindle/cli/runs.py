@@ -1,7 +1,7 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,11 +11,17 @@ from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.kinds import COMPLETED
+from rekindle.blocks.manifest import recorded
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
 from rekindle.errors import say
+
+if TYPE_CHECKING:
+    from rekindle.view.foreground import Pipeline
+
+SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -42,28 +48,42 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
     from rekindle.local.cluster import LocalCluster
-    from rekindle.view import foreground, reuse
-
-    def begin(valid_config: Any) -> None:
-        valid_config.data.check_source()
-        # so that the services are up when the first step needs them
-        LocalCluster(home()).prefetch()
-        check_training(valid_config, source.scheduled_time())
+    from rekindle.operations import reuse
+    from rekindle.view import foreground
 
     with run_output(as_json):
-        workflow, other_objects = source.manifests(begin, to_run_here=True)
-        values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
-        full_status = bool(source.manifest)
+        manifests = source.manifests()
+        if manifests.config:
+            manifests.config.data.check_source()
+            # so that the services are up when the first step needs them
+            LocalCluster(home()).prefetch()
+            check_training(manifests.config, source.scheduled_time())
 
-        return foreground.run(
-            home(),
-            workflow,
-            values,
-            as_json=as_json,
-            ask=not yes,
-            full_status=full_status,
-            other_objects=other_objects,
+        workflow = manifests.main_for_this_machine()
+        values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
+
+        # notes on manifests that Rekindle rendered would only be noise
+        is_foreign = bool(source.manifest)
+        pipeline = foreground.create_run(
+            home(), workflow, values, manifests.other_objects, notes=is_foreign
         )
+        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=is_foreign)
+
+
+def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
+    """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
+    the exit code."""
+    code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
+
+    workflow = pipeline.local.workflow
+    limits = recorded.config_or_empty(workflow).get("retention")
+    if code < SIGNALLED and isinstance(limits, dict) and any(limits.values()):
+        # imported in this function: it needs the clients of MLflow and the object store
+        from rekindle.operations import retention
+
+        retention.end_of_run(home(), workflow)
+
+    return code
 
 
 @command
@@ -104,7 +124,12 @@ def resume(
     from rekindle.view import foreground
 
     with run_output(as_json):
-        return foreground.resume(home(), name, pairs_of(parameters), as_json=as_json, ask=not yes)
+        pipeline = foreground.load_run(home(), name, pairs_of(parameters), as_json)
+        if not pipeline:
+            return 0
+
+        full_status = not pipeline.is_rekindle
+        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=full_status)
 
 
 @command
@@ -274,9 +299,9 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
       rekindle scale demo-4k2xp 4
       rekindle scale demo-4k2xp 1 --cluster
     """
-    from rekindle.view import changes
+    from rekindle.operations.scale import scale as scale_run
 
-    result = changes.scale(homes.path() if cluster else home(), cluster, name, task, workers)
+    result = scale_run(homes.path() if cluster else home(), cluster, name, task, workers)
     print_result(as_json, result, f"{name}: changed from {result['before']} to {workers} workers")
 
 

@@ -73,7 +73,7 @@ def prune(
       rekindle prune --cluster -n models
     """
     from argolocal.view import runs
-    from rekindle.view import retention
+    from rekindle.operations import retention
 
     options = {"keep_runs": keep_runs, "keep_days": keep_days, "keep_releases": keep_releases}
     tables = retention.prune(homes.path() if cluster else home(), cluster, options, delete=yes)
@@ -103,7 +103,7 @@ def list_entries(as_json: bool) -> None:
       rekindle cache ls
     """
     from argolocal.view import runs
-    from rekindle.view import reuse
+    from rekindle.operations import reuse
 
     click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "the cache is empty"))
 
@@ -135,7 +135,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
       rekindle cache prune --days 30 --yes
     """
     from argolocal.view import runs
-    from rekindle.view import reuse
+    from rekindle.operations import reuse
 
     rows = reuse.prune(home(), keep, days, yes)
 
@@ -175,7 +175,7 @@ def rollback(
       rekindle rollback demo
       rekindle rollback demo 3 --cluster
     """
-    from rekindle.view.changes import rollback
+    from rekindle.operations.rollback import rollback
 
     def report(result: dict[str, str]) -> None:
         if result["before"]:
@@ -257,7 +257,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
       rekindle put payments.csv
       rekindle put exports/ s3://rekindle/raw/exports
     """
-    from rekindle.view import artifacts
+    from rekindle.operations import artifacts
 
     target = artifacts.put(home(), path, uri or "")
     print_result(as_json, {"uri": target}, target)
@@ -286,7 +286,7 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
     from argolocal.view import runs
-    from rekindle.view import artifacts
+    from rekindle.operations import artifacts
 
     if not artifact:
         click.echo(

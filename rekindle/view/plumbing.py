@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.manifest.recorded import is_rekindle
 
 DONE = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN = ("Skipped", "Omitted")
@@ -26,8 +27,7 @@ class Plumbing:
     """The internal steps of one run; `manifest`: its workflow."""
 
     def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
-        labels = (manifest.get("metadata") or {}).get("labels") or {}
-        self.is_rekindle = labels.get("app.kubernetes.io/part-of") == "rekindle"
+        self.is_rekindle = is_rekindle(manifest)
         self.templates = {
             template["name"]: template for template in manifest["spec"].get("templates") or []
         }

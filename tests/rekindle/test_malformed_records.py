@@ -19,7 +19,7 @@ from rekindle.step import pack
 from rekindle.training.cost.prices import ANNOTATION
 from rekindle.training.cost.steps import TRAINING_COSTS, step_costs
 from rekindle.training.cost.tariff import prices_of
-from rekindle.view.plan.releases import local_champion
+from rekindle.operations.plan.releases import local_champion
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags
 from steps.report import Inputs, record_cached

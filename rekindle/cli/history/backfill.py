@@ -67,8 +67,9 @@ def backfill(
     """
     from rekindle.blocks.manifest.provenance import uses_scheduled_time
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
-    from rekindle.view.history.backfill import backfill, select_executor
-    from rekindle.view.history.missed_runs import missed_runs, table
+    from rekindle.operations.backfill import backfill, select_executor
+    from rekindle.operations.missed_runs import missed_runs
+    from rekindle.view.backfill import table
 
     with errors_as_json(as_json):
         settings = source.load().config

@@ -60,7 +60,7 @@ def reproduce(
       rekindle reproduce demo@3 --check -o json
       rekindle reproduce approval -p reviewer=ann
     """
-    from rekindle.view.reproduce.reproduction import Request, reproduce
+    from rekindle.operations.reproduce.reproduction import Request, reproduce
 
     name, _, version = model.partition("@")
     if "@" in model and not version.isdecimal():

@@ -14,8 +14,8 @@ from rekindle.cache.entries import Entry
 from rekindle.cache.key import Facts
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
+from rekindle.operations import reuse
 from rekindle.storage import Store
-from rekindle.view import reuse
 
 MODULE = "steps.prepare"
 

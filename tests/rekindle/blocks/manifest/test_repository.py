@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.blocks.manifest.provenance import git_sha
 from rekindle.errors import ConfigError
-from rekindle.view.reproduce.checkout import check_out, find_commit
+from rekindle.operations.reproduce.checkout import check_out, find_commit
 from tests.rekindle.cli.stranger import Folder, git
 
 
