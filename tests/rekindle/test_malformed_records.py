@@ -15,11 +15,11 @@ from rekindle.errors import RekindleError
 from rekindle.local.jobs import kubexec
 from rekindle.local.services.s3.files import Files
 from rekindle.local.services.services import CREDENTIALS_FILE, Services
+from rekindle.operations.plan.releases import local_champion
 from rekindle.step import pack
 from rekindle.training.cost.prices import ANNOTATION
 from rekindle.training.cost.steps import TRAINING_COSTS, step_costs
 from rekindle.training.cost.tariff import prices_of
-from rekindle.operations.plan.releases import local_champion
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags
 from steps.report import Inputs, record_cached
