@@ -31,6 +31,7 @@ class References:
         producers = self._producers(scope, value)
         return [producer.task for producer in producers if producer.scope is scope]
 
+    # any value that a task can get, which keeps its type
     def localize(self, scope: Scope, value: Any) -> Any:
         """Return `value` rewritten for the DAG of `scope`. If it contains outputs of outer DAGs,
         the groups around `scope` depend on their tasks."""
@@ -217,7 +218,7 @@ def check_fields(task: Task) -> None:
         refuse(f"{task.name} has an argument that is not JSON: {error}.")
 
 
-def as_list(arguments: Any) -> list[Any]:
+def as_list(arguments: object) -> list[Any]:
     """Return the arguments of a task as a list."""
     if isinstance(arguments, list):
         return arguments

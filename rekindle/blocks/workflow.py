@@ -28,7 +28,7 @@ from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, notification
-from rekindle.blocks.references import References, check_fields
+from rekindle.blocks.references import References, as_list, check_fields
 from rekindle.blocks.resource import delete, set_pod_settings
 from rekindle.blocks.scope import (
     Graph,
@@ -40,7 +40,15 @@ from rekindle.blocks.scope import (
     export,
 )
 from rekindle.blocks.settings import DEFAULTS
-from rekindle.blocks.wiring import Block, Outputs, Value, describe, refuse, self_or_cached
+from rekindle.blocks.wiring import (
+    Block,
+    Condition,
+    Outputs,
+    Value,
+    describe,
+    refuse,
+    self_or_cached,
+)
 from rekindle.errors import did_you_mean
 from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
 from rekindle.step import is_artifact, short_name
@@ -277,7 +285,7 @@ class Pipeline(References):
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
         restrict(self.workflow.templates)
         export(self.scopes.values(), self.workflow.templates)
-        declare_reuse(self.workflow.arguments, self.cacheable)
+        declare_reuse(as_list(self.workflow.arguments), self.cacheable)
         last = len(self.scopes) + 2
         ranks = {scope.dag.name: rank for rank, scope in enumerate(self.scopes.values())} | {
             "finish": last - 1
@@ -427,7 +435,9 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 
 
 @contextmanager
-def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
+def group(
+    name: str, *, when: Condition | str | None = None, mutex: str = "", **options: Any
+) -> Iterator[Block]:
     """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
     Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group
@@ -441,7 +451,7 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
 
 @contextmanager
 def nested(
-    name: str, when: Any = None, after: Iterable[str] = (), **options: Any
+    name: str, when: Condition | str | None = None, after: Iterable[str] = (), **options: Any
 ) -> Iterator[Block]:
     """Create the nested DAG of a group whose name is reserved; its task runs after the tasks
     `after`."""
@@ -475,7 +485,7 @@ def step(
     task: str = "",
     pod: str = "",
     inputs: Mapping[str, Any] | None = None,
-    after: Any = (),
+    after: Predecessors = (),
     **more: Any,
 ) -> Block:
     """Add a task that runs the step `module` with `inputs`, which may also be keyword arguments.

@@ -27,6 +27,7 @@ from pydantic import (
     create_model,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
@@ -131,7 +132,7 @@ class Config(Section):
 
     @field_validator("notify", mode="before")
     @classmethod
-    def _turn_off(cls, notify: Any) -> Any:
+    def _turn_off(cls, notify: object) -> object:
         """Let `notify: null` mean the default, without notifications."""
         if notify is None:
             return NotifyConfig()
@@ -139,7 +140,7 @@ class Config(Section):
 
     @field_validator("*")
     @classmethod
-    def _resolve_paths(cls, value: Any, info: ValidationInfo) -> Any:
+    def _resolve_paths(cls, value: object, info: ValidationInfo) -> object:
         """Resolve relative paths now: the step that reads them has another working directory."""
         folder_of = (info.context or {}).get("folder_of", _working_directory)
         if isinstance(value, DataConfig):
@@ -474,7 +475,7 @@ def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys,
             yield keys, value
 
 
-def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None:
+def _assign(values: dict[str, Any], keys: Keys, value: object, origin: str) -> None:
     *parents, last = keys
     for depth, parent in enumerate(parents):
         inner = values.setdefault(parent, {})
@@ -489,7 +490,13 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
     values[last] = value
 
 
-def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
+def _sentence(
+    model: type[BaseModel],
+    error: ErrorDetails,
+    origin: Callable[[str], str],
+    origins: Callable[[str], str],
+    file: str,
+) -> str:
     keys = [str(key) for key in error["loc"] if key != "[key]"]
     path = ".".join(keys)
     value = error["input"]
