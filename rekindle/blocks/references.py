@@ -112,11 +112,13 @@ class References:
 
     def _connect(self, scope: Scope, task: Task) -> None:
         arguments = as_list(task.arguments)
-        values = [value for argument in arguments for value in _values_of(argument)]
         options = {"when": task.when, "with_param": task.with_param}
-        needed = [
-            name for value in [*values, *options.values()] for name in self.needed(scope, value)
+        values = [
+            value
+            for argument in [*arguments, options]
+            for value in (argument.values() if isinstance(argument, dict) else [argument])
         ]
+        needed = [name for value in values for name in self.needed(scope, value)]
 
         task.arguments = [self._localize_argument(scope, item) for item in arguments] or None
         for option, value in options.items():
@@ -185,17 +187,6 @@ def _text_of(value: object) -> str:
 
     source = getattr(value, "from_", None)
     return source if isinstance(source, str) else ""
-
-
-def _values_of(argument: object) -> list[object]:
-    """Return the values of one item in a plain task's arguments that may refer to outputs."""
-    if isinstance(argument, dict):
-        return [*argument.values()]
-    if isinstance(argument, Parameter) and isinstance(argument.value, str):
-        return [argument.value]
-    if isinstance(argument, Stored):
-        return [argument]
-    return []
 
 
 def check_fields(task: Task) -> None:
