@@ -109,11 +109,8 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
-SPREADABLE_KINDS = (
-    "train",
-    "coordinator",
-    "serve",
-)  # kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
+# kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
+SPREADABLE_KINDS = ("train", "coordinator", "serve")
 ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULT_IMAGE = "rekindle:0.1"
 DEFAULTS: dict[str, dict[str, Any]] = {
