@@ -384,39 +384,21 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             " build(config)."
         )
 
-    cluster = config.cluster
     if "on_exit" in options or "entrypoint" in options:
         refuse(
             "the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with"
             " blocks.at_exit():`."
         )
 
-    defaults: dict[str, Any] = {
-        "generate_name": f"{config.name}-",
-        "namespace": cluster.namespace or None,
-        "service_account_name": cluster.service_account,
-        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's
-        # token
-        "automount_service_account_token": False,
-        "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
-        "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
-        "active_deadline_seconds": 3600 * cluster.deadline_hours,
-        "pod_gc": m.PodGC(strategy="OnPodSuccess"),
-        "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
-    }
-
-    labels = pods.labels(config.name) | options.pop("labels", {})
-
     parameters = options.pop("arguments", [])
     if isinstance(parameters, Mapping):
         parameters = [Parameter(name=name, value=parameters[name]) for name in parameters]
-    else:
-        parameters = [*parameters]
 
-    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *parameters]
-    with Workflow(
-        entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)
-    ) as workflow:
+    reserved = [Parameter(name=name, value="") for name in RESERVED_PARAMETERS]
+    arguments = [*reserved, *parameters]
+    labels = pods.labels(config.name) | options.pop("labels", {})
+    settings = _defaults(config) | options
+    with Workflow(entrypoint="main", labels=labels, arguments=arguments, **settings) as workflow:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)
 
@@ -437,6 +419,24 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             pipeline.close()
         finally:
             CURRENT.reset(token)
+
+
+def _defaults(config: "Config") -> dict[str, Any]:
+    """Return the fields of every Workflow, which the options of `pipeline` override."""
+    cluster = config.cluster
+    return {
+        "generate_name": f"{config.name}-",
+        "namespace": cluster.namespace or None,
+        "service_account_name": cluster.service_account,
+        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's
+        # token
+        "automount_service_account_token": False,
+        "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
+        "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
+        "active_deadline_seconds": 3600 * cluster.deadline_hours,
+        "pod_gc": m.PodGC(strategy="OnPodSuccess"),
+        "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
+    }
 
 
 @contextmanager

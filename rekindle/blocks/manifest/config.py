@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import (
-    BaseModel,
     Field,
     ValidationError,
     ValidationInfo,
@@ -292,18 +291,7 @@ def load_config(
         config = _validate(model, values, folder_of)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
-        errors = error.errors()
-        lines = dict.fromkeys(
-            _sentence(model, e, loaded.origin, loaded.origin_below, str(file))
-            for e in errors[:MAX_ERRORS]
-        )
-
-        if len(errors) > MAX_ERRORS:
-            remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."]
-        else:
-            remainder = []
-
-        raise ConfigError(without_user("\n".join([*lines, *remainder]))) from error
+        raise ConfigError(_describe_errors(error, loaded, str(file))) from error
 
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
@@ -319,6 +307,15 @@ def load_config(
         )
 
     return loaded
+
+
+def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> str:
+    """Return one line for each wrong key or value of a config."""
+    errors = error.errors()
+    lines = dict.fromkeys(_sentence(each, loaded, file) for each in errors[:MAX_ERRORS])
+    if len(errors) > MAX_ERRORS:
+        lines[f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] = None
+    return without_user("\n".join(lines))
 
 
 def _reject_passwords(loaded: Loaded) -> None:
@@ -490,21 +487,16 @@ def _assign(values: dict[str, Any], keys: Keys, value: object, origin: str) -> N
     values[last] = value
 
 
-def _sentence(
-    model: type[BaseModel],
-    error: ErrorDetails,
-    origin: Callable[[str], str],
-    origins: Callable[[str], str],
-    file: str,
-) -> str:
+def _sentence(error: ErrorDetails, loaded: Loaded, file: str) -> str:
+    model = type(loaded.config)
     keys = [str(key) for key in error["loc"] if key != "[key]"]
     path = ".".join(keys)
     value = error["input"]
-    source = origin(path)
+    source = loaded.origin(path)
     location = file if source == "default" else source
 
     if error["type"] == "extra_forbidden":
-        location = origins(path) or location
+        location = loaded.origin_below(path) or location
         valid = known_keys(model, keys[:-1])
         hint = did_you_mean(keys[-1], valid) or (
             f" Known: {', '.join(sorted(valid))}." if valid else ""
