@@ -117,7 +117,6 @@ def resume(
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
-
         return 0
 
     from rekindle.view import foreground
@@ -159,12 +158,10 @@ def status(
         if watch:
             return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
 
-        everything = cluster_overview.everything
-        click.echo(
-            cluster_overview.run(cluster, name, as_json, show_all)
-            if name
-            else everything(cluster, as_json)
-        )
+        if name:
+            click.echo(cluster_overview.run(cluster, name, as_json, show_all))
+        else:
+            click.echo(cluster_overview.everything(cluster, as_json))
         return 0
 
     if watch:
@@ -175,11 +172,10 @@ def status(
 
     from rekindle.view import overview
 
-    click.echo(
-        overview.run(home(), name, as_json, show_all)
-        if name
-        else overview.everything(home(), as_json)
-    )
+    if name:
+        click.echo(overview.run(home(), name, as_json, show_all))
+    else:
+        click.echo(overview.everything(home(), as_json))
     return 0
 
 
@@ -270,8 +266,8 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
-
-        return print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        return
 
     click.get_current_context().invoke(local.stop, name=name, as_json=as_json)
 
