@@ -13,12 +13,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, TrackingError, say, without_user
 from rekindle.mlflow_api import RequestRefused, address, condition, request
-from rekindle.names import ArtifactKey, InvalidName, ObjectId, ObjectName, Version, show
+from rekindle.names import (
+    ArtifactKey,
+    InvalidName,
+    ObjectId,
+    ObjectName,
+    Version,
+    show,
+    split_address,
+)
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
@@ -235,7 +243,7 @@ def log_dataset(
     dataset = {
         "name": name,
         "digest": digest[:MAX_DIGEST_LENGTH],
-        "source_type": urlsplit(source).scheme or "local",
+        "source_type": split_address(source).scheme or "local",
         "source": to_json({"uri": source}),
         "profile": to_json(counts),
     }
@@ -256,7 +264,7 @@ def log_dir(run_id: str, path: Path, name: str) -> None:
 def log_artifact(run_id: str, path: str, content: bytes) -> None:
     """Log an artifact of the run. Raises TrackingError if the server does not accept artifacts
     itself."""
-    root = urlsplit(_artifact_root(run_id))
+    root = split_address(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
             f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step"
@@ -368,7 +376,7 @@ def register(
     return _release(version)
 
 
-def promote(name: str, version: str, deployment: str, run_id: str = "") -> None:
+def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
     """Give version `version` of `name` the alias `champion`; record its Deployment, and the run
     that promotes it."""
     record_deployment(name, version, deployment)

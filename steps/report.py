@@ -9,7 +9,6 @@ workflow. Logs the summary of each ledger as metrics, tags and artifacts below `
 JSON and a plot.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,9 +19,12 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
+from rekindle.content.recorded_manifest import unpack_manifest
+from rekindle.documents import Document, parse
 from rekindle.errors import RekindleError
 from rekindle.release.watch.notification import reasons, status, verdicts
-from rekindle.step import StepInputs, StepOutputs, unpack
+from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -58,6 +60,15 @@ class Inputs(StepInputs):
     cached: dict[str, Any] = Field(
         default_factory=dict, description="earlier runs whose outputs were reused, by task"
     )
+
+
+class CachedTask(Document):
+    """A task that may reuse the outputs of an earlier run; `source`: RUN/TASK, or "" until the task
+    has looked them up."""
+
+    task: str
+    source: str = Field(alias="at")
+    digest: str = ""
 
 
 class Outputs(StepOutputs):
@@ -115,7 +126,7 @@ def run(inputs: Inputs) -> Outputs:
     costs = dict[str, float]()
     # WORKFLOW/TASK/checkpoints/ledger
     tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
-    recorded = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
+    recorded = unpack_manifest(inputs.manifest)
     tariffs = dict[str, "Tariff"]()
 
     with problems.noted("the costs of the training are not recorded"):
@@ -232,17 +243,21 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     from rekindle.storage import NotFound, Store
     from steps.prepare import record
 
-    rows = [row for row in inputs.cached.values() if isinstance(row, dict)]
+    rows = [
+        parse(CachedTask, to_json(row), f"the entry {name} of the input cached")
+        for name, row in inputs.cached.items()
+        if isinstance(row, dict)
+    ]
     store = Store.from_env() if rows else None
     sources: dict[str, str] = {}  # task → RUN/TASK whose outputs were reused
 
     for row in rows:
-        source = row["at"]
+        source = row.source
         if store and not source:
             with suppress(NotFound):
-                source = store.get(f"{inputs.workflow}/{row['task']}/cached").decode()
+                source = store.get(f"{inputs.workflow}/{row.task}/cached").decode()
 
-        sources.update({row["task"]: source} if source else {})
+        sources.update({row.task: source} if source else {})
 
     if not sources:
         return
@@ -251,7 +266,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     if "name" not in params:
         record(run_id, inputs.config, inputs.manifest)
 
-    digests = [row["digest"] for row in rows if row.get("digest")]
+    digests = [row.digest for row in rows if row.digest]
     if digests and "data.digest" not in params:
         tracking.log(
             run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]}
@@ -259,7 +274,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
 
     tags = {f"{tracking.CACHED}{task}": source for task, source in sources.items()}
     tracking.log(
-        run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row["at"] for row in rows) else {})
+        run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row.source for row in rows) else {})
     )
 
 

@@ -216,7 +216,7 @@ def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
 
     try:
         if promoted:
-            former = promote(Store.from_env(), inputs)
+            former = promote_candidate(Store.from_env(), inputs)
             tracking.tag_version(
                 inputs.name, inputs.version, tracking.KEEP_RELEASES, str(inputs.keep_releases)
             )
@@ -259,7 +259,7 @@ def promotion_tags(inputs: Inputs) -> dict[str, str]:
     return {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
 
 
-def promote(store: "Store", inputs: Inputs) -> str:
+def promote_candidate(store: "Store", inputs: Inputs) -> str:
     """Promote the version, and record the verdict that it is promoted with; return the previous
     Deployment.
 

@@ -31,7 +31,7 @@ NAMES = {
     "workflow": ("pipeline", "group", "at_exit", "step"),
     "recipe.training": ("prepare", "train", "choose"),
     "recipe.release": ("evaluate", "release", "deploy", "verify", "ship", "decide"),
-    "other_job": ("job",),
+    "recipe.other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),
 }
 __all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,4 +1,4 @@
-from rekindle.blocks.other_job import job
+from rekindle.blocks.recipe.other_job import job
 from rekindle.blocks.recipe.release import decide, deploy, evaluate, release, ship, verify
 from rekindle.blocks.recipe.training import choose, prepare, train
 from rekindle.blocks.wiring import Block, Condition, WiringError

@@ -34,7 +34,7 @@ def load_step(module: Any) -> Any:
     try:
         return load(module)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
 
 def reject_unknown(
@@ -99,7 +99,7 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
     try:
         parse_section(type(value), vars(value), name)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
 
 def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
@@ -118,7 +118,7 @@ def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
 
         check_bounds(parse_section(Gate, bounds, "gate"), module.metrics)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
 
 def check_options(task: str, options: Mapping[str, Any]) -> None:

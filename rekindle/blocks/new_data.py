@@ -1,11 +1,12 @@
 """Let the tasks after `prepare` depend on new data, in a scheduled run with a moving window
 (docs/time.md)."""
 
-import re
 from typing import Any
 
 from hera.workflows import Suspend, Task
 
+from rekindle.blocks.dependencies import Dependencies, after_all
+from rekindle.blocks.scope import dependencies_of, set_dependencies
 from rekindle.blocks.wiring import Block
 
 TASK_NAME = "new-data"
@@ -23,7 +24,7 @@ def require_new_data(pipeline: Any, data: Block) -> None:
     successors = [
         task
         for task in scope.dag.tasks
-        if isinstance(task, Task) and data.name in _predecessors(task)
+        if isinstance(task, Task) and data.name in dependencies_of(task).tasks
     ]
     if not successors or data not in scope.dag.tasks:
         return  # `data` is in a group, whose successors do not depend on its tasks
@@ -35,18 +36,7 @@ def require_new_data(pipeline: Any, data: Block) -> None:
     name = pipeline.add(pipeline.name("", TASK_NAME), template, {}, condition, [data.name]).name
 
     for task in successors:
-        depends = task.depends or " && ".join(task.dependencies or [])
-        task.dependencies = None
-        if depends == data.name:
-            required = ""
-        else:
-            if "||" in depends:
-                required = f"({depends}) && "
-            else:
-                required = f"{depends} && "
-
-        task.depends = f"{required}{name}.Succeeded"
-
-
-def _predecessors(task: Task) -> list[str]:
-    return re.findall(r"[\w-]+", task.depends or " ".join(task.dependencies or []))
+        earlier = dependencies_of(task)
+        if earlier == after_all([data.name]):
+            earlier = Dependencies()
+        set_dependencies(task, earlier & after_all([f"{name}.Succeeded"]))

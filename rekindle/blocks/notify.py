@@ -9,8 +9,6 @@ from rekindle.blocks.pod import environment
 from rekindle.release.watch.notification import SECRET, NotifyConfig
 from rekindle.step import to_text
 
-# final phases of a task: a task that follows all of them always runs
-PHASES = ("Succeeded", "Failed", "Errored")
 NOTIFY = "steps.monitoring.notify"
 
 

@@ -2,13 +2,15 @@
 dependencies."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from hera.workflows import Parameter, Task
 from pydantic import ValidationError
 
-from rekindle.blocks.scope import Scope, merge
-from rekindle.blocks.wiring import Block, Condition, Stored, Value, blame, describe, refuse
+from rekindle.blocks.dependencies import after_all
+from rekindle.blocks.scope import Producer, Scope, Stored, dependencies_of, set_dependencies
+from rekindle.blocks.wiring import Block, Condition, blame, describe, refuse
 from rekindle.errors import did_you_mean, rule
 
 REFERENCE = re.compile(
@@ -24,26 +26,22 @@ class References:
         # reference to an output → template tag for its value, computed or cached
         self.tags: dict[str, str] = {}
 
-    def localize(self, scope: Scope, value: Any, needed: list[str]) -> Any:
-        """Return `value` rewritten for the DAG of `scope`; add the tasks of this DAG that it
-        depends on to `needed`."""
-        if isinstance(value, Stored):
-            self._depend_on(scope, value.producer, needed)
-            return value
+    def needed(self, scope: Scope, value: object) -> list[str]:
+        """Return the tasks in the DAG of `scope` whose outputs `value` contains."""
+        producers = self._producers(scope, value)
+        return [producer.task for producer in producers if producer.scope is scope]
 
-        if isinstance(value, (Value, Condition, Parameter)):
-            value = str(value.value if isinstance(value, Parameter) else value)
+    def localize(self, scope: Scope, value: Any) -> Any:
+        """Return `value` rewritten for the DAG of `scope`. If it contains outputs of outer DAGs,
+        the groups around `scope` depend on their tasks."""
+        for producer in self._producers(scope, value):
+            if producer.scope is not scope:
+                group = next(inner for inner in scope.path() if inner.outer is producer.scope)
+                self._let_group_depend_on(group, producer.task)
 
-        if isinstance(value, str):
-            text = value
-        else:
-            text = getattr(value, "from_", None)
-
-        if not isinstance(text, str) or "tasks" not in text:
-            return value
-
-        local = REFERENCE.sub(lambda match: self._localize_reference(scope, match, needed), text)
-        if isinstance(value, str):
+        text = _text_of(value)
+        local = REFERENCE.sub(lambda match: self._localize_reference(scope, match), text)
+        if isinstance(value, (str, Condition, Parameter)):
             return local
 
         if local != text:
@@ -54,35 +52,54 @@ class References:
 
         return value
 
-    def _depend_on(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
-        """Let a task in `scope` depend on `producer`. A group stands for its tasks in outer
-        DAGs."""
-        names: dict[Scope, str] = {}  # DAG → the task in it that is or contains the producer
-        name = producer[1]
+    def _producers(self, scope: Scope, value: object) -> Iterator[Producer]:
+        """Yield the tasks whose outputs `value` contains; for a task in a group, the group's task
+        in the innermost DAG around both."""
+        if isinstance(value, Stored):
+            names: dict[Scope, str] = {}
+            name = value.producer.task
+            for outer in value.producer.scope.path():
+                names[outer] = name
+                name = outer.task.name if outer.task else ""
 
-        for outer in producer[0].path():
-            names[outer] = name
-            name = outer.task.name if outer.task else ""
+            shared = next((outer for outer in scope.path() if outer in names), None)
+            if shared:
+                yield Producer(shared, names[shared])
 
-        group = None
-        for outer in scope.path():
-            if outer in names:
-                if group:
-                    return self._let_group_depend_on(group, names[outer])
-                return needed.append(names[outer])
+        for match in REFERENCE.finditer(_text_of(value)):
+            task = match[1] or match[2]
+            yield Producer(self._find_owner(scope, task), task)
 
-            group = outer
+    def _find_owner(self, scope: Scope, task: str) -> Scope:
+        """Return the innermost DAG around `scope` that has a task of this name. Raises
+        WiringError."""
+        path = list(scope.path())
+        for outer in path:
+            if outer.contains(task):
+                return outer
+
+        names = {other.name for other in path[-1].dag.tasks}
+        dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
+        if dag:
+            hint = f" {task} is in {dag}: use its outputs in {dag}."
+        else:
+            hint = did_you_mean(task, names)
+
+        refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
 
     def _let_group_depend_on(self, group: Scope, name: str) -> None:
-        assert group.task and group.outer
+        assert group.outer and group.task
         task = group.task
         outer = group.outer
-        if name != task.name:
-            names = outer.predecessors[task.name]
-            # True after `a >> group`
-            is_ordered_by_hand = task.depends != (" && ".join(names) or None)
-            depends = outer.add_dependencies(task.name, [*names, name])
-            task.depends = merge(task.depends, [name]) if is_ordered_by_hand else depends
+        if name == task.name:
+            return
+
+        names = outer.predecessors[task.name]
+        is_ordered_by_hand = task.waits_for != after_all(names)  # by `a >> group`
+        dependencies = outer.add_dependencies(task.name, [*names, name])
+        if is_ordered_by_hand:
+            dependencies = task.waits_for.with_tasks([name])
+        task.waits_for = dependencies
 
     def connect_plain_tasks(self) -> None:
         """Let plain Hera tasks depend on the tasks whose outputs they use, as blocks do."""
@@ -93,63 +110,60 @@ class References:
                         self._connect(scope, task)
 
     def _connect(self, scope: Scope, task: Task) -> None:
-        needed: list[str] = []
-        task.arguments = [
-            self._localize_argument(scope, item, needed) for item in as_list(task.arguments)
-        ] or None
-        for option in ("when", "with_param"):
-            setattr(task, option, self.localize(scope, getattr(task, option), needed))
+        arguments = as_list(task.arguments)
+        values = [value for argument in arguments for value in _values_of(argument)]
+        options = {"when": task.when, "with_param": task.with_param}
+        needed = [
+            name for value in [*values, *options.values()] for name in self.needed(scope, value)
+        ]
+
+        task.arguments = [self._localize_argument(scope, item) for item in arguments] or None
+        for option, value in options.items():
+            setattr(task, option, self.localize(scope, value))
+
         check_fields(task)
         if not task.dependencies:
-            task.depends = merge(task.depends, needed)
+            set_dependencies(task, dependencies_of(task).with_tasks(needed))
 
-    def _localize_argument(self, scope: Scope, argument: Any, needed: list[str]) -> Any:
+    def _localize_argument(self, scope: Scope, argument: Any) -> Any:
         if isinstance(argument, dict):
-            return {name: self.localize(scope, value, needed) for name, value in argument.items()}
+            return {name: self.localize(scope, value) for name, value in argument.items()}
+
         if isinstance(argument, Parameter) and isinstance(argument.value, str):
+            value = self.localize(scope, argument.value)
             argument = argument.with_name(argument.name or "")  # `with_name` returns a copy
-            argument.value = self.localize(scope, argument.value, needed)
-            return argument
+            argument.value = value
+
         if isinstance(argument, Stored):
-            return self.localize(scope, argument, needed)
+            return self.localize(scope, argument)
+
         return argument
 
-    def _localize_reference(self, scope: Scope, match: re.Match[str], needed: list[str]) -> str:
+    def _localize_reference(self, scope: Scope, match: re.Match[str]) -> str:
         task = match[1] or match[2]
         path = list(scope.path())
+        owner = self._find_owner(scope, task)
 
-        owner = next((outer for outer in path if outer.contains(task)), None)
-        if owner is None:
-            names = {other.name for other in path[-1].dag.tasks}
-            dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
-            if dag:
-                hint = f" {task} is in {dag}: use its outputs in {dag}."
-            else:
-                hint = did_you_mean(task, names)
-
-            refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
-
-        self._depend_on(scope, (owner, task), needed)
         value = match[0]
         for group in reversed(path[: path.index(owner)]):
             tag = self.tags.get(value, f"{{{{{value}}}}}")
             name = self._pass_into(group, tag, match[4] or match[5] or "result", task)
-            value = f"inputs.parameters{name}"
+            value = f"inputs.parameters.{name}"
 
         return value
 
-    def pass_in(self, group: Scope, name: str, value: Any) -> str:
+    def pass_in(self, group: Scope, name: str, value: object) -> str:
         """Pass `value`, which is valid in the outer DAG, into a group as the input `name`; return
         the input's tag."""
         assert group.outer
-        needed: list[str] = []
-        local = self.localize(group.outer, value, needed)
-        for task in needed:
+        for task in self.needed(group.outer, value):
             self._let_group_depend_on(group, task)
-        return f"{{{{inputs.parameters{self._pass_into(group, local, name, name)}}}}}"
+
+        local = self.localize(group.outer, value)
+        return f"{{{{inputs.parameters.{self._pass_into(group, local, name, name)}}}}}"
 
     def _pass_into(self, scope: Scope, value: str, name: str, task: str) -> str:
-        """Pass `value` into a group as an input; return the input's name with a leading dot."""
+        """Pass `value` into a group as an input; return the input's name."""
         assert scope.task
         arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
         if arguments.get(name, value) != value:
@@ -158,7 +172,29 @@ class References:
             scope.task.arguments = arguments | {name: value}
             inputs: list[Any] = scope.dag.inputs or []  # pyright: ignore[reportAssignmentType]
             scope.dag.inputs = [*inputs, Parameter(name=name)]
-        return f".{name}"
+        return name
+
+
+def _text_of(value: object) -> str:
+    """Return the text in which an argument, a condition or an artifact refers to outputs."""
+    if isinstance(value, Parameter):
+        return str(value.value)
+    if isinstance(value, (str, Condition)):
+        return str(value)
+
+    source = getattr(value, "from_", None)
+    return source if isinstance(source, str) else ""
+
+
+def _values_of(argument: object) -> list[object]:
+    """Return the values of one item in a plain task's arguments that may refer to outputs."""
+    if isinstance(argument, dict):
+        return [*argument.values()]
+    if isinstance(argument, Parameter) and isinstance(argument.value, str):
+        return [argument.value]
+    if isinstance(argument, Stored):
+        return [argument]
+    return []
 
 
 def check_fields(task: Task) -> None:

@@ -1,13 +1,13 @@
 """A DAG under construction: its blocks and their dependencies."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hera.workflows import DAG, Parameter, Task
+from hera.workflows import DAG, NoneArchiveStrategy, Parameter, S3Artifact, Task
 
 from argolocal.common.json_text import to_json
+from rekindle.blocks.dependencies import Dependencies, after_all, parse
 from rekindle.blocks.wiring import Block, line
 from rekindle.keys import CACHED, REUSE, cached_name
 
@@ -31,7 +31,7 @@ class Scope:
 
     dag: DAG
     outer: "Scope | None" = None
-    task: Task | None = None
+    task: Block | None = None
     # tasks whose failure fails the DAG, even if later tasks succeed
     guarded: list[str] = field(default_factory=list)
     # block → the tasks that it depends on
@@ -50,9 +50,8 @@ class Scope:
         """Return whether this DAG has a task of this name, a block or a plain Hera task."""
         return task in self.predecessors or any(other.name == task for other in self.dag.tasks)
 
-    def add_dependencies(self, task: str, needed: Iterable[str]) -> str | None:
-        """Let `task` depend on `needed`; return Argo's `depends`, without transitive
-        dependencies."""
+    def add_dependencies(self, task: str, needed: Iterable[str]) -> Dependencies:
+        """Let `task` depend on `needed`; return these dependencies without transitive ones."""
         names = list(dict.fromkeys(needed))
         direct = [
             name
@@ -61,7 +60,7 @@ class Scope:
         ]
         self.predecessors[task] = direct
         self.order.setdefault(task, len(self.order))
-        return " && ".join(direct) or None
+        return after_all(direct)
 
     def _precedes(self, name: str, successor: str) -> bool:
         """Return whether `successor` depends on `name`, also indirectly: blocks depend only on
@@ -82,16 +81,46 @@ class Scope:
         return False
 
 
-def merge(depends: str | None, names: Iterable[str]) -> str | None:
-    """Add dependencies to Argo's `depends`, unless it mentions them already."""
-    missing = [
-        name for name in dict.fromkeys(names) if name not in re.findall(r"[\w-]+", depends or "")
-    ]
-    if depends and missing and "||" in depends:
-        first = f"({depends})"
+@dataclass(frozen=True)
+class Producer:
+    """The task that has an output, and its DAG."""
+
+    scope: Scope
+    task: str
+
+
+class Stored(S3Artifact):
+    """An output artifact: files in the object store, referenced by key."""
+
+    producer: Producer
+
+    @classmethod
+    def from_key(cls, name: str, key: str, producer: Producer) -> "Stored":
+        stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
+        stored.producer = producer
+        return stored
+
+    # Hera copies arguments; the pipeline must not be copied with them
+    def __deepcopy__(self, memo: object) -> "Stored":
+        return Stored.from_key(self.name or "", self.key or "", self.producer)
+
+
+def dependencies_of(task: Task) -> Dependencies:
+    """Return what a block or a plain Hera task waits for."""
+    if isinstance(task, Block):
+        return task.waits_for
+    if task.dependencies:
+        return after_all(task.dependencies)
+    return parse(task.depends)
+
+
+def set_dependencies(task: Task, dependencies: Dependencies) -> None:
+    """Let a block or a plain Hera task wait for `dependencies` only."""
+    if isinstance(task, Block):
+        task.waits_for = dependencies
     else:
-        first = depends
-    return " && ".join([*([first] if first else []), *missing]) or None
+        task.dependencies = None
+        task.depends = str(dependencies) or None
 
 
 def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:

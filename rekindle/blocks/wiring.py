@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import hera
-from hera.workflows import Artifact, NoneArchiveStrategy, S3Artifact, Task
+from hera.workflows import Artifact, Task
 from pydantic import BaseModel
 
+from rekindle.blocks.dependencies import Dependencies, parse
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import CACHED, REUSED_MODELS, cached
 
@@ -247,23 +248,6 @@ def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
     )
 
 
-class Stored(S3Artifact):
-    """An output artifact: files in the object store, referenced by key. `producer`: the scope and
-    name of its task."""
-
-    producer: Any = None
-
-    @classmethod
-    def from_key(cls, name: str, key: str, producer: Any) -> "Stored":
-        stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
-        stored.producer = producer
-        return stored
-
-    # Hera copies arguments; the pipeline must not be copied with them
-    def __deepcopy__(self, memo: Any) -> "Stored":
-        return Stored.from_key(self.name or "", self.key or "", self.producer)
-
-
 class Outputs:
     """The outputs of a task, by name."""
 
@@ -298,10 +282,20 @@ class Block(Task):
 
     outputs: Outputs
     inputs: dict[str, Any]
+    waits_for: Dependencies
     predecessor: "Block | None" = None  # the block whose outputs this block uses
     origin: tuple[str, str] = ("", "")  # the step that the block runs, and the kind of its pod
     repetitions: "list[Block]"  # tasks that repeat this block, see `workflow.repeat`
     is_repetition: bool = False  # True if the task repeats a block or its own DAG
+
+    # Hera writes Argo's text, as in `a >> b`, and reads it
+    @property
+    def depends(self) -> str | None:
+        return str(self.waits_for) or None
+
+    @depends.setter
+    def depends(self, text: str | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.waits_for = parse(text)
 
     def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hera.workflows import DAG, Container, Parameter, Task, Workflow
+from hera.workflows import DAG, Container, Parameter, Resource, Suspend, Task, Workflow
 from hera.workflows import models as m
-from hera.workflows._context import _context  # the active DAG context (private in Hera)
+from hera.workflows._context import _context
 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import (
@@ -22,16 +22,25 @@ from rekindle.blocks.binding import (
     validate_inputs,
 )
 from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
+from rekindle.blocks.dependencies import PHASES, after_all, after_any
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
 from rekindle.blocks.new_data import require_new_data
-from rekindle.blocks.notify import NOTIFY, PHASES, notification
+from rekindle.blocks.notify import NOTIFY, notification
 from rekindle.blocks.references import References, check_fields
 from rekindle.blocks.resource import delete, set_pod_settings
-from rekindle.blocks.scope import Graph, Scope, declare_reuse, export
+from rekindle.blocks.scope import (
+    Graph,
+    Producer,
+    Scope,
+    Stored,
+    declare_reuse,
+    dependencies_of,
+    export,
+)
 from rekindle.blocks.settings import DEFAULTS
-from rekindle.blocks.wiring import Block, Outputs, Stored, Value, describe, refuse, self_or_cached
+from rekindle.blocks.wiring import Block, Outputs, Value, describe, refuse, self_or_cached
 from rekindle.errors import did_you_mean
 from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
 from rekindle.step import is_artifact, short_name
@@ -43,7 +52,17 @@ if TYPE_CHECKING:
 LOOPS = ("with_items", "with_param", "with_sequence")
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 FAILED = "{{workflow.status}} != Succeeded"  # `when` of an exit task
+Template = Container | DAG | Resource | Suspend | str  # a text: the name of a template
+Predecessors = str | Task | Iterable[str | Task]
 SUFFIX_LENGTH = 11  # characters that a schedule appends to the name of a workflow
+
+
+class StepTemplate(NamedTuple):
+    """The tasks that share a template: those of one step, in pods of one kind."""
+
+    module: str
+    kind: str
+    in_loop: bool
 
 
 class Pipeline(References):
@@ -55,7 +74,9 @@ class Pipeline(References):
         self.workflow = workflow
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
-        self.templates: dict[Any, Any] = {}
+        self.step_templates: dict[StepTemplate, Container] = {}
+        # model → template that ends the shares of the model's candidates in a Gateway
+        self.unshare_templates: dict[str, Resource] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: dict[str, str] = {}  # training task → kind of its job
         # step → callbacks that pass the task's name to the step, called if the step is used more
@@ -72,6 +93,7 @@ class Pipeline(References):
 
     def scope(self) -> Scope:
         """Return the DAG whose `with` is active. Raises WiringError outside of a DAG."""
+        # Hera has no public way to ask for the DAG to which it adds new tasks
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
             refuse(
@@ -131,16 +153,25 @@ class Pipeline(References):
             name = f"{requested}-{number}"
         return name
 
-    def container(self, module: str, kind: str, in_loop: bool) -> Container:
+    def container(self, module: str, kind: str, *, in_loop: bool = False) -> Container:
         """Return the template of a step, which all tasks of the step share."""
-        key = (module, kind, in_loop)
-        if key not in self.templates:
+        shared = StepTemplate(module, kind, in_loop)
+        if shared not in self.step_templates:
             self.kinds.add(kind)
             cluster = self.config.cluster
+            pod = cluster.pod(kind)
             name = self.template_name(short_name(module))
-            template = container(name, module, cluster, pod := cluster.pod(kind), in_loop)
-            self.templates[key] = as_worker(template, cluster, pod) if kind == "train" else template
-        return self.templates[key]
+            template = container(name, module, cluster, pod, in_loop)
+            if kind == "train":
+                template = as_worker(template, cluster, pod)
+            self.step_templates[shared] = template
+
+        return self.step_templates[shared]
+
+    @cached_property
+    def deletion(self) -> Resource:
+        """The template that deletes an object."""
+        return delete(self.template_name("delete"), retries(self.config.cluster.retries))
 
     def job_name(self, task: str, max_length: int = 53) -> str:
         """Return the name of the object that `task` applies. Raises WiringError if the name is too
@@ -156,18 +187,20 @@ class Pipeline(References):
     def add(
         self,
         name: str,
-        template: Any,
+        template: Template,
         inputs: Mapping[str, Any],
         options: Mapping[str, Any] | None = None,
-        after: Iterable[str] = (),
+        after: Predecessors = (),
+        uses: Iterable[Stored] = (),
     ) -> Block:
         """Add a task to the active DAG; it depends on `after`, and on the tasks whose outputs it
-        uses."""
+        gets as `inputs`, or `uses` by their keys."""
         scope = self.scope()
-        needed = [after] if isinstance(after, (str, Task)) else [*after]
-        needed = [task.name if isinstance(task, Task) else task for task in needed]
+        options = options or {}
+        predecessors = [after] if isinstance(after, (str, Task)) else [*after]
+        names = [task.name if isinstance(task, Task) else task for task in predecessors]
 
-        missing = [task for task in needed if not scope.contains(task)]
+        missing = [name for name in names if not scope.contains(name)]
         if missing:
             hint = did_you_mean(str(missing[0]), [*scope.predecessors])
             refuse(
@@ -175,19 +208,20 @@ class Pipeline(References):
                 f" {scope.dag.name}.{hint}"
             )
 
-        check_options(name, options or {})
-        arguments = {
-            field: self.localize(scope, value, needed)
-            for field, value in inputs.items()
-            if value is not None
-        }
+        check_options(name, options)
+        inputs = {field: value for field, value in inputs.items() if value is not None}
+        values = [*inputs.values(), *options.values()]
+        for artifact in uses:
+            self.localize(scope, artifact)
 
-        extras = {
-            key: self.localize(scope, value, needed) for key, value in (options or {}).items()
-        }
+        used = [task for artifact in uses for task in self.needed(scope, artifact)]
+        needed = [task for value in values for task in self.needed(scope, value)]
+        arguments = {field: self.localize(scope, value) for field, value in inputs.items()}
+        extras = {option: self.localize(scope, value) for option, value in options.items()}
+
         task = Block(name=name, template=template, arguments=arguments or None, **extras)
         check_fields(task)
-        task.depends = scope.add_dependencies(name, needed)
+        task.waits_for = scope.add_dependencies(name, [*used, *names, *needed])
         task.outputs = Outputs(name, {})
         task.inputs = {}
         task.repetitions = []
@@ -203,9 +237,12 @@ class Pipeline(References):
         arguments["champion"] = judge.outputs.champion
         arguments["repetitions"] = "{{=asInt(inputs.parameters.repetitions) - 1}}"
         task = self.add(
-            self.name("", "next"), dag.name, arguments, {"when": judge.outputs.verdict == "release"}
+            self.name("", "next"),
+            dag.name or "",
+            arguments,
+            {"when": judge.outputs.verdict == "release"},
         )
-        task.depends = f"{judge.name}.Succeeded"
+        task.waits_for = after_all([f"{judge.name}.Succeeded"])
         task.is_repetition = True
 
         return task
@@ -233,16 +270,8 @@ class Pipeline(References):
         for scope in self.scopes.values():
             if scope.guarded:
                 tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
-                with_successors = {
-                    name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")
-                }
-
-                leaves = [
-                    task.name
-                    for task in tasks
-                    if task.name not in {*with_successors, *scope.guarded}
-                ]
-
+                inner = {name for task in tasks for name in dependencies_of(task).tasks}
+                leaves = [task.name for task in tasks if task.name not in {*inner, *scope.guarded}]
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
 
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
@@ -296,14 +325,12 @@ class Pipeline(References):
 
         notify = self.config.notify
         if notify.format != "off":
-            template = self.container(NOTIFY, "notify", False)
+            template = self.container(NOTIFY, "notify")
             name = self.template_name("notification")
             task = self.add(
                 self.name("", "notification"), notification(name, template, notify, inputs), {}
             )
-            task.depends = (
-                " || ".join(f"{name}.{phase}" for name in report for phase in PHASES) or None
-            )
+            task.waits_for = after_any(report, PHASES)
             self.scope().guarded += report
 
         for number, (job, kind) in enumerate(self.jobs.items()):
@@ -314,12 +341,9 @@ class Pipeline(References):
         self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any
     ) -> Block:
         """Add a task, by default named `task`, that deletes the object `name` if it exists."""
-        if "delete" not in self.templates:
-            self.templates["delete"] = delete(
-                self.template_name("delete"), retries(self.config.cluster.retries)
-            )
+        template = self.deletion
         objects = {"kind": kind, "object": as_word(name)}
-        return self.add(self.name("", task), self.templates["delete"], objects, options, after)
+        return self.add(self.name("", task), template, objects, options, after)
 
 
 CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
@@ -476,7 +500,7 @@ def step(
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
     cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
     options.update(pipeline.reuse(name) if cacheable else {})
-    template = pipeline.container(module, pod or short_name(module), in_loop)
+    template = pipeline.container(module, pod or short_name(module), in_loop=in_loop)
     unchanged = {
         n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")
     }
@@ -492,7 +516,7 @@ def step(
 
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
-            outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))
+            outputs[field_name] = Stored.from_key(field_name, object_key, Producer(scope, name))
             continue
 
         path = f"tasks.{name}.outputs.parameters.{field_name}"

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from argolocal.cli.options import pairs_of
+from rekindle.errors import say
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,10 @@ def check_paths(config: Any) -> None:
 
     config.data.check_source()
     for key, value in relative_paths(config):
-        click.echo(
+        say(
             f"warning: {key} is {value!r}, which seems to be a relative path: a step has another"
             " working directory. Declare the field as pathlib.Path, which Rekindle resolves, or"
-            " give an absolute path.",
-            err=True,
+            " give an absolute path."
         )
 
 

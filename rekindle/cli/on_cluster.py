@@ -22,7 +22,7 @@ from rekindle.cli.options import (
 )
 from rekindle.cli.output import print_manifest
 from rekindle.cluster.api import Cluster
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, say
 
 
 @command
@@ -71,10 +71,7 @@ def submit(
         manifests = source.manifests()
         _print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
         for manifest in manifests.other_objects:
-            click.echo(
-                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`",
-                err=True,
-            )
+            say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
         metadata = manifests.main.get("metadata") or {}
         namespace = target.namespace or metadata.get("namespace") or ""
@@ -117,7 +114,7 @@ def _print_warnings(
     from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
-        click.echo(f"warning: {finding}", err=True)
+        say(f"warning: {finding}")
 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:

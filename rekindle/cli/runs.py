@@ -16,6 +16,7 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
 
 if TYPE_CHECKING:
     from rekindle.view.foreground import Pipeline
@@ -215,7 +216,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
             return
 
         for label, reason in reader.gaps.items():
-            click.echo(f"{label}: {reason}", err=True)
+            say(f"{label}: {reason}")
 
         return
 

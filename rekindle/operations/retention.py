@@ -184,16 +184,16 @@ def prune(
     """
     with nullcontext() if cluster else _locked(home):
         place = _namespace(cluster) if cluster else _machine(home)
-        given = {name: value for name, value in options.items() if value is not None}
+        replaced = {name: value for name, value in options.items() if value is not None}
 
         # the option also applies to the runs of `rekindle backfill`
-        if "keep_runs" in given:
+        if "keep_runs" in replaced:
             place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
 
         for pipeline, limits in place.limits.items():
             unset = limits == NO_LIMITS and not place.shared
             defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
-            place.limits[pipeline] = limits.model_copy(update=defaults | given)
+            place.limits[pipeline] = limits.model_copy(update=defaults | replaced)
 
         plan, context = place.plan(place.limits)
         rows = list(filter(None, (_row(home, place.store, item) for item in plan.runs)))

@@ -379,11 +379,13 @@ def _read_finished(
 
 
 def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
-    tracking.promote(name, state["version"], state["deployment"], state.get("run_id", ""))
+    tracking.record_champion(name, state["version"], state["deployment"], state.get("run_id", ""))
     if not _write(store, key, state | {"unfinished": False}, etag):
         # another run has finished the promotion, and a later one may have followed
         state, _ = _read(store, key)
-        tracking.promote(name, state["version"], state["deployment"], state.get("run_id", ""))
+        tracking.record_champion(
+            name, state["version"], state["deployment"], state.get("run_id", "")
+        )
 
 
 def _parse_rollback(state: dict[str, Any]) -> Rollback | None:

@@ -12,6 +12,9 @@ from rekindle.errors import ConfigError
 from rekindle.sections import Section
 from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 
+# a training in one process; the number of workers does not change the weights
+SINGLE_WORKER = {"workers": 1, "min_workers": 1, "max_workers": 1}
+
 
 class TrainConfig(Section):
     """Settings of a training. The weights depend on every field except those in NOT_IN_RESULT."""
@@ -301,16 +304,18 @@ class TrainingSpec(StepInputs, TrainConfig):
         digest: str = "",
     ) -> Self:
         """Return the inputs of a training in one process that does not use the object store."""
-        single = {
-            "workers": 1,
-            "min_workers": 1,
-            "max_workers": 1,
+        values = {
+            **train,
+            **SINGLE_WORKER,
             "dataset": "",
             "out": "",
             "checkpoints": "",
+            "workload": workload,
+            "model": model,
+            "family": family,
+            "digest": digest,
         }
-        names = {"workload": workload, "model": model, "family": family, "digest": digest}
-        return cls.model_validate(train | single | names)
+        return cls.model_validate(values)
 
     def identity(self) -> dict[str, Any]:
         """Return all facts that the weights depend on, except the machine (see

@@ -88,7 +88,7 @@ def test_a_release_registered_twice_is_one_version(
     assert other.version == "2"
     assert version(client, name, "candidate") == "2"
     assert tracking.champion(name) is None
-    tracking.promote(name, "1", "cards-1")
+    tracking.record_champion(name, "1", "cards-1")
     assert tracking.champion(name) == replace(first, deployment="cards-1")
     assert [release.version for release in tracking.promoted_releases(name)] == ["1"]
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"

@@ -260,7 +260,7 @@ def run_refresh(workload: str, stage: Stage) -> int:
     run_id = tracking.start_run(name, "first")
     sha256 = write_release(store, prefix, workload)
 
-    tracking.promote(
+    tracking.record_champion(
         name,
         tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {}).version,
         "servers-1",

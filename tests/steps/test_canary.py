@@ -142,7 +142,7 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
     earlier, champion = (
         tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}) for n in ("aa", "bb")
     )
-    tracking.promote(name, earlier.version, "older")  # as a rollback during the canary does
+    tracking.record_champion(name, earlier.version, "older")  # as a rollback during the canary does
     result, _ = run_canary(
         name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30})
     )

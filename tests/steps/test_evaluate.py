@@ -61,7 +61,7 @@ def make_champion(
     }
 
     commit(store, prefix, record | {"files": hashes})
-    tracking.promote(name, release.version, "cards-1")
+    tracking.record_champion(name, release.version, "cards-1")
 
     return release
 
@@ -102,7 +102,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     with pytest.raises(DataError, match=r"workload\.json changed since the release"):
         judge(small_dataset, novice, **inputs)
 
-    tracking.promote("generations", "1", "cards-1")
+    tracking.record_champion("generations", "1", "cards-1")
 
     better = judge(small_dataset, expert, **inputs)
     assert better.verdict == "release"

@@ -48,7 +48,7 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     run_id = tracking.start_run(name, f"{name}-first")
     artifacts: dict[str, Any] = {"model": expert, "dataset": small_dataset, "report": report}
     first = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts))
-    tracking.promote(name, first.version, "servers-1")
+    tracking.record_champion(name, first.version, "servers-1")
 
     newer = refresh.run(inputs(name))
     assert (newer.verdict, newer.champion) == ("release", first.version)
@@ -67,7 +67,7 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
         json.loads(s3.get(f"{outputs.model_uri}release.json")) for outputs in (first, second)
     ]
     assert records[0]["model_sha256"] == records[1]["model_sha256"] == newer.model_sha256
-    tracking.promote(name, second.version, "servers-2")
+    tracking.record_champion(name, second.version, "servers-2")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
     again = refresh.run(inputs(name))

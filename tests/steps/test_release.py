@@ -171,7 +171,7 @@ def test_a_retried_release_registers_one_version(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
-    tracking.promote(name, outputs.version, "cards-1")
+    tracking.record_champion(name, outputs.version, "cards-1")
     again = release.run(inputs(name, artifacts))
     assert (again.version, again.model_uri) == (outputs.version, outputs.model_uri)
 
@@ -188,7 +188,7 @@ def test_an_interrupted_release_is_completed_by_the_retry(
 
 def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     first = release.run(inputs(name, artifacts))
-    tracking.promote(name, first.version, "cards-1")
+    tracking.record_champion(name, first.version, "cards-1")
     # the same weights, another state
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
     second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))

@@ -121,7 +121,7 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     released: Released, report: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, outputs, _ = released
-    tracking.promote(name, outputs.version, "cards-1")
+    tracking.record_champion(name, outputs.version, "cards-1")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", str(s3.endpoint))
     import mlflow
     import pandas as pd
@@ -399,13 +399,13 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
 
     for foreign in foreign_names:
         tracking.record_deployment(name, "1", foreign)
-        tracking.promote(name, "2", own)
+        tracking.record_champion(name, "2", own)
         outputs = verify.conclude(inputs, Comparison(1e-5))
         assert (outputs["running"], outputs["expired"]) == ([own, new], [])
         assert f'"{foreign}" is kept' in capsys.readouterr().err
 
         tracking.record_deployment(name, "1", own)
-        tracking.promote(name, "2", foreign)
+        tracking.record_champion(name, "2", foreign)
         outputs = verify.conclude(inputs, Comparison(1e-5))
         assert (outputs["running"], outputs["expired"]) == ([new], [own])
         assert f'"{foreign}" is kept' in capsys.readouterr().err

@@ -9,7 +9,7 @@ Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deploymen
 
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import member_metadata, worker, workers_per_pod
+from rekindle.blocks.jobs.members import count_pods, member_metadata, worker
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
@@ -41,17 +41,14 @@ def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
 def harvest(
     name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str
 ) -> Manifest:
-    """Return the Deployment of the workers beyond `train.min_workers`.
+    """Return the Deployment of the workers beyond `train.workers`, the workers of the job itself.
 
     `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if
     the numbers of workers are not multiples of the number of GPUs per pod.
     """
-    gpus = workers_per_pod(train, cluster)
+    counts = count_pods(train, cluster)
     pod = cluster.pod("train")
-
-    if cluster.gang:
-        pod = pod
-    else:
+    if not cluster.gang:
         pod = pod.model_copy(update={"priority_class": cluster.harvest_priority})
 
     cluster = cluster.model_copy(
@@ -63,7 +60,7 @@ def harvest(
         "kind": "Deployment",
         "metadata": gang.metadata(name, cluster),
         "spec": {
-            "replicas": (train.max_workers - train.min_workers) // gpus,
+            "replicas": counts.max_pods - counts.pods,
             "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: ROLE}},
             "revisionHistoryLimit": 0,
             "template": {

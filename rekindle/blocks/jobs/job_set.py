@@ -8,7 +8,7 @@ Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import coordinator, member_metadata, worker, workers_per_pod
+from rekindle.blocks.jobs.members import coordinator, count_pods, member_metadata, worker
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.presets import merge_mappings
 from rekindle.blocks.settings import ClusterConfig
@@ -33,7 +33,7 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
     divisible by the number of GPUs per pod.
     """
-    pods = train.workers // workers_per_pod(train, cluster)
+    counts = count_pods(train, cluster)
     backoff_limit = UNLIMITED_RETRIES
     restart_policy = "OnFailure"
     rules = list[Manifest]()
@@ -53,7 +53,7 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     }
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
-        {"name": WORKER, "replicas": pods, "template": {"spec": workers}},
+        {"name": WORKER, "replicas": counts.pods, "template": {"spec": workers}},
     ]
 
     return {

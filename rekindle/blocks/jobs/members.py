@@ -1,6 +1,9 @@
 """PodSpecs of an elastic training, for every kind of job: one coordinator, and workers that may
 join and leave."""
 
+from dataclasses import dataclass
+from math import ceil
+
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
 from rekindle.blocks.pod import (
@@ -47,9 +50,19 @@ def run_secret(name: str) -> Manifest:
     }
 
 
-def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
-    """Return the number of workers in a pod, one per GPU. Raises ConfigError if a pod would have
-    fewer."""
+@dataclass(frozen=True)
+class PodCounts:
+    """The numbers of worker pods of a training; a pod runs one worker per GPU."""
+
+    workers_per_pod: int
+    pods: int
+    min_pods: int
+    max_pods: int
+
+
+def count_pods(train: TrainConfig, cluster: ClusterConfig) -> PodCounts:
+    """Return the numbers of pods for the numbers of workers. Raises ConfigError if a pod would have
+    fewer workers than GPUs."""
     gpus = max(1, cluster.pod("train").gpus)
 
     for key in ("workers", "max_workers"):
@@ -62,7 +75,12 @@ def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
                 " the result."
             )
 
-    return gpus
+    return PodCounts(
+        workers_per_pod=gpus,
+        pods=train.workers // gpus,
+        min_pods=ceil(train.min_workers / gpus),
+        max_pods=train.max_workers // gpus,
+    )
 
 
 def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
@@ -105,7 +123,7 @@ def worker(
     """Return the PodSpec of a worker pod; `host`: host name of the coordinator, unless the job's
     operator sets it."""
     pod = cluster.pod("train")
-    gpus = workers_per_pod(train, cluster)
+    gpus = count_pods(train, cluster).workers_per_pod
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
 
     if host:

@@ -5,7 +5,7 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
-from rekindle.blocks.jobs.members import coordinator, worker, workers_per_pod
+from rekindle.blocks.jobs.members import coordinator, count_pods, worker
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -25,10 +25,13 @@ def pytorch_job(
     fails. A pod with several GPUs runs one worker per GPU. Raises ConfigError if the numbers of
     workers are not multiples of the number of GPUs per pod.
     """
-    gpus = workers_per_pod(train, cluster)
-    min_pods = -(-train.min_workers // gpus)
+    counts = count_pods(train, cluster)
     master_pod = coordinator(name, cluster, flags, "pytorch")
     worker_pod = worker(name, train, cluster, flags, "pytorch")
+
+    processes = {}
+    if counts.workers_per_pod > 1:
+        processes["nprocPerNode"] = str(counts.workers_per_pod)
 
     return {
         "apiVersion": "kubeflow.org/v1",
@@ -36,17 +39,15 @@ def pytorch_job(
         "metadata": gang.metadata(name, cluster),
         "spec": {
             # + 1 for the coordinator
-            "runPolicy": run_policy(cluster, cluster.pod("train"), min_pods + 1)
+            "runPolicy": run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
             # the coordinator enforces the time limit of an attempt, which counts only while workers
             # train
             | {"activeDeadlineSeconds": 3600 * cluster.deadline_hours},
-            **({"nprocPerNode": str(gpus)} if gpus > 1 else {}),
-            "elasticPolicy": {"minReplicas": min_pods, "maxReplicas": train.max_workers // gpus},
+            **processes,
+            "elasticPolicy": {"minReplicas": counts.min_pods, "maxReplicas": counts.max_pods},
             "pytorchReplicaSpecs": {
                 "Master": replica_spec(1, "ExitCode", cluster.pod("coordinator"), master_pod),
-                "Worker": replica_spec(
-                    train.workers // gpus, "OnFailure", cluster.pod("train"), worker_pod
-                ),
+                "Worker": replica_spec(counts.pods, "OnFailure", cluster.pod("train"), worker_pod),
             },
         },
     }

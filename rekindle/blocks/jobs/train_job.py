@@ -16,7 +16,7 @@ from rekindle.blocks.jobs.job_set import (
     lead_job,
     lead_policies,
 )
-from rekindle.blocks.jobs.members import member_metadata, worker, workers_per_pod
+from rekindle.blocks.jobs.members import count_pods, member_metadata, worker
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -84,13 +84,13 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
 def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     """Return the TrainJob `name` (at most 45 characters, as its pods' names are longer), which uses
     its runtime."""
-    gpus = workers_per_pod(train, cluster)
+    counts = count_pods(train, cluster)
     return {
         "apiVersion": API,
         "kind": "TrainJob",
         "metadata": gang.metadata(name, cluster),
         "spec": {
             "runtimeRef": {"name": name, "kind": "TrainingRuntime"},
-            "trainer": {"numNodes": train.workers // gpus, "numProcPerNode": gpus},
+            "trainer": {"numNodes": counts.pods, "numProcPerNode": counts.workers_per_pod},
         },
     }

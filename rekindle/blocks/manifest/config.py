@@ -50,8 +50,13 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-# a URL with a password, except a variable such as $(PASSWORD)
-PASSWORD = re.compile(r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@")
+# a URL with a password, or with a signature or token in its query, except a variable such as
+# $(PASSWORD)
+PASSWORD = re.compile(
+    r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@"
+    r"|://[^\s?#]*\?(?:[^\s#]*[&_-])?(?:sig|signature|token|password|api_?key|secret)=(?!\$\()[^&\s]",
+    re.IGNORECASE,
+)
 MAX_ERRORS = 20  # maximum number of errors of a config in one message
 Keys = tuple[str, ...]  # path of a value: ("train", "workers")
 
@@ -302,7 +307,7 @@ def load_config(
         else:
             remainder = []
 
-        raise ConfigError(without_user("\n".join([*lines, *remainder]))) from error
+        raise ConfigError(*map(without_user, [*lines, *remainder])) from error
 
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
@@ -321,15 +326,16 @@ def load_config(
 
 
 def _reject_passwords(loaded: Loaded) -> None:
-    """Raise ConfigError for a URL with a password: the config is recorded, and is shown by `ps`
-    during a run."""
+    """Raise ConfigError for a URL with a password or signature: the config is recorded, and is
+    shown by `ps` during a run."""
     for key, value in leaves(loaded.config, ""):
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD.search(value):
             raise ConfigError(
-                f"{without_user(loaded.origin(name))}: {name} is a URL with a password, and whoever"
-                " can read the manifest or MLflow can read the config: remove it. A step can read"
-                " a password from its environment, which has the keys of the Secret rekindle-s3."
+                f"{without_user(loaded.origin(name))}: {name} is a URL with a password or"
+                " a signature, and whoever can read the manifest or MLflow can read the config:"
+                " remove it. A step can read a password from its environment, which has the keys of"
+                " the Secret rekindle-s3."
             )
 
 
@@ -372,7 +378,7 @@ def _prefixed(origin: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        raise ConfigError(*(f"{origin}: {line}" for line in error.lines)) from error
 
 
 @cache

@@ -1,61 +1,25 @@
 """Blocks for data and training: prepare → train."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Any
 
-from hera.workflows import Resource
-
 from rekindle import families
-from rekindle.blocks.binding import (
-    as_json,
-    check_section,
-    check_workload,
-    reject_unknown,
-    validate_inputs,
-)
-from rekindle.blocks.container import command, retries, retry_watcher
-from rekindle.blocks.jobs.backends import BACKENDS
-from rekindle.blocks.jobs.harvest import KIND as HARVEST
-from rekindle.blocks.jobs.harvest import harvest, limit_to_minimum
-from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.binding import as_json, check_section, check_workload
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED, parameter
-from rekindle.blocks.manifest.quoting import skip_if
-from rekindle.blocks.notify import PHASES
-from rekindle.blocks.pod import Manifest
-from rekindle.blocks.resource import apply, render, text
-from rekindle.blocks.wiring import (
-    Block,
-    Outputs,
-    Stored,
-    describe,
-    refuse,
-    resolve,
-    resolve_digest,
-    resolve_missing,
-)
-from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
+from rekindle.blocks.recipe.elastic import train_elastic
+from rekindle.blocks.recipe.job import held_out
+from rekindle.blocks.scope import Stored
+from rekindle.blocks.wiring import Block, describe, refuse, resolve, resolve_digest, resolve_missing
+from rekindle.blocks.workflow import current, step
 from rekindle.errors import ConfigError
-from rekindle.keys import (
-    CACHED,
-    CHECKPOINTS,
-    MODEL,
-    REUSED_MODELS,
-    cached_key,
-    cached_name,
-    key,
-    reuse,
-)
-from rekindle.project import NAME
-from rekindle.step import load
+from rekindle.keys import CACHED
+from rekindle.project.template import NAME
+from rekindle.sections import Section
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
 
-HELD_OUT = attrgetter(*TrainConfig.HELD_OUT)
 
-
-def prepare(*, task: str = "", source: Any = None, **inputs: Any) -> Block:
+def prepare(*, task: str = "", source: Stored | str | None = None, **inputs: Any) -> Block:
     """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ...
 
     `source`: output of an earlier step that replaces data.source, an artifact or a text (a path or
@@ -105,8 +69,8 @@ def train(
     *,
     task: str = "",
     family: str = "",
-    train: Any = None,
-    model: Any = None,
+    train: TrainConfig | None = None,
+    model: Section | None = None,
     **inputs: Any,
 ) -> Block:
     """Train a model in an elastic job (cluster.backend). Output: model.
@@ -126,19 +90,25 @@ def train(
         names = families.select(workload, [family] if family else config.families)
         families.check_validation(names, section.validation)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
     if len(names) > 1:
         return _train_families(data, names, section, task=task, train=train, model=model, **inputs)
     if isinstance(families.of(workload)[names[0]], families.Fitted):
         return _fit(data, names[0], section, task=task, model=model, **inputs)
 
-    more = {"family": names[0]} if names[0] else {}
-    return _train(data, task=task, train=train, model=model, **more, **inputs)
+    if names[0]:
+        inputs["family"] = names[0]
+    return train_elastic(data, task=task, train=section, model=model or config.model, **inputs)
 
 
 def choose(
-    data: Block, models: Mapping[str, Block], *, task: str = "", train: Any = None, **inputs: Any
+    data: Block,
+    models: Mapping[str, Block],
+    *,
+    task: str = "",
+    train: TrainConfig | None = None,
+    **inputs: Any,
 ) -> Block:
     """Choose one of several trained models by validation. Outputs: model, family (its name in
     `models`).
@@ -166,12 +136,12 @@ def choose(
 
     artifacts = {name: resolve(model, "model") for name, model in models.items()}
     for name, model in models.items():
-        validation, seed = model.inputs.get("held_out", HELD_OUT(section))
-        if (validation, seed) != HELD_OUT(section):
+        trained = model.inputs.get("held_out", held_out(section))
+        if trained != held_out(section):
             refuse(
-                f"{name} has train.validation {validation} and train.seed {seed}, and the choice"
-                f" {section.validation} and {section.seed}: {name} may have seen the held-out"
-                " samples. Use the same two values."
+                f"{name} has train.validation {trained['validation']} and train.seed"
+                f" {trained['seed']}, and the choice {section.validation} and {section.seed}:"
+                f" {name} may have seen the held-out samples. Use the same two values."
             )
 
     values = {
@@ -203,7 +173,7 @@ def _train_families(
 
 
 def _fit(
-    data: Block, family: str, section: TrainConfig, task: str, model: Any, **inputs: Any
+    data: Block, family: str, section: TrainConfig, task: str, model: Section | None, **inputs: Any
 ) -> Block:
     """Fit a family that is not trained step by step, in one pod."""
     config = current().config
@@ -219,146 +189,6 @@ def _fit(
 
     values.update({name: resolve(data, name) for name in ("dataset", "digest")} | inputs)
     block = step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
-    block.inputs["held_out"] = HELD_OUT(section)
+    block.inputs["held_out"] = held_out(section)
 
     return block
-
-
-def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> Block:
-    """Train one model in an elastic job."""
-    pipeline = current()
-    config = pipeline.config
-    section = limit_to_minimum(train or config.train, config.cluster)
-    backend = BACKENDS[config.cluster.backend]
-    values = {
-        name: inputs.pop(name, None) or resolve(data, name)
-        for name in ("dataset", "digest", "run_id")
-    }
-    values.update({"start": inputs.pop("start")} if inputs.get("start") else {})
-
-    if not isinstance(values["dataset"], Stored):
-        refuse(
-            "a training gets its dataset by key: pass the artifact of a block, as in"
-            " TASK.outputs.dataset."
-        )
-
-    name = pipeline.name(task, "train")
-    fields = load("steps.train").Inputs.model_fields
-    tags = {field: text(field) for field in values if field != "dataset"}
-
-    flags = {
-        **dict(section),
-        "workload": config.workload,
-        "model": model or config.model,
-        **inputs,
-        "dataset": values["dataset"].key,
-        "out": key(name, MODEL),
-        "checkpoints": key(name, CHECKPOINTS),
-    }
-
-    flags.update(tags | {"reuse": reuse()})
-    reject_unknown(name, flags, fields, ("task", "train", "model"))
-
-    validate_inputs(
-        name,
-        {field: value for field, value in (values | inputs).items() if field != "dataset"},
-        fields,
-    )
-
-    job_name = pipeline.job_name(name, backend.max_name_length)
-
-    def manifest(maker: Any, **more: str) -> dict[str, Any]:
-        return maker(job_name, section, config.cluster, command("steps.train", flags | more))
-
-    def apply_before_job(suffix: str, manifest: Manifest, **more: Any) -> Resource:
-        task = f"{name}-{suffix}"
-        retry = retries(config.cluster.retries)
-        template = apply(pipeline.template_name(task), manifest, owned=True, retry=retry, **more)
-        arguments = {field: values[field] for field in more.get("inputs", ())}
-        # without arguments, `prepare` may still run
-        options = unless_reused if arguments else unless_cached
-        needed.append(pipeline.add(pipeline.name("", task), template, arguments, options).name)
-        return template
-
-    arguments = {field: values[field] for field in tags}
-    template = apply(
-        pipeline.template_name(name),
-        manifest(backend.job),
-        inputs=() if backend.runtime else tuple(tags),
-        success=backend.success(config.cluster),
-        failure=backend.failure,
-        owned=True,
-        retry=retry_watcher(max(5, config.cluster.retries)),
-    )
-
-    templates = [(template, backend.job)]
-    needed = list[str]()
-    scope = pipeline.scope()
-    unless_cached = pipeline.reuse(name)
-
-    models = resolve(data, REUSED_MODELS, "")
-    if models:
-        unless_reused = skip_if(f"jsonpath({models.expression}, '$.{cached_name(name)}.at')")
-    else:
-        unless_reused = unless_cached
-
-    pipeline.localize(scope, values["dataset"], needed)
-    # needs no permission to read Secrets
-    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])
-
-    maker = backend.runtime
-    if maker:
-        templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
-
-    block = pipeline.add(
-        name, template, {} if backend.runtime else arguments, unless_reused, needed
-    )
-    block.outputs = Outputs(
-        name, {"model": Stored.from_key("model", cached_key(name, MODEL), (scope, name))}
-    )
-    block.inputs = values | {"held_out": HELD_OUT(section)}
-    pipeline.jobs[name] = backend.kind
-
-    if config.cluster.harvest:
-        maker = partial(harvest, host=backend.host)
-        templates.append(
-            (_harvest(pipeline, block, arguments, manifest(maker), needed, unless_reused), maker)
-        )
-
-    pipeline.part_setters.setdefault("train", []).append(
-        partial(_set_part, templates, partial(manifest, part=name))
-    )
-    return block.follow(data)
-
-
-def _set_part(templates: list[tuple[Resource, Any]], manifest: Callable[..., Manifest]) -> None:
-    """Pass the name of the training to its processes, for a run with several trainings."""
-    for template, maker in templates:
-        template.manifest = render(manifest(maker))
-
-
-def _harvest(
-    pipeline: Pipeline,
-    block: Block,
-    arguments: Mapping[str, Any],
-    manifest: Manifest,
-    after: list[str],
-    options: Any,
-) -> Resource:
-    """Add the tasks that start the extra workers of the job of `block`, and delete these workers
-    when the job ends."""
-    task = pipeline.name("", f"{block.name}-harvest")
-    retry = retries(pipeline.config.cluster.retries)
-    template = apply(
-        pipeline.template_name(task), manifest, inputs=tuple(arguments), owned=True, retry=retry
-    )
-    pipeline.add(task, template, arguments, options, after)
-    deletion = f"{block.name}-harvest-end", HARVEST, manifest["metadata"]["name"]
-    end = pipeline.delete(*deletion)
-    end.depends = " || ".join(f"{block.name}.{phase}" for phase in PHASES)
-    pipeline.scope().guarded.append(block.name)
-
-    with at_exit():  # in case the workflow is stopped
-        pipeline.delete(*deletion, when=FAILED)
-
-    return template

@@ -12,6 +12,7 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source
 from rekindle.cli.options import cluster_flag, configured
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
 
 DAY = click.DateTime(["%Y-%m-%d"])
 
@@ -89,7 +90,7 @@ def backfill(
         )
 
     if not uses_scheduled_time(manifest):
-        click.echo(f"warning: {FIXED_DATA.format(settings.name)}", err=True)
+        say(f"warning: {FIXED_DATA.format(settings.name)}")
 
     rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
     click.echo(to_json({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")

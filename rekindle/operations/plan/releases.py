@@ -1,7 +1,6 @@
 """Names the models that a run may release, and the champions that they would replace, without
 starting a service."""
 
-import json
 import os
 import sqlite3
 from collections.abc import Callable
@@ -9,7 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
+
+from argolocal.common.json_text import to_json
 from rekindle.cluster.api import SERVICES, Cluster
+from rekindle.documents import Document, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.operations.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
 
@@ -17,6 +20,24 @@ RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a
 CHAMPION_QUERY = (
     "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = 'champion'"
 )
+
+
+class ServicePort(Document):
+    port: int = Field(ge=1, le=65535)
+
+
+class ServiceSpec(Document):
+    ports: list[ServicePort] = Field(min_length=1)
+
+
+class Service(Document):
+    """A Service of Kubernetes, as this machine or a cluster keeps it."""
+
+    spec: ServiceSpec
+
+    @property
+    def port(self) -> int:
+        return self.spec.ports[0].port
 
 
 @dataclass(frozen=True)
@@ -44,8 +65,10 @@ class PlannedRelease:
         if not self.champion.version:
             return f"{self.model}: {condition}; it would be the first version"
 
-        place = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
-        return f"{self.model}: {condition}; it would replace version {self.champion.version}{place}"
+        address = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
+        return (
+            f"{self.model}: {condition}; it would replace version {self.champion.version}{address}"
+        )
 
 
 def plan_releases(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
@@ -87,7 +110,7 @@ def local_champion(home: Path, model: str) -> Champion:
     endpoint = ""
     service = home / "objects/Service" / f"{model}.json"
     if service.exists():
-        port = json.loads(service.read_text())["spec"]["ports"][0]["port"]
+        port = read_file(Service, service).port
         endpoint = f"http://127.0.0.1:{port}"
 
     if os.environ.get("MLFLOW_TRACKING_URI"):
@@ -117,7 +140,7 @@ def cluster_champion(cluster: Cluster, model: str) -> Champion:
     if not service:
         return Champion(version)
 
-    port = service["spec"]["ports"][0]["port"]
+    port = parse(Service, to_json(service), f"the Service {model} of the cluster").port
     return Champion(version, f"http://{model}.{cluster.namespace}:{port}")
 
 

@@ -86,8 +86,8 @@ class Estimates:
         if task.status in (CACHED_RESULT, SKIPPED):
             return NO_TIME
 
-        found = [(former, _find_record(former, task)) for former in self.former_runs]
-        records = [(former, record) for former, record in found if record]
+        pairs = [(run, _find_record(run, task)) for run in self.former_runs]
+        records = [(run, record) for run, record in pairs if record]
         if not records:
             return Estimate(None)
 
@@ -258,9 +258,9 @@ def _find_record(former: FormerRun, task: Task) -> Record | None:
 def _most_similar(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
     """Return the records whose inputs agree most with the known inputs of the task."""
     arguments = (task.call.get("arguments") or {}).get("parameters") or []
-    known = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
+    texts = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
     scores = [
-        sum(record.inputs.get(name) == text for name, text in known.items())
+        sum(record.inputs.get(name) == text for name, text in texts.items())
         for _, record in records
     ]
     return [

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
@@ -18,7 +17,7 @@ from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED,
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
-from rekindle.names import show
+from rekindle.names import show, split_address
 from rekindle.operations.reproduce import findings as checks
 from rekindle.operations.reproduce.checkout import check_out
 from rekindle.operations.reproduce.comparison import Comparison, compare
@@ -164,7 +163,7 @@ class Inputs:
     def provide(self, workspace: Workspace) -> None:
         """Copy the inputs to the object store of the workspace."""
         if self.source.startswith("s3://"):
-            parts = urlsplit(self.source)
+            parts = split_address(self.source)
             workspace.copy(Store(parts.netloc, self.store.endpoint), parts.path.lstrip("/"))
         for name, release in self.releases.items():
             workspace.add_champion(self.store, release, name)

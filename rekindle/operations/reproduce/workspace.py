@@ -162,7 +162,7 @@ class Workspace:
         copied = tracking.register(
             name, prefix, self.store().uri(prefix), release.sha256, run_id, {}
         )
-        tracking.promote(name, copied.version, "none")
+        tracking.record_champion(name, copied.version, "none")
 
     def stop(self) -> None:
         """Stop the services, and the servers of a pipeline that released a model."""

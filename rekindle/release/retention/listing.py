@@ -5,7 +5,6 @@ the caller knows it, or if its mark is in the store (ownership.py). A version be
 if the store has its release.json. All other runs and versions only protect what they refer to.
 """
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -14,14 +13,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.content.release_files import is_release
 from rekindle.errors import say
 from rekindle.mlflow_api import RequestRefused, condition, request
-from rekindle.names import ArtifactKey, ModelName, ObjectId, RunName, TaskReference, Version, show
+from rekindle.names import (
+    ArtifactKey,
+    ModelName,
+    ObjectId,
+    RunName,
+    TaskReference,
+    Version,
+    show,
+    split_address,
+)
 from rekindle.release import origin, promotion
 from rekindle.release.files import read_owner
 from rekindle.release.retention import ownership
@@ -194,7 +203,7 @@ def addresses(row: Mapping[str, Any]) -> set[str]:
     finds them."""
     source = str(row.get("source") or "")
     found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
-    if urlsplit(source).scheme in ("models", "runs"):
+    if split_address(source).scheme in ("models", "runs"):
         found.add(_download_address(row["name"], row["version"]))
     return {text for address in found - {""} for text in (address, unquote(address))}
 
@@ -227,7 +236,7 @@ def _contains(address: str, prefix: str) -> bool:
 
 def _is_above(address: str, uri: str) -> bool:
     """True if an address is a folder of the bucket that contains `uri`."""
-    return urlsplit(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
+    return split_address(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
 
 
 def trials(run_id: str, run: RunName) -> list[str]:
@@ -510,7 +519,7 @@ def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[
 def _object(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a file of a release; {} for anything else."""
     with suppress(ValueError):
-        value = json.loads(data)
+        value = loads(data)
         if isinstance(value, dict):
             return value
         return {}

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
-from rekindle.content.release_files import RECORD
+from rekindle.content.release_files import DESCRIBING, MLFLOW_FILES, RECORD
 from rekindle.mlflow_api import RequestRefused, request
-from rekindle.names import ObjectId, RunName
-from rekindle.release.files import DESCRIBING, MLFLOW_FILES, read_owner
+from rekindle.names import ObjectId, RunName, split_address
+from rekindle.release.files import read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
@@ -141,7 +141,7 @@ def delete_record(run_id: str) -> None:
     of a run with the tag tracking.REMOVED.
     """
     with suppress_missing():
-        root = urlsplit(
+        root = split_address(
             request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
                 "artifact_uri"
             ]

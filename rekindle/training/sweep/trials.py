@@ -19,7 +19,7 @@ from argolocal.common.linux import die_with_parent
 from rekindle import Store, tracking
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.training.launch import notice
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.spec import SINGLE_WORKER, TrainingSpec
 from rekindle.training.sweep.config import Settings
 from rekindle.training.sweep.halving import Job, Trial
 from rekindle.training.sweep.study import Study
@@ -104,24 +104,15 @@ def training_spec(
         sections[section][key] = value
 
     inputs = {
-        name: common[name] for name in ("workload", "family", "dataset", "digest")
-    } | sections["train"]
-    # the number of workers does not change the weights
-    single_worker = {"workers": 1, "min_workers": 1, "max_workers": 1}
-    prefixes = {
+        **{name: common[name] for name in ("workload", "family", "dataset", "digest")},
+        **sections["train"],
+        **SINGLE_WORKER,
         "out": study.output(trial.number, rung),
         "checkpoints": study.checkpoints(trial.number),
+        "model": sections["model"],
+        "until": study.sweep.share(rung),
+        "run_id": run_id,
     }
-
-    inputs.update(
-        single_worker
-        | prefixes
-        | {
-            "model": sections["model"],
-            "until": study.sweep.share(rung),
-            "run_id": run_id,
-        }
-    )
 
     try:
         return TrainingSpec.model_validate(inputs)

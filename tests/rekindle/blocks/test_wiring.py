@@ -247,6 +247,9 @@ WRONG = {
     "blocks.job(blocks.prepare(), 'XGBoostJob', 'card', {'Mster': 1}, small={})": (
         'Did you mean "Master"?'
     ),
+    "blocks.job(blocks.prepare(), 'XGBoostJob', 'card', {'Master': 1}, dataset='x')": (
+        "a training gets its dataset by key: pass the artifact of a block"
+    ),
     "blocks.job(blocks.prepare(), 'XGBoostJob', 'card', 3, small={})": (
         "the replicas are 3: they must be numbers by ro"
     ),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rekindle.cache import code, difference, entries
 from rekindle.cache.difference import MISSING, Difference, differences
 from rekindle.cache.entries import Entry
@@ -113,3 +115,18 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
         assert not store.head(f"{difference.FOLDER}{'1' * 64}")
     finally:
         Services(tmp_path, {}).down()
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"[]", b'{"files": 5, "python": "", "packages": []}', b"{"]
+)
+def test_a_list_of_files_that_is_none_names_no_file(s3: Store, content: bytes) -> None:
+    s3.put(f"{difference.FOLDER}damaged", content)
+    found = differences(s3, facts(code="damaged"), facts())
+    assert [(each.kind, each.name) for each in found] == [("code", "all files")]
+
+
+def test_an_input_that_is_nested_deep_is_compared_as_a_text(s3: Store) -> None:
+    deep = '{"a":' * 100_000
+    before = facts(inputs={"n": deep})
+    assert [each.before for each in differences(s3, before, facts(inputs={"n": "1"}))] == [deep]

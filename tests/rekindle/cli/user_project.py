@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from rekindle.project import create
+from rekindle.project.template import create
 
 # the training waits until the file GO exists, so that tests can act on it
 PACED = '''

@@ -18,7 +18,7 @@ from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
-from rekindle.errors import TrackingError
+from rekindle.errors import RekindleError, TrackingError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
@@ -405,7 +405,7 @@ def serve(home: Path, model: str, version: str) -> None:
 def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs) -> None:
     names = [runs.make() for _ in range(5)]
     numbers = [release(runs, name) for name in names]
-    tracking.promote(runs.pipeline, numbers[0], "d-1")
+    tracking.record_champion(runs.pipeline, numbers[0], "d-1")
     serve(runs.home, runs.pipeline, numbers[1])
     last = runs.make(keep_runs=1, keep_releases=1)
     retention.end_of_run(runs.home, runs.workflow(last))
@@ -422,7 +422,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
     assert emptied[listing.EMPTIED_TAG] == "removed"
     assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
-    tracking.promote(runs.pipeline, numbers[4], "d-5")
+    tracking.record_champion(runs.pipeline, numbers[4], "d-5")
     listed = retention.prune(runs.home, None, {}, delete=True)
     assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
     assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
@@ -481,7 +481,7 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     first = release(runs, runs.make())
     found = tracking.find_version(runs.pipeline, first)
     assert found
-    tracking.promote(runs.pipeline, first, "d-1")
+    tracking.record_champion(runs.pipeline, first, "d-1")
     renamed = {"name": runs.pipeline, "new_name": f"{runs.pipeline}-renamed"}
     request("POST", "mlflow/registered-models/rename", json=renamed)
     run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
@@ -527,7 +527,7 @@ def test_the_release_that_a_run_of_another_pipeline_reads_stays(
     numbers = []
     for _ in range(3):
         numbers.append(release(runs, runs.make(keep_releases=1)))
-        tracking.promote(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
+        tracking.record_champion(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
         if len(numbers) == 2:
             champion.run(champion.Inputs(name=runs.pipeline))
     retention.prune(runs.home, None, {}, delete=True)
@@ -580,7 +580,7 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     names = [runs.make() for _ in range(5)]
     numbers = [release(runs, name) for name in names]
     for number in numbers[:4]:
-        tracking.promote(runs.pipeline, number, f"d-{number}")
+        tracking.record_champion(runs.pipeline, number, f"d-{number}")
 
     tracking.tag_version(runs.pipeline, numbers[3], tracking.KEEP_RELEASES, "1")
     runs.make(keep_releases=1)
@@ -690,7 +690,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
 
     numbers = [release(runs, name) for name in names]
     for number in numbers:
-        tracking.promote(runs.pipeline, number, f"d-{number}")
+        tracking.record_champion(runs.pipeline, number, f"d-{number}")
         tracking.tag_version(runs.pipeline, number, tracking.KEEP_RELEASES, "1")
 
     report_end(runs, names[-1], keep_releases=1)
@@ -1029,7 +1029,7 @@ def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text
         tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {}).version
         == registered.version
     )
-    tracking.promote(model, registered.version, "d")
+    tracking.record_champion(model, registered.version, "d")
     assert [found.version for found in tracking.promoted_releases(model)] == [registered.version]
     old = runs.make()
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1)))
@@ -1264,3 +1264,14 @@ def test_the_folder_of_a_run_of_another_machine_with_the_same_name_stays(runs: R
 def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluster) -> None:
     for name in ("my model", "demo,team notin (a)", "ä", "x" * 64, ""):
         assert ClusterObjects(cluster).deployments(name) == []
+
+
+@pytest.mark.parametrize("uri", ["customers/2024", "../x", "releases/x", ""])
+def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs, uri: str) -> None:
+    number = release(runs, runs.make())
+    tracking.promote(runs.pipeline, number, "d-1")
+    tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
+    before = {item.key for item in runs.store.list(claims.FOLDER)}
+    with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
+        champion.run(champion.Inputs(name=runs.pipeline))
+    assert {item.key for item in runs.store.list(claims.FOLDER)} == before

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from rekindle.content.artifacts import verify_artifact
+from rekindle.content.release_files import read_described
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc
-from rekindle.release.files import download, download_champion, upload
+from rekindle.release.files import commit, download, download_champion, upload
 from rekindle.storage import Store, file_sha256
 from tests.rekindle.serving.running import prefix_of, release
 
@@ -151,3 +153,41 @@ def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
     for read in (download, download_champion):
         with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
             read(s3, f"{folder}/", tmp_path / "release")
+
+
+DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}
+
+
+@pytest.fixture
+def described(s3: Store, stored: str) -> str:
+    """Give a release the files that are not part of its hash; return its prefix."""
+    for name, data in DESCRIBED.items():
+        s3.put(stored + name, data)
+
+    hashes = {name: sha256(data).hexdigest() for name, data in DESCRIBED.items()}
+    record = json.loads(s3.get(f"{stored}release.json"))
+    commit(s3, stored, record | {"described": hashes})
+    return stored
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_file_outside_of_the_hash_is_verified(
+    s3: Store, tmp_path: Path, described: str, name: str
+) -> None:
+    key = described.rstrip("/")
+    assert read_described(s3, key, name) == DESCRIBED[name]
+
+    s3.put(described + name, DESCRIBED[name] + b" ")
+    with pytest.raises(DataError, match=f"{name} changed since the release"):
+        read_described(s3, key, name)
+    download(s3, described, tmp_path / "served")
+    with pytest.raises(DataError, match=f"{name} changed since the release"):
+        verify_artifact("champion", tmp_path / "served", "")
+
+
+def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, described: str) -> None:
+    record = json.loads(s3.get(f"{described}release.json"))
+    changed = record | {"provenance": {"git_sha": "0" * 40}}
+    s3.put(f"{described}release.json", json.dumps(changed).encode())
+    with pytest.raises(DataError, match=r"the sha256 of its fields is .*: it was changed"):
+        download(s3, described, tmp_path / "a")

@@ -158,7 +158,7 @@ def test_a_promotion_respects_a_champion_that_was_set_by_hand(
     third = register()
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")
-    tracking.promote(name, first, "cards-1")
+    tracking.record_champion(name, first, "cards-1")
     with pytest.raises(promotion.ChampionChanged):
         promotion.promote(s3, name, third, second, "cards-3")
     assert promotion.promote(s3, name, third, first, "cards-3") == "cards-1"
@@ -281,7 +281,7 @@ def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: li
         promotion.promote(s3, name, third, second, "cards-3")
 
     assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
-    tracking.promote(name, third, "cards-3")  # by hand
+    tracking.record_champion(name, third, "cards-3")  # by hand
     with pytest.raises(promotion.ChampionChanged):
         promotion.decide_rollback(s3, name, rollback)
 
@@ -293,7 +293,7 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(
 ) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
     promotion.begin_rollback(s3, name, rollback)
-    tracking.promote(name, versions[2], "cards-3")
+    tracking.record_champion(name, versions[2], "cards-3")
     with pytest.raises(promotion.ChampionChanged):
         promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == versions[2]

@@ -467,7 +467,7 @@ def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert releases.local_champion(services.home, "planned").version == ""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    tracking.promote("planned", version, "planned-server")
+    tracking.record_champion("planned", version, "planned-server")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert releases.local_champion(services.home, "planned") == releases.Champion(version, "")
     assert releases.local_champion(Path("none"), "planned") == releases.Champion()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.project import create
+from rekindle.project.template import create
 from tests.commands import Shell, shell
 from tests.waiting import until
 

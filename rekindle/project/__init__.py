@@ -4,79 +4,26 @@ The project is the working directory or the nearest folder above that contains m
 `pipelines/`, or a `pyproject.toml` with `[tool.rekindle]`. Outside of any project, it is the
 reference project, which is part of the installation. A command that gets a config of another
 project uses that project.
-
-`as_error` converts an exception of the project's code to a one-line error with its location, and an
-exit code for retries. Most exceptions recur on the same data. Exceptions of files, memory, network
-and accelerators may be transient; the OSError of a wrong path is not.
 """
 
 import os
-import re
 import sys
-import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from argolocal.common.files import read_regular
-from rekindle.errors import CodeError, ConfigError, RekindleError, did_you_mean
-
-if TYPE_CHECKING:
-    from traceback import FrameSummary
+from rekindle.errors import ConfigError, did_you_mean
+from rekindle.project.exceptions import describe
+from rekindle.project.folders import REFERENCE
 
 # environment variable: the project and other folders to import from, as in PYTHONPATH
 PATH = "REKINDLE_PATH"
-PACKAGE = Path(__file__).resolve().parent
-ENGINE = (PACKAGE, PACKAGE.with_name("argolocal"))
-# this folder exists in a wheel; in a clone, the reference project is next to the package
-BUNDLED = PACKAGE / "reference"
-REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 # packages of a project, which extend the reference project's packages with the same name
 SHARED = ("steps", "pipelines")
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-UNEXPECTED_ARGUMENT = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
-# template files that `create` copies for `only_workload`
-WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
 MAX_CONFIG_BYTES = 1 << 20  # maximum size of a pyproject.toml
-MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
-TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
-PATH_ERRORS = (
-    FileNotFoundError,
-    FileExistsError,
-    NotADirectoryError,
-    IsADirectoryError,
-    PermissionError,
-)
-# packages whose exceptions come from the network or a service
-NETWORK_PACKAGES = {
-    *(
-        "aiohttp",
-        "azure",
-        "boto3",
-        "botocore",
-        "google",
-        "grpc",
-        "http",
-        "httpcore",
-        "httpx",
-        "mlflow",
-        "requests",
-    ),
-    *("sqlalchemy", "urllib3"),
-}
-TRANSIENT_NAMES = re.compile(
-    r"Connect|Disconnect|Time(d)?Out|Timeout|Unavailable|Throttl|RateLimit|OutOfMemory|Temporary|Transient"
-)
-TRANSIENT_TEXTS = re.compile(
-    r"CUDA (driver )?error|cuDNN error|CUBLAS_STATUS|NCCL error|out of memory|allocate"
-    r" memory|timed out"
-    r"|[Cc]onnection (refused|reset|aborted|closed)|[Tt]emporar(y|ily) (failure|unavailable)"
-)
 DOCS = {
     "workload": "docs/your-own-model.md",
     "step": "docs/api.md",
@@ -266,94 +213,6 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     return module
 
 
-def describe(error: Exception) -> str:
-    """Format an exception: FILE:LINE of the innermost frame in the project, its text, and a hint on
-    a misspelt name."""
-    # imported in this function, since `rekindle --help` does not need it
-    from pydantic import ValidationError
-
-    message = str(error)
-
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}"
-
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {_one_line(error, message)}."
-
-    frames = _own_frames(error)
-    frame = next(
-        (frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1]
-    )
-    text = _one_line(error, message or frame.line or "")  # such as `assert` without a text
-
-    return f"{frame.filename}:{frame.lineno}: {text}.{_nearest_name(error, frame.filename)}"
-
-
-def _one_line(error: Exception, message: str) -> str:
-    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
-    if len(text) <= MAX_TEXT:
-        return text
-    return f"{text[:MAX_TEXT]} .."
-
-
-def _nearest_name(error: Exception, file: str) -> str:
-    """Return a hint for a misspelt attribute, or for a misspelt argument of a function that `file`
-    uses."""
-    if isinstance(error, AttributeError) and error.name:
-        if isinstance(error.obj, str | int | float):
-            owner = type(error.obj)
-        else:
-            owner = error.obj
-
-        return did_you_mean(error.name, [name for name in dir(owner) if not name.startswith("_")])
-
-    if isinstance(error, TypeError) and (match := UNEXPECTED_ARGUMENT.search(str(error))):
-        users = [
-            vars(module)
-            for module in list(sys.modules.values())
-            if getattr(module, "__file__", "") == file
-        ]
-
-        names = {name: value for namespace in users for name, value in namespace.items()}
-        modules = [value for value in names.values() if isinstance(value, ModuleType)]
-        functions = [names.get(match[1]), *(getattr(module, match[1], None) for module in modules)]
-
-        function = next(filter(callable, functions), None)
-        if function:
-            return did_you_mean(match[2], list(signature(function).parameters))
-
-        return ""
-
-    return ""
-
-
-def raises(error: BaseException) -> bool:
-    """Return True if the project's code, or a library that it called, raised `error`; False if the
-    engine did."""
-    return not _is_engine(_own_frames(error)[-1].filename)
-
-
-def _own_frames(error: BaseException) -> list["FrameSummary"]:
-    """Return the frames outside of libraries, or all frames if every frame is in a library."""
-    import traceback  # imported in this function, since `rekindle --help` does not need it
-
-    frames = list(traceback.extract_tb(error.__traceback__))
-    outside = [
-        frame
-        for frame in frames
-        if any(map(Path(frame.filename).is_relative_to, ENGINE))
-        or not frame.filename.startswith(("<", *LIBRARIES))
-    ]
-    return outside or frames
-
-
-def _is_engine(file: str) -> bool:
-    """Return True if a file belongs to the engine, and not to the reference project in a wheel."""
-    path = Path(file)
-    return any(map(path.is_relative_to, ENGINE)) and not path.is_relative_to(BUNDLED)
-
-
 def _extend_path(package: str) -> None:
     """Let `steps` and `pipelines` contain the modules of the project and of the reference
     project."""
@@ -366,50 +225,6 @@ def _extend_path(package: str) -> None:
     module.__path__ = list(dict.fromkeys([*folders, *module.__path__, str(REFERENCE / package)]))
 
 
-def create(folder: Path, only_workload: bool = False) -> list[Path]:
-    """Create a project with the name of `folder`, and return its files. Overwrites no file: raises
-    ConfigError."""
-    import shutil
-
-    name = folder.resolve().name
-    template = REFERENCE / "template"
-
-    if not NAME.fullmatch(name):
-        raise ConfigError(
-            f'"{name}" cannot name a project: models and deployments are named after it. Give a'
-            " name of at most 30 lower-case letters, digits and hyphens that begins with a letter."
-        )
-
-    if only_workload:
-        sources = [template / path for path in WORKLOAD]
-    else:
-        sources = sorted(template.rglob("*"))
-
-    files = {
-        _fill_in(str(path.relative_to(template)), name): path for path in sources if path.is_file()
-    }
-    existing = [path for path in files if (folder / path).exists()]
-    if existing:
-        raise ConfigError(
-            f"{folder / existing[0]} exists already: give another name, or remove it."
-        )
-
-    for path, source in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        text = _fill_in(source.read_text(), name)
-        if only_workload:
-            text = text.replace("pipeline: pipelines.nightly\n", "")
-
-        (folder / path).write_text(text)
-        shutil.copymode(source, folder / path)
-
-    return [folder / path for path in files]
-
-
-def _fill_in(text: str, name: str) -> str:
-    return text.replace("PROJECT", name).replace("MODULE", name.replace("-", "_"))
-
-
 def _siblings(name: str, folders: list[str]) -> set[str]:
     """Return the modules in the package of `name`, and the project's steps."""
     packages = {name.rpartition(".")[0], "steps", ""}
@@ -420,59 +235,3 @@ def _siblings(name: str, folders: list[str]) -> set[str]:
         for pattern in ("[!_]*.py", "[!_]*/__init__.py")
         for path in Path(folder, *package.split(".")).glob(pattern)
     }
-
-
-def as_error(error: Exception, where: str = "") -> RekindleError:
-    """Convert an exception of the project's code: a CodeError if a retry would raise it again, else
-    a RekindleError.
-
-    `where`: start of the message, such as "`predict` failed on the test rows".
-    """
-    text = f"{where}: {describe(error)}" if where else describe(error)
-    is_transient = any(map(_is_transient, _causes(error)))
-    if raises(error) and not is_transient:
-        return CodeError(text)
-    return RekindleError(text)
-
-
-def _is_transient(error: BaseException) -> bool:
-    """Return True if a retry may succeed."""
-    if isinstance(error, PATH_ERRORS):
-        return False
-    if isinstance(error, RekindleError):
-        return error.exit_code == 1
-
-    error_types = [
-        error_type
-        for error_type in type(error).__mro__
-        if error_type not in (BaseException, Exception, object)
-    ]
-
-    return (
-        isinstance(error, TRANSIENT_ERRORS)
-        or any(
-            error_type.__module__.partition(".")[0] in NETWORK_PACKAGES
-            or TRANSIENT_NAMES.search(error_type.__name__)
-            for error_type in error_types
-        )
-        or bool(TRANSIENT_TEXTS.search(str(error)))
-    )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes."""
-    seen_ids: set[int] = set()
-
-    pending = [error]
-    while pending:
-        cause = pending.pop()
-        if id(cause) in seen_ids:
-            continue
-
-        seen_ids.add(id(cause))
-        yield cause
-        direct_cause = cause.__cause__ or (
-            None if cause.__suppress_context__ else cause.__context__
-        )
-        pending += [direct_cause] if direct_cause else []
-        pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()

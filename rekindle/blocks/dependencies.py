@@ -1,0 +1,87 @@
+"""The conditions under which a task starts, as data; `str` renders them as Argo's `depends`."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from argolocal.validate.graph import results_awaited_by
+
+FAILURES = ("Failed", "Errored")
+# final phases of a task: a task that follows all of them always runs
+PHASES = ("Succeeded", *FAILURES)
+CONJUNCTION = re.compile(r"[\w.-]+( && [\w.-]+)*")
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Results of tasks, such as `train.Failed`, of which one suffices. `train` alone means that
+    the task has succeeded or was skipped."""
+
+    results: tuple[str, ...]
+
+    @property
+    def tasks(self) -> set[str]:
+        return {result.partition(".")[0] for result in self.results}
+
+    def __str__(self) -> str:
+        return " || ".join(self.results)
+
+
+@dataclass(frozen=True)
+class Written:
+    """An expression of the user that is not a list of results."""
+
+    text: str
+
+    @property
+    def tasks(self) -> set[str]:
+        return {task for task, _ in results_awaited_by({"depends": self.text})}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """The conditions that must all hold before a task starts."""
+
+    conditions: tuple[Alternatives | Written, ...] = ()
+
+    @property
+    def tasks(self) -> set[str]:
+        return {task for condition in self.conditions for task in condition.tasks}
+
+    def __and__(self, other: "Dependencies") -> "Dependencies":
+        return Dependencies(self.conditions + other.conditions)
+
+    def with_tasks(self, names: Iterable[str]) -> "Dependencies":
+        """Add tasks, except those that a condition names already."""
+        missing = [name for name in dict.fromkeys(names) if name not in self.tasks]
+        return self & after_all(missing)
+
+    def __str__(self) -> str:
+        texts = [str(condition) for condition in self.conditions]
+        if len(texts) > 1:
+            texts = [f"({text})" if "||" in text else text for text in texts]
+        return " && ".join(texts)
+
+
+def after_all(results: Iterable[str]) -> Dependencies:
+    """Wait for all of the tasks, or results of tasks."""
+    return Dependencies(tuple(Alternatives((result,)) for result in results))
+
+
+def after_any(tasks: Iterable[str], phases: Iterable[str]) -> Dependencies:
+    """Wait until one of the tasks has ended in one of the phases."""
+    phases = tuple(phases)
+    results = tuple(f"{task}.{phase}" for task in tasks for phase in phases)
+    return Dependencies((Alternatives(results),) if results else ())
+
+
+def parse(text: str | None) -> Dependencies:
+    """Parse the `depends` of a task that the user or Hera has written."""
+    if not text:
+        return Dependencies()
+    if CONJUNCTION.fullmatch(text):
+        return after_all(text.split(" && "))
+    return Dependencies((Written(text),))

@@ -1,0 +1,88 @@
+"""Add a job that trains a model: an object that Argo applies and then watches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hera.workflows import Resource
+
+from rekindle.blocks.container import retry_watcher
+from rekindle.blocks.pod import Manifest
+from rekindle.blocks.resource import apply
+from rekindle.blocks.scope import Producer, Stored
+from rekindle.blocks.wiring import Block, Outputs, refuse, resolve
+from rekindle.blocks.workflow import current
+from rekindle.training.spec import TrainConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job with the name of its task. `template` gets the `parameters`; `dataset` is read by its
+    key, and the model is stored under `model_key`."""
+
+    task: str
+    kind: str
+    template: Resource
+    dataset: Stored
+    model_key: str
+    parameters: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    after: Sequence[str] = ()
+
+
+def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dataset of a training, its digest and the MLflow run, from `inputs` or from `data`
+    and its predecessors.
+
+    Raises WiringError unless the dataset is an artifact of a block.
+    """
+    names = ("dataset", "digest", "run_id")
+    sources = {name: inputs.get(name) or resolve(data, name) for name in names}
+
+    if not isinstance(sources["dataset"], Stored):
+        refuse(
+            "a training gets its dataset by key: pass the artifact of a block, as in"
+            " TASK.outputs.dataset."
+        )
+
+    return sources
+
+
+def held_out(train: TrainConfig) -> dict[str, Any]:
+    """Return the settings that determine the samples which no training has seen."""
+    return {name: getattr(train, name) for name in TrainConfig.HELD_OUT}
+
+
+def watch(
+    task: str,
+    manifest: Manifest,
+    *,
+    parameters: Sequence[str],
+    success: str,
+    failure: tuple[str, ...],
+) -> Resource:
+    """Return the template that applies a job and waits until it succeeds or fails."""
+    pipeline = current()
+    return apply(
+        pipeline.template_name(task),
+        manifest,
+        inputs=tuple(parameters),
+        success=success,
+        failure=failure,
+        owned=True,
+        retry=retry_watcher(max(5, pipeline.config.cluster.retries)),
+    )
+
+
+def add_job(job: Job, data: Block) -> Block:
+    """Add the task of a job that trains on the dataset of `data`. Output: model."""
+    pipeline = current()
+    block = pipeline.add(
+        job.task, job.template, job.parameters, job.options, job.after, uses=[job.dataset]
+    )
+
+    producer = Producer(pipeline.scope(), job.task)
+    block.outputs = Outputs(job.task, {"model": Stored.from_key("model", job.model_key, producer)})
+    pipeline.jobs[job.task] = job.kind
+
+    return block.follow(data)
