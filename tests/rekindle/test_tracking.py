@@ -201,7 +201,7 @@ def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
     for number in ("a", "b"):
         prefix = f"releases/{name}/{number * 12}/"
         version = tracking.register(name, prefix, "s3://x/y", "0" * 64, "", {}).version
-        tracking.promote(name, version, f"{name}-{number}")
+        tracking.record_champion(name, version, f"{name}-{number}")
     tracking.tag_version(name, "2", tag, value)
 
     if tag == tracking.KEEP_RELEASES:

@@ -1269,7 +1269,7 @@ def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluste
 @pytest.mark.parametrize("uri", ["customers/2024", "../x", "releases/x", ""])
 def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs, uri: str) -> None:
     number = release(runs, runs.make())
-    tracking.promote(runs.pipeline, number, "d-1")
+    tracking.record_champion(runs.pipeline, number, "d-1")
     tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
     before = {item.key for item in runs.store.list(claims.FOLDER)}
     with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
