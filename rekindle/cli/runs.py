@@ -11,7 +11,6 @@ from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.kinds import COMPLETED
-from rekindle.blocks.manifest import recorded
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
@@ -73,6 +72,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
     """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
     the exit code."""
+    from rekindle.blocks.manifest import recorded
+
     code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
 
     workflow = pipeline.local.workflow
