@@ -78,11 +78,8 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
     rows = list(loaded.rows())
 
     if as_json:
-        click.echo(
-            to_json(
-                {path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2
-            )
-        )
+        values = {path: {"value": value, "origin": origin} for path, value, origin in rows}
+        click.echo(to_json(values, indent=2))
         return
 
     width = max(len(path) for path, _, _ in rows)
@@ -100,9 +97,8 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
         return
 
     for setting in settings:
-        if setting.default is None:
-            default = ""
-        else:
+        default = ""
+        if setting.default is not None:
             default = f"  (default: {to_json(setting.default)})"
 
         click.echo(f"{setting.key}: {setting.values}{default}")
@@ -208,7 +204,6 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
     if "error" in report:
         return 2
-
     return 0
 
 
@@ -247,7 +242,6 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
 
     if result.runs_anything():
         return WOULD_RUN
-
     return 0
 
 

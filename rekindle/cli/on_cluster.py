@@ -78,7 +78,8 @@ def submit(
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
-        namespace = cluster.namespace if cluster else namespace
+        if cluster:
+            namespace = cluster.namespace
 
         values = reuse.add_cached_on_cluster(
             manifests.main, pairs_of(source.parameters), not no_cache
@@ -156,7 +157,6 @@ def _report_submission(
 
     text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
     print_result(as_json, result, text)
-
     return 0
 
 
@@ -185,9 +185,11 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
 
-    if suspend is not None:  # the flag changes only the CronWorkflow, not the template
+    # the flag changes only the CronWorkflow, not the template
+    if suspend is not None:
         cron["spec"].pop("suspend", None)
-        cron["spec"].update({"suspend": True} if suspend else {})
+    if suspend:
+        cron["spec"]["suspend"] = True
 
     for manifest in (template, cron):
         _print_warnings(manifest, source.config)
@@ -200,7 +202,6 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
         "namespace": cluster.namespace,
         "changes": changes,
     }
-
     print_result(as_json, result, "\n".join(changes))
 
 

@@ -11,7 +11,6 @@ from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.kinds import COMPLETED
-from rekindle.blocks.manifest import recorded
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
@@ -73,6 +72,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
     """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
     the exit code."""
+    from rekindle.blocks.manifest import recorded
+
     code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
 
     workflow = pipeline.local.workflow
@@ -118,7 +119,6 @@ def resume(
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
-
         return 0
 
     from rekindle.view import foreground
@@ -160,12 +160,10 @@ def status(
         if watch:
             return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
 
-        everything = cluster_overview.everything
-        click.echo(
-            cluster_overview.run(cluster, name, as_json, show_all)
-            if name
-            else everything(cluster, as_json)
-        )
+        if name:
+            click.echo(cluster_overview.run(cluster, name, as_json, show_all))
+        else:
+            click.echo(cluster_overview.everything(cluster, as_json))
         return 0
 
     if watch:
@@ -176,11 +174,10 @@ def status(
 
     from rekindle.view import overview
 
-    click.echo(
-        overview.run(home(), name, as_json, show_all)
-        if name
-        else overview.everything(home(), as_json)
-    )
+    if name:
+        click.echo(overview.run(home(), name, as_json, show_all))
+    else:
+        click.echo(overview.everything(home(), as_json))
     return 0
 
 
@@ -271,8 +268,8 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
-
-        return print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        return
 
     click.get_current_context().invoke(local.stop, name=name, as_json=as_json)
 

@@ -80,6 +80,7 @@ def prune(
     rows = [row for table in tables.values() for row in table]
     counts = retention.counts((row["kept"] for row in tables["runs"]), len(tables["releases"]))
     total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+
     shown = "\n\n".join(runs.table(table) for table in tables.values() if table)
     text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"
     print_result(as_json, {"removed": yes, **tables}, text if rows else "nothing to remove")
@@ -178,10 +179,7 @@ def rollback(
     from rekindle.operations.rollback import rollback
 
     def report(result: dict[str, str]) -> None:
-        if result["before"]:
-            previous = f" (before: version {result['before']})"
-        else:
-            previous = ""
+        previous = f" (before: version {result['before']})" if result["before"] else ""
         print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
 
     name = ModelName(name, "NAME")
@@ -289,9 +287,8 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     from rekindle.operations import artifacts
 
     if not artifact:
-        click.echo(
-            runs.show_tables({"artifacts": artifacts.list_artifacts(home(), name)}, as_json, "")
-        )
+        rows = artifacts.list_artifacts(home(), name)
+        click.echo(runs.show_tables({"artifacts": rows}, as_json, ""))
         return
 
     target = target or Path(Path(artifact).name)

@@ -65,14 +65,11 @@ class Attack:
     victims: int = 1
 
     def describe(self, names: Sequence[str]) -> str:
+        victims = "everything at once" if self.target == "all" else " and ".join(names)
         if self.target == "launcher" and self.signal_number == signal.SIGKILL:
-            of = "the launcher of "
-        else:
-            of = ""
-        return (
-            f"{self.signal_number.name}"
-            f" {of}{'everything at once' if self.target == 'all' else ' and '.join(names)}"
-        )
+            victims = f"the launcher of {victims}"
+
+        return f"{self.signal_number.name} {victims}"
 
 
 ATTACKS = (
@@ -98,23 +95,21 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     folder.mkdir(parents=True)
 
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
-    with (
-        _stop_on_signals(folder),
-        live_view(recording, sys.stderr if as_json else sys.stdout) as view,
-    ):
+    out = sys.stderr if as_json else sys.stdout
+    with _stop_on_signals(folder), live_view(recording, out) as view:
         recording.activity = "preparing the data"
         view.tick()
         config = configure(plan)
         data = prepare_dataset(cluster, config)
-        recording.activity = f"training {plan.steps} steps with one worker, undisturbed"
 
-        with Training(cluster, folder, training_job(config, f"{name}-calm", 1, *data)) as training:
+        recording.activity = f"training {plan.steps} steps with one worker, undisturbed"
+        job = training_job(config, f"{name}-calm", 1, *data)
+        with Training(cluster, folder, job) as training:
             train_undisturbed(training, recording, view)
 
         recording.activity = f"training the same with {plan.workers} workers, under attack"
-        with Training(
-            cluster, folder, training_job(config, f"{name}-storm", plan.workers, *data)
-        ) as training:
+        job = training_job(config, f"{name}-storm", plan.workers, *data)
+        with Training(cluster, folder, job) as training:
             train_under_attack(training, recording, view, plan)
 
         recording.equal = recording.undisturbed.sha256 == recording.disturbed.sha256
@@ -127,14 +122,10 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
 
     if as_json:
         print(to_json(as_object(recording)), flush=True)
+
     if recording.equal:
         return 0
-
     return 1
-
-
-# -- the trainings
-# --------------------------------------------------------------------------------------------------
 
 
 def configure(plan: Plan) -> Any:
@@ -148,9 +139,15 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     its definition."""
     cluster.services.start("s3")
     store = cluster.store()
-    definition = {"workload": config.workload, "data": config.data.model_dump(mode="json")}
-    definition["list"] = FILES  # earlier versions of Rekindle wrote datasets without this list
-    prefix = f"demo/{hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()[:12]}"
+
+    definition = {
+        "workload": config.workload,
+        "data": config.data.model_dump(mode="json"),
+        # earlier versions of Rekindle wrote datasets without this list
+        "list": FILES,
+    }
+    sha256 = hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()
+    prefix = f"demo/{sha256[:12]}"
 
     with suppress(NotFound):
         return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()
@@ -171,21 +168,16 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     (text,) = [
         template["resource"]["manifest"] for template in templates if template["name"] == "train"
     ]
+
     # no models are reused
     cached = {"prepare": {"at": dataset.removesuffix(f"/{DATASET}")}, REUSE: ""}
-
     scope = {
         "workflow.name": name,
         f"workflow.parameters.{CACHED}": to_json(cached),
         "inputs.parameters.digest": digest,
         "inputs.parameters.run_id": "",
     }
-
     return yaml.safe_load(substitute(text, scope))
-
-
-# -- the attacks
-# -----------------------------------------------------------------------------------------------
 
 
 def train_undisturbed(training: Training, recording: Recording, view: View) -> None:
@@ -204,38 +196,31 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
     for _ in training.poll_until_done():
         recording.disturbed.record_step(training.step)
         for name in training.names:
-            recording.record_state(
-                name, training.state(name) if training.step < plan.steps else "done"
-            )
+            state = training.state(name) if training.step < plan.steps else "done"
+            recording.record_state(name, state)
 
         for record in recording.attacks:
             update_record(record, training, recording)
 
         if recording.attacks and training.repeated_steps:
-            recording.attacks[-1].lost_steps = max(
-                recording.attacks[-1].lost_steps, training.step - min(training.repeated_steps)
-            )
+            last = recording.attacks[-1]
+            last.lost_steps = max(last.lost_steps, training.step - min(training.repeated_steps))
             training.repeated_steps.clear()
 
+        # the first attack waits until all processes have started
         if not (recording.attacks or recording.healthy):
-            # the first attack waits until all processes have started
             last_attack_time = time.monotonic()
 
         # an attack may also be due after a share of the steps, so that all attacks happen on a fast
         # machine
         share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)
-        is_late = training.step >= share * plan.steps
-
+        is_late = training.step >= share * plan.steps and recording.training
         is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
-        if (
-            pending_attacks
-            and 0 < training.step < plan.steps
-            and (is_due or (is_late and recording.training))
-        ):
+
+        if pending_attacks and 0 < training.step < plan.steps and (is_due or is_late):
             last_attack_time = time.monotonic()
-            recording.attacks.append(
-                signal_processes(pending_attacks.pop(0), training, recording, rng)
-            )
+            attack = pending_attacks.pop(0)
+            recording.attacks.append(signal_processes(attack, training, recording, rng))
 
         view.tick()
 
@@ -250,6 +235,7 @@ def signal_processes(
     rng.shuffle(workers)
     # prefer workers that restart without a delay
     workers.sort(key=lambda name: training.pods[name].recent_restarts)
+
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(
         attack.target, workers[: attack.victims]
     )
@@ -270,6 +256,7 @@ def targets(attack: Attack, training: Training, name: str) -> list[int]:
     """Return the pids of a pod that an attack signals."""
     if attack.target == "all":
         return training.processes(name)
+
     if attack.target == "trainer":
         pid = training.trainer(name)
     else:
@@ -296,7 +283,8 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
     if record.next_step_after_s is None and training.step >= record.step + 2:
         record.next_step_after_s = elapsed_s
         restored = training.resumed_steps[record.resume_count :]
-        if restored and len(record.victims) == len(training.names):  # no worker survived
+        survived = len(record.victims) < len(training.names)
+        if restored and not survived:
             record.lost_steps = max(record.lost_steps, record.step - max(restored))
 
     if record.back_after_s is None and all(
@@ -308,22 +296,18 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
 def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
     if name == COORDINATOR:
         return training.launcher(name) not in record.pids and training.accepts_connections()
+
     if training.trainer(name) in record.pids or training.state(name) != "training":
         return False
     return record.signal_number == signal.SIGSTOP or training.group_count > record.group_count
 
 
-# -- the result
-# ------------------------------------------------------------------------------------------
-
-
 def as_object(recording: Recording) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
     times = recording.recoveries
+    recovery = {}
     if times:
         recovery = {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)}
-    else:
-        recovery = {}
 
     return {
         "equal": recording.equal,

@@ -69,14 +69,15 @@ class AttackRecord:
         return self.next_step_after_s is not None and self.back_after_s is not None
 
     def as_object(self) -> dict[str, Any]:
-        attack = {
+        return {
             "seconds": round(self.seconds, 3),
             "attack": self.description,
             "victims": list(self.victims),
+            "step": self.step,
+            "next_step_seconds": self.next_step_after_s and round(self.next_step_after_s, 3),
+            "back_seconds": self.back_after_s and round(self.back_after_s, 3),
+            "steps_lost": self.lost_steps,
         }
-        times = {"next_step_seconds": self.next_step_after_s, "back_seconds": self.back_after_s}
-        rounded = {name: value and round(value, 3) for name, value in times.items()}
-        return attack | {"step": self.step} | rounded | {"steps_lost": self.lost_steps}
 
     def outcome(self) -> str:
         """Return the consequences as text: `next step after 0.07 s, nothing lost; back after 0.6
@@ -84,17 +85,15 @@ class AttackRecord:
         if self.next_step_after_s is None:
             return "…"
 
+        text = f"next step after {self.next_step_after_s:.2f} s, "
         if self.lost_steps:
-            lost = f"{self.lost_steps} step{'s' * (self.lost_steps > 1)} lost"
+            text += f"{self.lost_steps} step{'s' * (self.lost_steps > 1)} lost"
         else:
-            lost = "nothing lost"
-
+            text += "nothing lost"
         if self.back_after_s is not None:
-            back = f"; back after {self.back_after_s:.1f} s"
-        else:
-            back = ""
+            text += f"; back after {self.back_after_s:.1f} s"
 
-        return f"next step after {self.next_step_after_s:.2f} s, {lost}{back}"
+        return text
 
 
 @dataclass
@@ -201,6 +200,7 @@ def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
         yield lines
         lines.tick()
         return
+
     console = Console(file=with_controls(out), highlight=False)
     picture = Picture(recording, console)
     with Live(get_renderable=picture.draw, console=console, refresh_per_second=8) as live:
@@ -269,6 +269,7 @@ class Picture:
     def draw(self) -> Group:
         recording = self.recording
         elements = list[Any]()
+
         if recording.activity and not recording.undisturbed.began:
             elements.append(Text(recording.activity, "dim"))
         if recording.undisturbed.began:
@@ -277,6 +278,7 @@ class Picture:
             elements += [Text(), self._timelines(), Text(), self._attacks()]
         if recording.equal is not None:
             elements += [Text(), self._conclusion()]
+
         return Group(*elements)
 
     def _trainings(self) -> Table:
@@ -320,23 +322,19 @@ class Picture:
                 if process in attack.victims
             ]
 
-            styles = [
-                (
-                    ATTACK_STYLE
-                    if any(a <= hit < b for hit in hits)
-                    else STYLES[most_severe_state(history, a, b)]
-                )
-                for a, b in spans
-            ]
+            styles = []
+            for start, end in spans:
+                if any(start <= hit < end for hit in hits):
+                    styles.append(ATTACK_STYLE)
+                else:
+                    styles.append(STYLES[most_severe_state(history, start, end)])
 
-            current_state = history[-1][1]
             runs = [
                 ("".join(sign for sign, _ in same), style)
                 for style, same in groupby(styles, itemgetter(1))
             ]
-            table.add_row(
-                process, Text.assemble(*runs), Text(current_state, STYLES[current_state][1])
-            )
+            state = history[-1][1]
+            table.add_row(process, Text.assemble(*runs), Text(state, STYLES[state][1]))
 
         speeds = [run.speed(*span) for span in spans]
         top_speed = max([*speeds, 1e-9])
@@ -350,9 +348,8 @@ class Picture:
     def _attacks(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for title in ("", "attack", "at step", "next step", "lost", "back"):
-            table.add_column(
-                title, justify="left" if title in ("attack", "lost") else "right", no_wrap=True
-            )
+            side = "left" if title in ("attack", "lost") else "right"
+            table.add_column(title, justify=side, no_wrap=True)
 
         for attack in self.recording.attacks[-max(4, self.console.height - 24) :]:
             times = [
@@ -361,11 +358,10 @@ class Picture:
             ]
             if attack.next_step_after_s is None:
                 lost = "…"
+            elif attack.lost_steps:
+                lost = f"[yellow]{attack.lost_steps}"
             else:
-                if attack.lost_steps:
-                    lost = f"[yellow]{attack.lost_steps}"
-                else:
-                    lost = "[green]nothing"
+                lost = "[green]nothing"
 
             start = f"[dim]{attack.seconds:.1f} s"
             table.add_row(start, attack.description, str(attack.step), times[0], lost, times[1])
@@ -374,10 +370,12 @@ class Picture:
 
     def _conclusion(self) -> Panel:
         recording = self.recording
-        colour = "green" if self.recording.equal else "red"
-        width = max(len(run.name) for run in (recording.undisturbed, recording.disturbed))
+        colour = "green" if recording.equal else "red"
+        trainings = (recording.undisturbed, recording.disturbed)
+        width = max(len(run.name) for run in trainings)
+
         text = Text()
-        for run in (recording.undisturbed, recording.disturbed):
+        for run in trainings:
             text.append(f"{run.name:{width}}  ").append(f"{run.sha256}\n", f"bold {colour}")
         text.append(f"\n{summary(recording)}\n\n").append(conclusion(recording), f"bold {colour}")
         return Panel(text, box=box.HORIZONTALS, border_style=colour, expand=False, padding=(1, 0))
@@ -393,14 +391,15 @@ def most_severe_state(history: list[tuple[float, str]], since: float, until: flo
 def summary(recording: Recording) -> str:
     """Return `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`, for
     example."""
+    facts = [f"{len(recording.attacks)} attacks"]
     times = recording.recoveries
-    lost = recording.lost_steps
     if times:
-        took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)"
-    else:
-        took = ""
-    facts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
-    return "; ".join(filter(None, facts))
+        longest = f"{max(times):.2f} s (longest)"
+        facts.append(f"the next step after {median(times):.2f} s (median), {longest}")
+
+    lost = recording.lost_steps
+    facts.append(f"{lost} step{'s' * (lost != 1)} lost")
+    return "; ".join(facts)
 
 
 def conclusion(recording: Recording) -> str:

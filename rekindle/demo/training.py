@@ -2,8 +2,8 @@
 local controller.
 
     with Training(cluster, folder, job) as training:
-        for _ in training.poll_until_done():        # a hundred times a second, until the model is
-        complete
+        # a hundred times a second, until the model is complete
+        for _ in training.poll_until_done():
             print(training.step, training.members, training.state("worker-0"))
 
 Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the
@@ -65,18 +65,21 @@ class Training:
         self.name = str(job["metadata"]["name"])
         self.controller = TrainingJobs(cluster, "PyTorchJob", folder)
         self.secret = Controller(cluster, "Secret")
+
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
             "containers"
         ]
         flags = [flag for flag in container["args"] if flag.startswith("--")]
         self.inputs = TrainingSpec.from_flags(flags)
         self.memory = shared_memory(folder, self.name)
+
         self.members: tuple[str, ...] = ()  # members of the newest group
         self.group_count = 0  # number of groups published so far
         # steps that restarted workers restored from a hot snapshot or a durable checkpoint
         self.resumed_steps: list[int] = []
         self.step = 0  # newest step of any worker
         self.repeated_steps: list[int] = []  # steps that were trained a second time
+
         self._snapshot_steps: dict[Path, int] = {}  # snapshot file → its newest step
         self._answering_pid = 0  # pid of the coordinator that last accepted a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
@@ -98,15 +101,17 @@ class Training:
         self.controller.stop(GRACE_S)
         self.controller.delete(self.name)
         self.secret.delete(self.name)
-        until = time.monotonic() + CHILDREN_GRACE_S
+
         # workers die with their launchers
+        until = time.monotonic() + CHILDREN_GRACE_S
         while time.monotonic() < until and any(start_time(pid) for pid in pids):
             time.sleep(OBSERVE_INTERVAL_S)
 
     def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
         """Observe the job until its model is complete. Raises RekindleError if it fails or
         stalls."""
-        last_poll = last_step = time.monotonic()
+        last_step = time.monotonic()
+        last_poll = last_step
 
         while True:
             now = time.monotonic()
@@ -124,7 +129,8 @@ class Training:
                     return
 
             self._observe()
-            last_step = now if self.step != last_seen else last_step
+            if self.step != last_seen:
+                last_step = now
             if now - last_step > step_timeout_s:
                 raise RekindleError(
                     f"no step since {step_timeout_s:.0f} s: the logs are in"
@@ -140,13 +146,8 @@ class Training:
     @property
     def pods(self) -> dict[str, Pod]:
         job = self.controller.jobs.get(self.name)
-        if job:
-            return {
-                name: job.pods[self._pod(name)]
-                for name in self.names
-                if self._pod(name) in job.pods
-            }
-        return {}
+        pods = job.pods if job else {}
+        return {name: pods[self._pod(name)] for name in self.names if self._pod(name) in pods}
 
     def launcher(self, name: str) -> int | None:
         """Return the pid of a pod's first process."""
@@ -182,16 +183,14 @@ class Training:
             return "starting"
 
         pid = self.trainer(name)
-        if pid is None or not self.group_count:
-            if self.group_count:
-                return "dead"
+        if not self.group_count:
             return "starting"
-
+        if pid is None:
+            return "dead"
         if is_stopped(pid):
             return "stopped"
         if name in self.members:
             return "training"
-
         return "recovering"
 
     def accepts_connections(self) -> bool:
@@ -200,10 +199,10 @@ class Training:
             job = self.cluster.find("PyTorchJob", self.name)
             with suppress(OSError):
                 port = port_of(job, "Master") if job else PORT
-                socket.create_connection(
-                    (self.cluster.address(self._pod(COORDINATOR)), port), 0.05
-                ).close()
+                address = (self.cluster.address(self._pod(COORDINATOR)), port)
+                socket.create_connection(address, 0.05).close()
                 self._answering_pid = pid
+
         return pid is not None and pid == self._answering_pid
 
     def _pod(self, name: str) -> str:
@@ -214,14 +213,16 @@ class Training:
         for log in self._logs:
             for line in log.read_lines():
                 group = GENERATION.search(line)
+                resumed = RESUMED.search(line)
+                progress = PROGRESS.search(line)
+
                 if group:
                     self.group_count += 1
-                    self.members = tuple(
-                        name.removeprefix(f"{self.name}-") for name in group[1].split()
-                    )
-                elif resumed := RESUMED.search(line):
+                    names = group[1].split()
+                    self.members = tuple(name.removeprefix(f"{self.name}-") for name in names)
+                elif resumed:
                     self.resumed_steps.append(int(resumed[1] or resumed[2]))
-                elif progress := PROGRESS.search(line):
+                elif progress:
                     steps.append(int(progress[1]))
 
         for path in self.memory.glob("rekindle-*"):
@@ -248,6 +249,7 @@ class Tail:
                 lines, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return []
+
         self.offset += len(lines) + len(end)
         return lines.decode(errors="replace").splitlines()
 

@@ -40,6 +40,7 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
     ConfigError."""
     if target.exists():
         raise ConfigError(f"{target} exists already: move it away, or give another path with --to.")
+
     try:
         LocalCluster(home).store().download(f"{run}/{artifact.strip('/')}", target)
     except NotFound as error:

@@ -65,7 +65,8 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
     is_tried = False
 
     while True:
-        if files.runner():  # of another backfill, or of one that was killed
+        # another backfill runs it, or a killed backfill has left it running
+        if files.runner():
             time.sleep(POLL_INTERVAL_S)
             continue
 
@@ -87,8 +88,14 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
                 f" {log.read_text().splitlines()[-1].removeprefix('error: ')}"
             )
 
-        _rekindle(log, *(["resume", run.name] if is_created else _first_run(home, manifest, run)))
-        is_tried = not files.runner()  # else another backfill has started the run at the same time
+        if is_created:
+            arguments = ["resume", run.name]
+        else:
+            arguments = _first_run(home, manifest, run)
+        _rekindle(log, *arguments)
+
+        # else another backfill has started the run at the same time
+        is_tried = not files.runner()
 
 
 def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
@@ -96,6 +103,7 @@ def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
     file = home / FOLDER / f"{run.name}.json"
     write_atomically(file, to_json(manifest | {"metadata": metadata | {"name": run.name}}))
+
     pairs = [f"{name}={value}" for name, value in run.parameters.items()]
     return ["run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair))]
 
@@ -132,12 +140,11 @@ def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str,
         if not existing or (existing.get("status") or {}).get("phase") in FAILED:
             raise
 
-    while (status := workflows.read(cluster, run.name).get("status") or {}).get(
-        "phase"
-    ) not in COMPLETED:
+    while True:
+        status = workflows.read(cluster, run.name).get("status") or {}
+        if status.get("phase") in COMPLETED:
+            return status
         time.sleep(CLUSTER_POLL_INTERVAL_S)
-
-    return status
 
 
 def select_executor(

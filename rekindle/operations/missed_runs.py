@@ -32,18 +32,15 @@ class MissedRun:
         """Return the result of the run; it depends on manifest, data and champion, not on
         interruptions."""
         outputs = results.parameters(status)
-        phase = status.get("phase") or "Pending"
-
-        row = {
+        return {
             "scheduled": self.parameters[SCHEDULED],
             "workflow": self.name,
-            "phase": phase,
+            "phase": status.get("phase") or "Pending",
             "gate": _gate_result(status),
             "reason": outputs.get("reason"),
             "metrics": results.metrics(outputs),
+            "model_sha256": outputs.get("model_sha256"),
         }
-
-        return row | {"model_sha256": outputs.get("model_sha256")}
 
 
 def missed_runs(
@@ -71,12 +68,11 @@ def missed_runs(
             " earlier day."
         )
 
-    return [
-        MissedRun(
-            time, f"{config.name}-{_base36(int(time.timestamp()))}-{manifest_hash[:HASH_LENGTH]}"
-        )
-        for time in times
-    ]
+    def name_at(time: datetime) -> str:
+        digits = _base36(int(time.timestamp()))
+        return f"{config.name}-{digits}-{manifest_hash[:HASH_LENGTH]}"
+
+    return [MissedRun(time, name_at(time)) for time in times]
 
 
 def _gate_result(status: Status) -> str | None:

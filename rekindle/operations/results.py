@@ -80,15 +80,15 @@ def verdicts(status: Status) -> list[dict[str, Any]]:
 def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
     """Return verdict, reason and metrics of each evaluation, by task and loop item; a repetition
     replaces them."""
-    nodes = [
-        node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"
-    ]
+    all_nodes = list((status.get("nodes") or {}).values())
+    nodes = [node for node in all_nodes if node.get("type") == "Pod"]
     rows: dict[tuple[str, str], dict[str, str]] = {}
 
     # a repetition has a longer name, because it runs in an inner DAG
     for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
         values = outputs(node)
         inputs = outputs({"outputs": node.get("inputs")})
+
         if values.get("verdict") in VERDICTS and values.keys() & {"metrics", "champion"}:
             task, _, item = ATTEMPT.sub("", node["displayName"]).partition("(")
             row = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
@@ -132,13 +132,12 @@ def releases(status: Status) -> list[Release]:
     verdict."""
     last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
 
-    found = [
-        Release(values["model_uri"].split("/")[1], values["version"], _evaluation(node))
-        for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded"
-        and node.get("type") == "Pod"
-        and (values := _released(node))
-    ]
+    found = []
+    for node in (status.get("nodes") or {}).values():
+        values = _released(node)
+        if values and node.get("phase") == "Succeeded" and node.get("type") == "Pod":
+            model = values["model_uri"].split("/")[1]
+            found.append(Release(model, values["version"], _evaluation(node)))
 
     return [
         release
@@ -168,6 +167,7 @@ def _evaluation(node: Mapping[str, Any]) -> str:
         for artifact in artifacts
         if artifact["name"] == "report"
     ]
+
     if keys and keys[0].count("/") == 2:
         return keys[0].split("/")[1]
     return ""

@@ -65,18 +65,21 @@ class Place:
         targets = self._targets if self.removes_releases else None
         context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
         found = listing.read(self.store, pipelines, context)
+
         limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
-        return (
-            decide(found, limits, time.time(), listing.inputs_of(self.store, found.releases)),
-            context,
-        )
+        inputs = listing.inputs_of(self.store, found.releases)
+        return decide(found, limits, time.time(), inputs), context
 
     def _targets(self, model: str) -> set[str]:
-        annotations = (
-            obj["metadata"].get("annotations") or {} for obj in self.objects.deployments(model)
-        )
-        versions = {version for found in annotations if (version := found.get(VERSION_ANNOTATION))}
-        return versions | (promotion.retained_versions(model) if self.shared else set())
+        versions = set[str]()
+        for deployment in self.objects.deployments(model):
+            annotations = deployment["metadata"].get("annotations") or {}
+            if annotations.get(VERSION_ANNOTATION):
+                versions.add(annotations[VERSION_ANNOTATION])
+
+        if self.shared:
+            return versions | promotion.retained_versions(model)
+        return versions
 
 
 class Machine:
@@ -138,7 +141,6 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits of a run's config to its pipeline on this machine. Errors are only
     reported."""
     limits = _limits(workflow)
-
     pipeline = recorded.label(workflow, "name")
     if limits == NO_LIMITS or not pipeline:
         return
@@ -169,6 +171,7 @@ def counts(kept_tasks: Iterable[Any], releases: int) -> str:
     ]
     if any(partial_removals):
         texts[0] += f" ({sum(partial_removals)} in part)"
+
     return " and ".join(texts)
 
 
@@ -181,17 +184,19 @@ def prune(
     """
     with nullcontext() if cluster else _locked(home):
         place = _namespace(cluster) if cluster else _machine(home)
-        given = {name: value for name, value in options.items() if value is not None}
-        if "keep_runs" in given:  # also applies to the runs of `rekindle backfill`
+        replaced = {name: value for name, value in options.items() if value is not None}
+
+        # the option also applies to the runs of `rekindle backfill`
+        if "keep_runs" in replaced:
             place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
 
         for pipeline, limits in place.limits.items():
             unset = limits == NO_LIMITS and not place.shared
             defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
-            place.limits[pipeline] = limits.model_copy(update=defaults | given)
+            place.limits[pipeline] = limits.model_copy(update=defaults | replaced)
 
         plan, context = place.plan(place.limits)
-        rows = [row for item in plan.runs if (row := _row(home, place.store, item))]
+        rows = list(filter(None, (_row(home, place.store, item) for item in plan.runs)))
         releases = [
             {"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)}
             for r in plan.releases
@@ -206,12 +211,16 @@ def prune(
 
 def _row(home: Path, store: Store, item: Any) -> dict[str, Any]:
     name = item.run.name
-    size = sum(size for _, size in removal.artifacts(store, item, item.kept_tasks))
     root = RunFiles(home, name).root
-    size += 0 if item.kept_tasks else sum(path.lstat().st_size for path in root.rglob("*"))
+
+    size = sum(size for _, size in removal.artifacts(store, item, item.kept_tasks))
+    if not item.kept_tasks:
+        size += sum(path.lstat().st_size for path in root.rglob("*"))
+
     is_record_removed = not item.kept_tasks and (root.exists() or not item.keep_mlflow)
     if not size and not is_record_removed:
         return {}
+
     phase = "Succeeded" if item.run.succeeded else "Failed"
     return {"run": name, "phase": phase, "bytes": size, "kept": ", ".join(sorted(item.kept_tasks))}
 
@@ -233,11 +242,14 @@ def _machine(home: Path) -> Place:
     local = LocalCluster(home)
     addresses = local.configmap("rekindle")
     os.environ.update(addresses | local.secret("rekindle-s3"))
+
     place = Place(local.store(), Machine(home), LocalObjects(local))
-    own_store, own_mlflow = (_is_embedded(local, name, addresses) for name in ("s3", "mlflow"))
+    own_store = _is_embedded(local, "s3", addresses)
+    own_mlflow = _is_embedded(local, "mlflow", addresses)
     place.shared = not (own_store and own_mlflow)
     # homes that share an object store, but not MLflow, do not know each other's releases
     place.removes_releases = own_store or not own_mlflow
+
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
 
     for name in runs.names(home):
@@ -259,7 +271,8 @@ def _machine(home: Path) -> Place:
             ended = _last_change(home, name, status)
 
         place.runs[name] = _run(name, workflow, ended, status["phase"])
-        place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))  # of the newest run
+        # the limits are those of the newest run
+        place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))
 
     return place
 
@@ -272,9 +285,9 @@ def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]
 def _namespace(cluster: Cluster) -> Place:
     place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
     found = cluster.list_objects(WORKFLOWS, "app.kubernetes.io/part-of=rekindle")
-    for workflow in sorted(
-        found, key=lambda found: found["metadata"]["creationTimestamp"], reverse=True
-    ):
+    found.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
+
+    for workflow in found:
         name = workflow["metadata"]["name"]
         status = workflow.get("status") or {}
         phase = status.get("phase") or "Pending"
@@ -293,12 +306,10 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
     finished = status.get("finishedAt")
     if finished:
         return timestamp(finished)
-    files = RunFiles(home, name).root
-    return max(
-        file.stat().st_mtime
-        for file in files.glob("*")
-        if file.name in ("manifest.yaml", "journal.jsonl")
-    )
+
+    names = ("manifest.yaml", "journal.jsonl")
+    files = [file for file in RunFiles(home, name).root.glob("*") if file.name in names]
+    return max(file.stat().st_mtime for file in files)
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:

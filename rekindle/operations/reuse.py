@@ -24,11 +24,14 @@ def add_cached(
     """Return `parameters` of a run on this machine with the cached results of its tasks."""
     if not _uses_cache(manifest, parameters):
         return parameters
+
     set_bucket()
     cluster = LocalCluster(home)
-    return _look_up(
-        manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name})
-    )
+
+    def open_bucket(name: str) -> Any:
+        return cluster.store({"bucket": name})
+
+    return _look_up(manifest, parameters, reuse, cluster.store(), open_bucket)
 
 
 def add_cached_on_cluster(
@@ -45,9 +48,8 @@ def add_cached_on_cluster(
 
     from rekindle.storage import Store
 
-    return _look_up(
-        manifest, parameters, reuse, Store.from_env().short_retries() if reuse else None, None
-    )
+    store = Store.from_env().short_retries() if reuse else None
+    return _look_up(manifest, parameters, reuse, store, None)
 
 
 def set_bucket() -> None:
@@ -92,15 +94,18 @@ def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, An
 
     store = LocalCluster(home).store()
     stale = entries.list_stale(store, keep, days)
+
     if delete:
         entries.remove(store, [entry for entry, _ in stale])
         remove_unused_code(store)
+
     return [_row(entry) | {"why": reason} for entry, reason in stale]
 
 
 def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
     if CACHED in parameters or any(shape_errors(manifest)):
         return False
+
     from rekindle.cache import lookup
 
     return lookup.has_reuse(manifest)

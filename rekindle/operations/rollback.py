@@ -52,16 +52,13 @@ def _notify(model: str, result: dict[str, str]) -> None:
     settings = tracking.params_of(champion.run_id)
     workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
 
-    values = {
+    section: dict[str, Any] = {
         name.removeprefix("notify."): value
         for name, value in settings.items()
         if name.startswith("notify.")
     }
-
-    section: dict[str, Any] = dict(values)
-
     if section:
-        section["events"] = _list(values.get("events", ""))
+        section["events"] = _list(section.get("events", ""))
 
     config = parse_section(NotifyConfig, section, "notify")
 
@@ -85,6 +82,7 @@ def _list(text: str) -> list[Any]:
 def _objects(home: Path, cluster: Cluster | None) -> Any:
     if cluster:
         return ClusterObjects(cluster)
+
     local = LocalCluster(home)
     os.environ.update(
         local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET)

@@ -1,7 +1,8 @@
 """The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
-python -m rekindle.operations.trials WORKFLOW SWEEP TARIFF     in a pod: the result of
-`trials_here` as JSON
+In a pod, this command prints the result of `trials_here` as JSON:
+
+    python -m rekindle.operations.trials WORKFLOW SWEEP TARIFF
 """
 
 import json
@@ -35,9 +36,8 @@ def trials_here(home: Path, name: str) -> Trials:
     Raises ConfigError if the run is not a sweep.
     """
     workflow = RunFiles(home, name).workflow()
-    return _read(
-        LocalCluster(home).store(), name, _sweep_section(name, workflow["spec"]), _tariff(workflow)
-    )
+    section = _sweep_section(name, workflow["spec"])
+    return _read(LocalCluster(home).store(), name, section, _tariff(workflow))
 
 
 def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
@@ -48,7 +48,7 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     workflow = workflows.read(cluster, name)
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
-    values = to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"
+    values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
     *_, answer = remote.run_module(cluster, workflow, "rekindle.operations.trials", name, *values)
     return answer
 

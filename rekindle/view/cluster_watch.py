@@ -1,8 +1,7 @@
 """Shows a run on a cluster like a local run: the same tree, the same summary, the same exit codes.
 
     watch(cluster, "demo-4k2xp", as_json=False)
-    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the
-    watch
+    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only this
 
 With `as_json`, stdout gets exactly one object; everything else goes to stderr.
 """
@@ -86,11 +85,15 @@ class _Watched:
 
     def _show(self) -> None:
         workflow = self._workflow
-        if workflow and workflow["status"].get("phase") not in COMPLETED:
-            with suppress(ApiError):  # without the pods, the state that Argo reports is shown
+        if not workflow:
+            return
+
+        if workflow["status"].get("phase") not in COMPLETED:
+            # without the pods, the state that Argo reports is shown
+            with suppress(ApiError):
                 workflow = add_waiting(self._cluster, workflow)
-        if workflow:
-            self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
+
+        self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
 
 
 def _watch_to_completion(
@@ -133,9 +136,8 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
 
     if code in (0, results.NOT_RELEASED):
         cost = results.costs(status, {"spec": spec_of(workflow)}).get("words")
-        text = outcome.success(
-            status, _facts(cluster, workflow, endpoint) | {"cost": cost}, is_rekindle
-        )
+        facts = _facts(cluster, workflow, endpoint) | {"cost": cost}
+        text = outcome.success(status, facts, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
@@ -161,8 +163,10 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
         service = cluster.find(SERVICES, name) if name else None
-    except ApiError:  # the user may not read Services: the run has still succeeded
+    except ApiError:
+        # the user may not read Services: the run has still succeeded
         return None
+
     if service:
         return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}"
     return None
@@ -174,9 +178,11 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
     url = f"localhost:{port}/v1/models/{name}/example"
     request = f"curl -s {url}"
+
     if results.needs_token({"spec": spec_of(workflow)}):
         # the shell itself runs printf, so no other user of the machine sees the token
         request = f"printf 'Authorization: Bearer %s' \"${TOKENS}\" | curl -s -H @- {url}"
+
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",
         "try it": endpoint and f"{forward} & {request}",

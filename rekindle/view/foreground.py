@@ -85,6 +85,7 @@ class Pipeline(foreground.Foreground):
         """
         if self._writes_artifacts():
             self._mark()
+
         name = recorded.label(self.local.workflow, "name")
         cluster = self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
@@ -112,6 +113,7 @@ class Pipeline(foreground.Foreground):
         store = self.local.cluster.store()
         if not isinstance(store, Store):
             return
+
         try:
             counted = not recorded.parameter(workflow, BACKFILL)
             pipeline = recorded.pipeline(workflow)

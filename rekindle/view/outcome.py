@@ -24,7 +24,6 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
         "endpoint": None,
         "run_id": values.get("run_id"),
     }
-
     return summary.as_json(name, status, **fields | facts)
 
 
@@ -37,10 +36,9 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
 
+    evaluations = []
     if is_rekindle and not values.get("verdict"):
         evaluations = verdicts(status)
-    else:
-        evaluations = []
 
     winners = [row["metrics"] for row in evaluations if row["version"]]
     figures = winners[0] if len(winners) == 1 else metrics(values)
@@ -56,13 +54,10 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     }
 
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
-    rows += list(lines.items())
-
-    rows += [
-        ("warning", text)
-        for text in named_warnings((status.get("nodes") or {}).values())
-        if is_rekindle
-    ]
+    rows += lines.items()
+    if is_rekindle:
+        warnings = named_warnings((status.get("nodes") or {}).values())
+        rows += [("warning", text) for text in warnings]
 
     return lines_of(rows)
 
@@ -71,8 +66,8 @@ def _verdict(status: Status, values: Mapping[str, str]) -> str:
     """Describe the verdict, and whether the model was released: a verdict alone releases
     nothing."""
     released = releases(status)
-
     verdict = values.get("verdict", "")
+
     if not verdict:
         if released:
             return f"released: {', '.join(sorted(map(str, released)))}"

@@ -29,6 +29,7 @@ def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
     processes = runs.processes(home, name)
     if not as_json:
         return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
+
     result = outcome.as_json(name, status, **facts(home, manifest, status))
     return to_json(result | {"processes": processes}, indent=2)
 
@@ -41,13 +42,14 @@ def steps_table(
     rows = [plumbing.readable(row) for row in steps(name, status)]
     if show_all:
         return runs.steps_table(name, status, rows)
+
     shown = [row for row in rows if not plumbing.is_internal(row)]
+    table = runs.steps_table(name, status, shown)
     hidden = len(rows) - len(shown)
     if hidden:
-        note = f"\n\n{hidden} internal steps are not shown: `--all` shows them"
-    else:
-        note = ""
-    return runs.steps_table(name, status, shown) + note
+        table += f"\n\n{hidden} internal steps are not shown: `--all` shows them"
+
+    return table
 
 
 def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
@@ -67,8 +69,10 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the URL of the pipeline's Service, if its deployment is running."""
     name = recorded.label(manifest, "name")
     cluster = LocalCluster(home)
-    if not name or not (service := cluster.find("Service", name)):
+    service = cluster.find("Service", name) if name else None
+    if not service:
         return None
+
     address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
     if any(row.get("address") == address and row["running"] for row in cluster.overview()):
         return address
@@ -80,6 +84,7 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     run need no token."""
     if not results.needs_token(manifest):
         return ""
+
     services = LocalCluster(home).services
     services.serving_token()
     return f" -H {shlex.quote(f'@{services.authorization_file}')}"

@@ -25,6 +25,7 @@ def text(plan: Forecast) -> str:
 
 def _cells(row: Row) -> dict[str, Any]:
     memory = row.requests.get("memory", 0.0) / GIB
+    gpus = gpu_count(row.requests)
     return {
         "task": row.task,
         "plan": row.status,
@@ -35,7 +36,7 @@ def _cells(row: Row) -> dict[str, Any]:
         ),
         "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
         "memory": f"{memory:.3g}Gi" if memory else "",
-        "gpu": f"{number:.3g}" if (number := gpu_count(row.requests)) else "",
+        "gpu": f"{gpus:.3g}" if gpus else "",
         **({} if row.usage.cost is None else {"cost": _cost(row, row.usage.cost)}),
         "reason": "; ".join(filter(None, [_shorten(row.reason.text), row.time.note])),
     }
@@ -72,10 +73,11 @@ def _limit(names: list[str]) -> list[str]:
 
 def _spread(seconds: float, low: float, high: float) -> str:
     text = duration(seconds)
-    ends = duration(low), duration(high)
-    if ends[0] == ends[1]:
+    shortest = duration(low)
+    longest = duration(high)
+    if shortest == longest:
         return text
-    return f"{text} ({ends[0]} – {ends[1]})"
+    return f"{text} ({shortest} – {longest})"
 
 
 def _totals(plan: Forecast) -> Iterator[str]:
@@ -83,9 +85,9 @@ def _totals(plan: Forecast) -> Iterator[str]:
         status: sum(row.status == status for row in plan.rows)
         for status in (RUNS, CACHED_RESULT, CONDITIONAL)
     }
-    yield "tasks      " + ", ".join(
-        f"{count} {status}" for status, count in counts.items() if count
-    )
+    parts = [f"{count} {status}" for status, count in counts.items() if count]
+    yield f"tasks      {', '.join(parts)}"
+
     at_least = "at least " if plan.unknown_tasks else ""
     unconditional = plan.unconditional_total
     total = plan.total
@@ -93,25 +95,22 @@ def _totals(plan: Forecast) -> Iterator[str]:
     if not counts[RUNS] + counts[CONDITIONAL]:
         yield "time       0 s: every task is cached"
     elif plan.former_runs:
-        yield (
-            "time      "
-            f" {at_least}{_spread(unconditional.seconds, unconditional.low, unconditional.high)}"
-        )
+        certain = _spread(unconditional.seconds, unconditional.low, unconditional.high)
+        yield f"time       {at_least}{certain}"
         if counts[CONDITIONAL]:
             whole = _spread(total.seconds, total.low, total.high)
             yield f"           {at_least}{whole}, if all conditional tasks run"
 
         names = plan.former_runs
         yield f"           from {len(names)} former run{'s' * (len(names) > 1)}, newest {names[0]}"
+
         spans = unconditional.spans
         min_s = MIN_TIME_SHARE * unconditional.seconds
-
         shown_tasks = [
             task
             for task in unconditional.critical_path
             if spans[task].end - spans[task].start >= min_s
         ]
-
         yield f"critical   {' → '.join(_limit(shown_tasks or unconditional.critical_path))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
@@ -125,11 +124,10 @@ def _totals(plan: Forecast) -> Iterator[str]:
         f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {gpu_count(plan.peak):.3g} GPU"
     )
 
-    yield (
-        f"total      {at_least}{_usage(plan)}"
-        if usage.cpu_seconds or not at_least
-        else "total      unknown"
-    )
+    if usage.cpu_seconds or not at_least:
+        yield f"total      {at_least}{_usage(plan)}"
+    else:
+        yield "total      unknown"
 
     if usage.cpu_seconds and counts[CONDITIONAL] and plan.unconditional_cost is not None:
         yield (
@@ -146,10 +144,8 @@ def _usage(plan: Forecast) -> str:
     usage = plan.usage
     seconds = f"{usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds"
     cost = "" if usage.cost is None else f", {money(usage.cost, plan.currency)}"
-    if any(row.status == CONDITIONAL for row in plan.rows):
-        condition = ", if all conditional tasks run"
-    else:
-        condition = ""
+    is_conditional = any(row.status == CONDITIONAL for row in plan.rows)
+    condition = ", if all conditional tasks run" if is_conditional else ""
     return f"{seconds}, {usage.gpu_seconds:.0f} GPU-seconds{cost}{condition}"
 
 

@@ -94,7 +94,7 @@ def backfill(
 
     rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
     click.echo(to_json({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
+
     if all(row["phase"] == "Succeeded" for row in rows):
         return 0
-
     return 1

@@ -28,9 +28,9 @@ def find_shortages(
         try:
             lines += compare(cluster, pods, peak)
         except ApiError as error:
-            lines.append(
-                f"not compared with the {compare.__name__.strip('_')} of the cluster: {error}"
-            )
+            subject = compare.__name__.strip("_")
+            lines.append(f"not compared with the {subject} of the cluster: {error}")
+
     return list(dict.fromkeys(lines))
 
 
@@ -58,10 +58,9 @@ def _quotas(
     cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
 ) -> Iterator[str]:
     for quota in cluster.list_objects(QUOTAS):
-        hard, used = (
-            amounts((quota.get("status") or {}).get(name) or {}) for name in ("hard", "used")
-        )
-        hard = hard or amounts(quota["spec"].get("hard") or {})
+        status = quota.get("status") or {}
+        hard = amounts(status.get("hard") or quota["spec"].get("hard") or {})
+        used = amounts(status.get("used") or {})
         free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
 
         shortage = excess(peak, {name: free[name] for name in peak if name in free})
@@ -89,9 +88,11 @@ def _queues(
             cluster_queue = _kueue(
                 cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False
             )
-            if cluster_queue and (
-                shortage := excess(needed, _quota(cluster, cluster_queue, needed))
-            ):
+            if not cluster_queue:
+                continue
+
+            shortage = excess(needed, _quota(cluster, cluster_queue, needed))
+            if shortage:
                 yield (
                     f"{task} exceeds the quota of {cluster_queue['metadata']['name']}:"
                     f" {', '.join(shortage)}"
@@ -113,14 +114,17 @@ def _quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict
     cohort = _cohort(queue)
 
     for (flavor, name), resource in _quotas_by_flavor(queue):
-        if name in needed:
-            borrowing_limit = resource.get("borrowingLimit")
-            if cohort and borrowing_limit is None:  # it may use all quotas of the cohort
-                amount = _cohort_quota(cluster, cohort, flavor, name)
-            else:
-                amount = number(resource.get("nominalQuota") or 0) + number(borrowing_limit or 0)
+        if name not in needed:
+            continue
 
-            result[name] = result.get(name, 0.0) + amount
+        borrowing_limit = resource.get("borrowingLimit")
+        # without a limit, the queue may use all quotas of the cohort
+        if cohort and borrowing_limit is None:
+            amount = _cohort_quota(cluster, cohort, flavor, name)
+        else:
+            amount = number(resource.get("nominalQuota") or 0) + number(borrowing_limit or 0)
+
+        result[name] = result.get(name, 0.0) + amount
 
     return result
 
@@ -159,9 +163,8 @@ def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> floa
 def _cohort(item: Object) -> str:
     """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
     spec = item.get("spec") or {}
-    return next(
-        (spec[key] for key in ("cohortName", "cohort", "parentName", "parent") if spec.get(key)), ""
-    )
+    keys = ("cohortName", "cohort", "parentName", "parent")
+    return next((spec[key] for key in keys if spec.get(key)), "")
 
 
 def _quotas_by_flavor(queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:

@@ -83,9 +83,8 @@ class Forecast:
     @property
     def unconditional_cost(self) -> float | None:
         """Return the cost without tasks that depend on conditions; None without prices."""
-        costs = [
-            row.usage.cost for row in self.rows if row.status == RUNS and row.usage.cost is not None
-        ]
+        running = (row.usage.cost for row in self.rows if row.status == RUNS)
+        costs = [cost for cost in running if cost is not None]
         if costs:
             return sum(costs)
         return None
@@ -105,18 +104,23 @@ class Sources:
     can be read."""
 
     def __init__(self, home: Path, cluster: Cluster | None) -> None:
-        self.home, self.cluster, self.notes = home, cluster, list[str]()
+        self.home = home
+        self.cluster = cluster
+        self.notes = list[str]()
         self.store: Store | None = None
+
         try:
             self.store = reuse.readable_store(home, on_cluster=cluster is not None)
         except RekindleError as error:
             self.notes.append(f"the object store cannot be read: {error}")
+
         if cluster and not self.store and not self.notes:
             self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
 
     def former_runs(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
         if not self.cluster:
             return list(history.read_local_runs(self.home, workflow, prefix))
+
         try:
             return list(history.read_cluster_runs(self.cluster, workflow, prefix))
         except RekindleError as error:
@@ -132,6 +136,7 @@ class Sources:
             found = find(kind, name)
             if found:
                 return found
+
             if not self.cluster:
                 return LocalCluster(self.home).find(kind, name)
             if kind in REFERENCED_KINDS:
@@ -206,9 +211,7 @@ def forecast(
     reasons = Reasons(tree, by_task, sources.store, prefix, bool(sources.cluster))
     times = {task.path: estimates.of(task) for task in tree.leaves()}
     overhead_s = timing.overhead(tree, former_runs)
-    total, unconditional_total = (
-        timing.total(tree, times, overhead_s, conditional) for conditional in (True, False)
-    )
+
     prices = Prices.load(project.root())
     runtimes = training_runtimes(tree.templates.values())
 
@@ -232,39 +235,39 @@ def forecast(
     else:
         shortages = []
 
-    names = [former.name for former in former_runs]
-    planned_releases = releases.plan_releases(tree, sources.champion)
-    name = prefix.rstrip("-")
-    currency = prices.currency if prices else ""
-
     return Forecast(
-        name,
-        rows,
-        total,
-        unconditional_total,
-        names,
-        peak,
-        planned_releases,
-        currency,
-        shortages,
-        sources.notes,
+        name=prefix.rstrip("-"),
+        rows=rows,
+        total=timing.total(tree, times, overhead_s, with_conditional=True),
+        unconditional_total=timing.total(tree, times, overhead_s, with_conditional=False),
+        former_runs=[former.name for former in former_runs],
+        peak=peak,
+        releases=releases.plan_releases(tree, sources.champion),
+        currency=prices.currency if prices else "",
+        shortages=shortages,
+        notes=sources.notes,
     )
 
 
 def _leaves_with_parents(tree: Tree) -> list[tuple[Task, Task]]:
-    pending = [(tree.root, tree.root), *([(tree.exit, tree.exit)] if tree.exit else [])]
+    pending = [(root, root) for root in (tree.root, tree.exit) if root]
     result = []
+
     while pending:
         parent, task = pending.pop(0)
         pending = [(task, child) for child in task.children.values()] + pending
-        result += [] if task.children else [(parent, task)]
+        if not task.children:
+            result.append((parent, task))
+
     return result
 
 
 def _row(
     task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None
 ) -> Row:
-    pods = pods if task.status in (RUNS, CONDITIONAL) else []
+    if task.status not in (RUNS, CONDITIONAL):
+        pods = []
+
     # servers run on after the run; like the cost of a run, the forecast does not include them
     if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")):
         charged_pods = []

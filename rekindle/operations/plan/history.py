@@ -79,13 +79,11 @@ def read_cluster_runs(
         archived = {}
 
     created = {
-        name: item["metadata"]["creationTimestamp"] for name, item in (archived | live).items()
+        name: item["metadata"]["creationTimestamp"]
+        for name, item in (archived | live).items()
+        if name.startswith(prefix)
     }
-    names = sorted(
-        (name for name in created if name.startswith(prefix)),
-        key=lambda name: created[name],
-        reverse=True,
-    )
+    names = sorted(created, key=lambda name: created[name], reverse=True)
 
     yield from _newest_runs(
         (_fetch(cluster, None if name in live else server, name) for name in names), workflow
@@ -100,9 +98,13 @@ def _newest_runs(
     for candidate in candidates:
         if not candidate or candidate[2].get("phase") not in FINISHED:
             continue
-        if _identity(candidate[1]) == identity and (former := former_run(*candidate)).records:
+        if _identity(candidate[1]) != identity:
+            continue
+
+        former = former_run(*candidate)
+        if former.records:
             yield former
-            count = count + 1
+            count += 1
             if count == MAX_RUNS:
                 return
 
@@ -111,7 +113,8 @@ def _read(home: Path, name: str) -> tuple[str, Any, Status] | None:
     files = RunFiles(home, name)
     try:
         return name, files.workflow(), files.load()[0]
-    except ConfigError:  # its files are corrupt
+    except ConfigError:
+        # its files are corrupt
         return None
 
 
@@ -123,8 +126,10 @@ def _fetch(
             workflow = workflows.decompress_nodes(archive.read(name))
         else:
             workflow = workflows.read(cluster, name)
-    except RekindleError:  # it was deleted since the listing
+    except RekindleError:
+        # it was deleted since the listing
         return None
+
     return name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
 
 
@@ -142,9 +147,8 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
     records = {}
 
     for node in (status.get("nodes") or {}).values():
-        is_task = node.get("phase") == "Succeeded" and node.get("type") in TASK_TYPES
         node_name = str(node.get("name"))
-
+        is_task = node.get("phase") == "Succeeded" and node.get("type") in TASK_TYPES
         is_attempt_or_item = node.get("type") != "TaskGroup" and ATTEMPT_OR_ITEM.search(node_name)
         if not (is_task and node.get("startedAt") and node.get("finishedAt")) or is_attempt_or_item:
             continue
@@ -156,9 +160,8 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
             if p["name"] not in RUN_PARAMETERS
         }
 
-        records[path] = Record(
-            path, timestamp(node["finishedAt"]) - timestamp(node["startedAt"]), inputs
-        )
+        seconds = timestamp(node["finishedAt"]) - timestamp(node["startedAt"])
+        records[path] = Record(path, seconds, inputs)
 
     is_complete = status.get("phase") == "Succeeded" and status.get("finishedAt")
     if is_complete:

@@ -67,18 +67,22 @@ class Reasons:
         found = []
 
         try:
-            facts = result.facts or (
-                lookup.known_facts(result.call, self.on_cluster) if result.call else None
-            )
-            if facts and (earlier := self._newest_entry(facts["step"], task.name)):
+            facts = result.facts
+            if not facts and result.call:
+                facts = lookup.known_facts(result.call, self.on_cluster)
+            if facts:
+                earlier = self._newest_entry(facts["step"], task.name)
+            if facts and earlier:
                 found = differences(self.store, earlier.facts, facts)
         except NotReusable as error:
             return Reason(str(error))
         except RekindleError:
             found = []
 
-        if not result.facts and (upstream := self._running_dependency(parent, task)):
+        upstream = "" if result.facts else self._running_dependency(parent, task)
+        if upstream:
             found.append(Difference("upstream", upstream))
+
         if not found and result.facts and earlier:
             return Reason(f"the result of {earlier.at} is no longer valid", earlier.at)
         if not found and not result.facts:
@@ -97,10 +101,13 @@ class Reasons:
 
         while pending:
             name = pending.pop(0)
-            if name not in seen:
-                seen.add(name)
-                pending += parent.needs.get(name, ())
-                running += [name] if parent.children[name].status == RUNS else []
+            if name in seen:
+                continue
+
+            seen.add(name)
+            pending += parent.needs.get(name, ())
+            if parent.children[name].status == RUNS:
+                running.append(name)
 
         reusable = [name for name in running if self.tree.cache_row(parent.children[name])]
         return next(iter(reusable or running), "")
@@ -108,8 +115,11 @@ class Reasons:
     def _newest_entry(self, step: str, task: str) -> entries.Entry | None:
         """Return the newest entry of a step: of this task in a run of this pipeline, of this
         pipeline, or of any."""
-        rank = lambda e: (e.workflow.startswith(self.prefix), e.task == task, e.made)  # noqa: E731
-        return max((e for e in self._entries_by_step.get(step, ())), key=rank, default=None)
+
+        def rank(entry: entries.Entry) -> tuple[bool, bool, float]:
+            return entry.workflow.startswith(self.prefix), entry.task == task, entry.made
+
+        return max(self._entries_by_step.get(step, ()), key=rank, default=None)
 
     @cached_property
     def _entries_by_step(self) -> dict[str, list[entries.Entry]]:

@@ -64,11 +64,11 @@ class PlannedRelease:
             return f"{self.model}: {condition}; its champion is not known: {self.note}"
         if not self.champion.version:
             return f"{self.model}: {condition}; it would be the first version"
-        if self.champion.endpoint:
-            place = f" at {self.champion.endpoint}"
-        else:
-            place = ""
-        return f"{self.model}: {condition}; it would replace version {self.champion.version}{place}"
+
+        address = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
+        return (
+            f"{self.model}: {condition}; it would replace version {self.champion.version}{address}"
+        )
 
 
 def plan_releases(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
@@ -77,11 +77,10 @@ def plan_releases(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRe
     releases = []
 
     for task in tree.leaves():
-        if task.status not in (CACHED_RESULT, SKIPPED):
-            model = _model(task)
-        else:
-            model = ""
+        if task.status in (CACHED_RESULT, SKIPPED):
+            continue
 
+        model = _model(task)
         if not model:
             continue
 
@@ -108,13 +107,12 @@ def _model(task: Task) -> str:
 def local_champion(home: Path, model: str) -> Champion:
     """Return the champion in this home, from the database of the embedded MLflow; or from
     MLFLOW_TRACKING_URI."""
+    endpoint = ""
     service = home / "objects/Service" / f"{model}.json"
     if service.exists():
         port = read_file(Service, service).port
-    else:
-        port = None
+        endpoint = f"http://127.0.0.1:{port}"
 
-    endpoint = f"http://127.0.0.1:{port}" if port else ""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         return Champion(_tracked_version(model), endpoint)
 
@@ -136,6 +134,7 @@ def cluster_champion(cluster: Cluster, model: str) -> Champion:
     RekindleError."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
+
     version = _tracked_version(model)
     service = cluster.find(SERVICES, model) if version else None
     if not service:
@@ -149,7 +148,8 @@ def _tracked_version(model: str) -> str:
     from rekindle import tracking
     from rekindle.mlflow_api import RETRIES
 
-    os.environ.setdefault(RETRIES, "1")  # a plan is complete without the champion
+    # a plan is complete without the champion
+    os.environ.setdefault(RETRIES, "1")
     release = tracking.champion(model)
     if release:
         return release.version

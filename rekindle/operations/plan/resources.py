@@ -55,6 +55,7 @@ def resource_seconds(
     """Return the requests of pods for `seconds`. As in the cost of a run, the pods of Argo itself
     are free."""
     result = ResourceSeconds(cost=0.0 if prices else None)
+
     for item in replicas:
         cpu, gib, gpu = (item.count * value for value in item.pod.resource_seconds(seconds))
         if prices and not item.is_executor:
@@ -62,6 +63,7 @@ def resource_seconds(
         else:
             cost = None
         result += ResourceSeconds(cpu, gib, gpu, cost)
+
     return result
 
 
@@ -71,10 +73,12 @@ def peak(
     """Return the maximum of each resource over the run, if each task (by path) runs in its span."""
     changes = [(span.start, 1, path) for path, span in spans.items()]
     changes += [(span.end, -1, path) for path, span in spans.items()]
+
     current: dict[str, float] = {}
     result: dict[str, float] = {}
     for _, sign, path in sorted(changes):
         for name, value in requested.get(path, {}).items():
             current[name] = current.get(name, 0.0) + sign * value
             result[name] = max(result.get(name, 0.0), round(current[name], 6))
+
     return result

@@ -36,6 +36,7 @@ CACHE_CONDITION = re.compile(
     rf"jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
     r"'\$\.(\w+)\.at'\)\)\}\}' == ''"
 )
+LOOP_FIELDS = ("withItems", "withParam", "withSequence")
 FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler
 Scope = dict[str, Any]
@@ -86,8 +87,8 @@ class Tree:
         self.root.status = RUNS
         self.root.reason = ""
         self._classify(self.root)
-        self.exit: Task | None = None
 
+        self.exit: Task | None = None
         if spec.get("onExit"):
             scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
             self.exit = self._task(EXIT_PATH, EXIT_PATH, {"template": spec["onExit"]}, scope, {})
@@ -115,8 +116,6 @@ class Tree:
 
         if "template" in call:
             outer = {**outer, call["template"]: path or "main"}
-        else:
-            outer = outer
 
         inner_scope = self._inner_scope(call, template, scope)
         by_name = {child["name"]: child for group in groups for child in group}
@@ -124,19 +123,16 @@ class Tree:
 
         for number, group in enumerate(groups):
             for child in group:
-                prefix = f"{path}[{number}]" if "steps" in template else path
-                if prefix:
-                    child_path = f"{prefix}.{child['name']}"
+                name = child["name"]
+                if "steps" in template:
+                    prefix = f"{path}[{number}]"
+                    task.needs[name] = list(earlier)
                 else:
-                    child_path = child["name"]
+                    prefix = path
+                    task.needs[name] = dependencies(dict(child), by_name)[0]
 
-                task.children[child["name"]] = self._task(
-                    child_path, child["name"], child, inner_scope, outer
-                )
-                is_step = "steps" in template
-                task.needs[child["name"]] = (
-                    list(earlier) if is_step else dependencies(dict(child), by_name)[0]
-                )
+                child_path = f"{prefix}.{name}" if prefix else name
+                task.children[name] = self._task(child_path, name, child, inner_scope, outer)
 
             earlier = [child["name"] for child in group]
 
@@ -221,19 +217,19 @@ class Tree:
             return RUNS, ""
 
         match = CACHE_CONDITION.fullmatch(when)
-        if match:  # evaluated here, because parsing would take longer than everything else
+        # evaluated here, because parsing would take longer than everything else
+        if match:
             location = self.cached.get(match[1], {}).get("at")
             if location:
-                return (CACHED_RESULT, f"result of {location}")
-            return (RUNS, "")
+                return CACHED_RESULT, f"result of {location}"
+            return RUNS, ""
 
         text = self._substitute_known(when, child.scope)
         outputs = unknown_outputs(text)
-        if outputs or "{{" in text:
-            return (
-                CONDITIONAL,
-                f"depends on {describe_outputs(outputs, parent) if outputs else text}",
-            )
+        if outputs:
+            return CONDITIONAL, f"depends on {describe_outputs(outputs, parent)}"
+        if "{{" in text:
+            return CONDITIONAL, f"depends on {text}"
 
         try:
             runs = "{{item" in text or should_execute(text)
@@ -247,18 +243,14 @@ class Tree:
         if any(locations):
             return CACHED_RESULT, f"result of {next(filter(None, locations))}"
 
-        return (
-            SKIPPED,
-            (
-                "only if the run fails"
-                if "workflow.status" in when
-                else f"its condition is false: {text}"
-            ),
-        )
+        if "workflow.status" in when:
+            return SKIPPED, "only if the run fails"
+        return SKIPPED, f"its condition is false: {text}"
 
     def _count_items(self, task: Task) -> None:
         if not has_loop(task.call):
             return
+
         try:
             call = {
                 key: self._substitute_known(task.call[key], task.scope)
@@ -275,9 +267,6 @@ class Tree:
         if isinstance(row, dict) and row.get("task") == task.name:
             return row
         return None
-
-
-LOOP_FIELDS = ("withItems", "withParam", "withSequence")
 
 
 def unknown_outputs(text: str) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 LAUNCHER = "rekindle.training.launch"
+MIN_POD_S = 0.001  # shortest duration of a pod, so that each pod counts in the peak
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class Span:
     end: float
 
 
-MIN_POD_S = 0.001  # shortest duration of a pod, so that each pod counts in the peak
 NO_TIME = Estimate(0.0)
 
 
@@ -86,11 +86,8 @@ class Estimates:
         if task.status in (CACHED_RESULT, SKIPPED):
             return NO_TIME
 
-        records = [
-            (former, record)
-            for former in self.former_runs
-            if (record := _find_record(former, task))
-        ]
+        pairs = [(run, _find_record(run, task)) for run in self.former_runs]
+        records = [(run, record) for run, record in pairs if record]
         if not records:
             return Estimate(None)
 
@@ -141,13 +138,11 @@ class Estimates:
                 former_spec, self.is_local
             )
             if spec.steps and former_spec.steps:
-                steps = spec.steps / former_spec.steps
+                ratio *= spec.steps / former_spec.steps
             else:
-                steps = 0
+                ratio *= spec.epochs / former_spec.epochs
+                ratio *= _samples_per_step(former_spec) / _samples_per_step(spec)
 
-            ratio *= steps or (spec.epochs / former_spec.epochs) * _samples_per_step(
-                former_spec
-            ) / _samples_per_step(spec)
             return record.seconds * ratio, "" if ratio == 1 else "scaled without a ledger", 0.0
 
         fixed_s = record.seconds - step_times.seconds
@@ -201,12 +196,17 @@ def _read_step_times(store: "Store", run: str, task: str) -> StepTimes | None:
         summary = accounting.summarize(events.read(store, key(task, LEDGER, run)))
     except RekindleError:
         return None
+
     steps = summary.steps - summary.first_step
     if steps <= 0 or summary.training_seconds <= 0:
         return None
-    total, samples = (int(summary.run.get(name) or 0) for name in ("steps", "samples"))
+
     return StepTimes(
-        summary.training_seconds, summary.ended - summary.began, steps, total or steps, samples
+        seconds=summary.training_seconds,
+        ledger_seconds=summary.ended - summary.began,
+        steps=steps,
+        planned_steps=int(summary.run.get("steps") or steps),
+        samples=int(summary.run.get("samples") or 0),
     )
 
 
@@ -216,16 +216,17 @@ def _samples_per_step(spec: TrainingSpec) -> int:
 
 def _sequential_samples(spec: TrainingSpec, is_local: bool) -> float:
     """Return the samples of a step that one worker processes, one after the other."""
-    workers = min(
-        spec.workers, spec.virtual_workers, os.cpu_count() or 1 if is_local else spec.workers
-    )
+    workers = min(spec.workers, spec.virtual_workers)
+    if is_local:
+        workers = min(workers, os.cpu_count() or 1)
     return spec.batch_size * -(-spec.virtual_workers // workers)
 
 
 def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
     """Return the settings of a task that trains with Rekindle, else None."""
     manifest = str((task.template.get("resource") or {}).get("manifest"))
-    if LAUNCHER not in manifest or not (call := tree.step_call(task)):
+    call = tree.step_call(task) if LAUNCHER in manifest else None
+    if not call:
         return None
 
     try:
@@ -257,9 +258,9 @@ def _find_record(former: FormerRun, task: Task) -> Record | None:
 def _most_similar(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
     """Return the records whose inputs agree most with the known inputs of the task."""
     arguments = (task.call.get("arguments") or {}).get("parameters") or []
-    known = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
+    texts = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
     scores = [
-        sum(record.inputs.get(name) == text for name, text in known.items())
+        sum(record.inputs.get(name) == text for name, text in texts.items())
         for _, record in records
     ]
     return [
@@ -277,6 +278,7 @@ def schedule(tree: Tree, seconds: Mapping[str, float]) -> tuple[float, dict[str,
             end = start + seconds.get(task.path, 0.0)
             spans[task.path] = Span(start, end)
             return end
+
         ends: dict[str, float] = {}
         for name in TopologicalSorter(task.needs).static_order():
             child_start = max((ends[needed] for needed in task.needs[name]), default=start)
@@ -284,7 +286,9 @@ def schedule(tree: Tree, seconds: Mapping[str, float]) -> tuple[float, dict[str,
         return max(ends.values(), default=start)
 
     end = schedule_task(tree.root, 0.0)
-    return schedule_task(tree.exit, end) if tree.exit else end, spans
+    if tree.exit:
+        end = schedule_task(tree.exit, end)
+    return end, spans
 
 
 def pod_spans(tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
@@ -301,12 +305,14 @@ def critical_path(spans: Mapping[str, Span]) -> list[str]:
     """Return the paths of the tasks that determine the end of the run, in their order."""
     path: list[str] = []
     end = max((span.end for span in spans.values()), default=0.0)
+
     while end > 0:
         found = next((name for name, s in spans.items() if s.end == end and s.start < end), None)
         if found is None:
             break
         path.append(found)
         end = spans[found].start
+
     return path[::-1]
 
 
@@ -316,10 +322,10 @@ def overhead(tree: Tree, former_runs: Iterable[FormerRun]) -> float:
     gaps = []
     for former in former_runs:
         if former.seconds:
-            end, _ = schedule(
-                tree, {path: record.seconds for path, record in former.records.items()}
-            )
+            seconds = {path: record.seconds for path, record in former.records.items()}
+            end, _ = schedule(tree, seconds)
             gaps.append(max(0.0, former.seconds - end))
+
     if gaps:
         return median(gaps)
     return 0.0
@@ -347,10 +353,9 @@ def total(
         return schedule(tree, {leaf.path: value(estimates[leaf.path]) or 0.0 for leaf in leaves})
 
     seconds, spans = schedule_with(lambda estimate: estimate.seconds)
-    (low, _), (high, _) = (
-        schedule_with(lambda estimate: estimate.low),
-        schedule_with(lambda estimate: estimate.high),
-    )
+    low, _ = schedule_with(lambda estimate: estimate.low)
+    high, _ = schedule_with(lambda estimate: estimate.high)
+
     return Total(
         seconds + overhead_s, low + overhead_s, high + overhead_s, critical_path(spans), spans
     )

@@ -16,6 +16,7 @@ def find_commit(revision: str) -> str:
     ConfigError."""
     if not revision:
         return ""
+
     try:
         with open_repository(project.root()) as repository:
             if repository:
@@ -42,13 +43,11 @@ def check_out(commit: str, folder: Path) -> Path:
             repository.check_out(commit, folder)
             inner = root.relative_to(repository.top)
     except GitError as error:
-        is_partial = PARTIAL_CLONE.search(str(error))
-        if is_partial:
+        remedy = ""
+        if PARTIAL_CLONE.search(str(error)):
             remedy = (
                 ". A partial clone gets the missing files by `git fetch --refetch --no-filter`."
             )
-        else:
-            remedy = ""
 
         raise ConfigError(f"commit {commit} cannot be checked out: {error}{remedy}") from error
 

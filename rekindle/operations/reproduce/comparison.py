@@ -42,10 +42,12 @@ def compare(origin: Origin, store: Store, run: str) -> Comparison:
     models = list(_models(store, run))
     if not models:
         raise RekindleError(f"the run {run} has not stored a model, so nothing can be compared.")
+
     model = max(models, key=lambda model: _similarity(origin, model))
     sha256 = model.description.sha256
     if sha256 == origin.sha256:
         return Comparison(sha256, _state_difference(origin, store, run))
+
     differences = _settings_differences(origin.model.as_json(), model.description.as_json())
     curve = curve_difference(origin.curve, read_curve(store, model.prefix))
     return Comparison(sha256, next(differences, curve))
@@ -72,7 +74,6 @@ def _similarity(origin: Origin, model: Model) -> tuple[bool, int]:
 def _settings_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences of the dataset, then of the settings, then of the machine."""
     digest = expected.get("digest")
-
     other = actual.get("digest")
     if digest != other:
         yield (
@@ -105,6 +106,7 @@ def curve_difference(expected: Curve, actual: Curve) -> str:
         if expected[step] != actual[step]:
             losses = f"{actual[step]!r}, and {expected[step]!r} in the release"
             return f"the first recorded step with another loss is step {step}: {losses}"
+
     if not steps:
         return "the weights differ; losses of the same steps were not recorded"
     return (
@@ -121,21 +123,17 @@ def _state_difference(origin: Origin, store: Store, run: str) -> str:
     names = sorted(
         name for name in origin.files if name == "dataset.json" or name.startswith("state/")
     )
-    expected = {name: origin.files[name] for name in names}
+
+    def is_equal(key: str, name: str) -> bool:
+        return bool(store.head(key)) and sha256(store.get(key)).hexdigest() == origin.files[name]
 
     candidates = {
         entry.key.removesuffix("dataset.json")
         for entry in store.list(f"{run}/")
         if entry.key.endswith("/dataset.json")
     }
-
     differences = [
-        [
-            name
-            for name in names
-            if not store.head(prefix + name)
-            or sha256(store.get(prefix + name)).hexdigest() != expected[name]
-        ]
+        [name for name in names if not is_equal(prefix + name, name)]
         for prefix in sorted(candidates)
     ]
 

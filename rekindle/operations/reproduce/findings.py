@@ -40,30 +40,28 @@ class Commit:
     revision."""
 
     def __init__(self, origin: Origin, revision: str) -> None:
-        self.recorded_sha, self.is_dirty = (
-            origin.commit.removesuffix("-dirty"),
-            origin.commit.endswith("-dirty"),
-        )
+        self.recorded_sha = origin.commit.removesuffix("-dirty")
+        self.is_dirty = origin.commit.endswith("-dirty")
+
         self.sha = find_commit(revision or self.recorded_sha)
-        if not self.sha:
+        if self.sha:
+            return
+
+        release = f"{origin.name} {origin.version}"
+        if revision:
+            reason = f"revision {revision} does not exist"
+        elif self.recorded_sha:
             reason = (
-                f"was made from commit {self.recorded_sha}, which is not in the repository of this"
-                " folder"
+                f"{release} was made from commit {self.recorded_sha}, which is not in the"
+                " repository of this folder"
             )
-            if self.recorded_sha:
-                reason = reason
-            else:
-                reason = "was made outside of a git repository"
+        else:
+            reason = f"{release} was made outside of a git repository"
 
-            if revision:
-                reason = f"revision {revision} does not exist"
-            else:
-                reason = f"{origin.name} {origin.version} {reason}"
-
-            raise ConfigError(
-                f"{reason}: run the command in a clone that has the commit (`git fetch --all`), or"
-                " give another revision with --commit."
-            )
+        raise ConfigError(
+            f"{reason}: run the command in a clone that has the commit (`git fetch --all`), or"
+            " give another revision with --commit."
+        )
 
     def findings(self) -> Iterator[Finding]:
         if self.sha != self.recorded_sha:
@@ -79,10 +77,9 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
     names = sorted(
         name for name in recorded.keys() | current.keys() if recorded.get(name) != current.get(name)
     )
-    rekindle_modules = [
-        name for name in names if name.partition(".")[0] in ("rekindle", "argolocal")
-    ]
 
+    packages = ("rekindle", "argolocal")
+    rekindle_modules = [name for name in names if name.partition(".")[0] in packages]
     project_modules = [name for name in names if name not in rekindle_modules]
     if project_modules:
         yield Finding(
@@ -107,7 +104,6 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
 def environment_findings(origin: Origin) -> Iterator[Finding]:
     """Compare Python, the packages, the lock file and the image."""
     recorded = origin.run.python
-
     current = platform.python_version()
     if recorded != current:
         yield Finding("python", f"the release was made with Python {recorded}, this is {current}")
@@ -119,22 +115,22 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
         here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
         yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
 
-    recorded_packages, current_packages = (
-        _versions(names) for names in (origin.run.packages, code.packages())
-    )
+    recorded_packages = _versions(origin.run.packages)
+    current_packages = _versions(code.packages())
     names = sorted(recorded_packages.keys() | current_packages.keys())
-
     changes = [
         f"{name} {recorded_packages.get(name, '(missing)')} →"
         f" {current_packages.get(name, '(missing)')}"
         for name in names
         if recorded_packages.get(name) != current_packages.get(name)
     ]
+
     if changes:
         advice = "install the lock file of the commit to have the same packages"
         yield Finding("packages", f"{_shorten(changes)} (release → here): {advice}")
 
-    image, digest = (origin.provenance.get(name, "host") for name in ("image", "image_digest"))
+    image = origin.provenance.get("image", "host")
+    digest = origin.provenance.get("image_digest", "host")
     if image != "host":
         text = (
             f"the release was made in {image} ({digest}); here its steps run on the packages of"
@@ -146,8 +142,7 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
 def machine_findings(origin: Origin) -> Iterator[Finding]:
     """Compare torch, the device and the processor, if the model was trained by Rekindle."""
     model = origin.model
-
-    recorded = origin.model.fingerprint
+    recorded = model.fingerprint
     if not recorded:
         return
 
@@ -156,22 +151,17 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
     }
     spec = to_json([model.workload, model.model, settings, model.family])
     command = python("-m", "rekindle.operations.reproduce.machine", spec)
-
     process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if process.returncode:
-        yield Finding(
-            "machine",
-            f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}",
-            True,
-        )
+        text = f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}"
+        yield Finding("machine", text, True)
         return
 
     current = json.loads(process.stdout.splitlines()[-1])
     for name, value in recorded.items():
         if name not in DERIVED_ENTRIES and current.get(name) != value:
-            yield Finding(
-                name, f"the release was trained with {value}, here it is {current.get(name)}", True
-            )
+            text = f"the release was trained with {value}, here it is {current.get(name)}"
+            yield Finding(name, text, True)
 
 
 class Data:
@@ -196,7 +186,9 @@ class Data:
         if not self.given_source and "://" not in self.recorded_source:
             parts = Path(self.recorded_source).parts[1:]
             places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
-        return {p: digest for p in [*places, source] if (digest := _digest(p)) or p == source}
+
+        digests = {place: _digest(place) for place in [*places, source]}
+        return {place: digest for place, digest in digests.items() if digest or place == source}
 
     @cached_property
     def source(self) -> str:
@@ -235,31 +227,33 @@ class Data:
                 f" {remedy}",
                 True,
             )
-        elif Path(self.source).is_relative_to(POD_PRIVATE) and not Path(self.source).is_relative_to(
-            self.folder
-        ):
+        elif self._is_private():
             text = (
                 f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use"
                 " --data"
             )
             yield Finding("data", text, True)
 
+    def _is_private(self) -> bool:
+        """Return True if the pods of steps cannot see the data."""
+        path = Path(self.source)
+        return path.is_relative_to(POD_PRIVATE) and not path.is_relative_to(self.folder)
+
 
 def _digest(place: str) -> str:
     try:
         return data_digest_or_empty(place)
-    except RekindleError:  # a bucket is missing, or the object store is unavailable
+    except RekindleError:
+        # a bucket is missing, or the object store is unavailable
         return ""
 
 
 def _versions(names: list[str]) -> dict[str, str]:
     """Split the names of packages, such as torch-2.8.0.dist-info, into name and version."""
-    return {name: version for name, _, version in (package.rpartition("-") for package in names)}
+    parts = (package.rpartition("-") for package in names)
+    return {name: version for name, _, version in parts}
 
 
 def _shorten(names: list[str]) -> str:
-    if len(names) > MAX_NAMES:
-        more = f" and {len(names) - MAX_NAMES} more"
-    else:
-        more = ""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

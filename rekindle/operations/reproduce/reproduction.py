@@ -62,21 +62,16 @@ class Result:
         return any(finding.fatal for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        facts = {
+        compared = self.comparison
+        return {
             "model": self.origin.name,
             "version": self.origin.version,
             "commit": self.commit,
             "findings": [finding.__dict__ for finding in self.findings],
-        }
-
-        sha256 = self.comparison and self.comparison.sha256
-        facts["release_sha256"] = self.origin.sha256
-        facts["model_sha256"] = sha256
-        difference = self.comparison and (self.comparison.difference or None)
-
-        return facts | {
-            "equal": self.comparison and self.comparison.equal,
-            "difference": difference,
+            "release_sha256": self.origin.sha256,
+            "model_sha256": compared and compared.sha256,
+            "equal": compared and compared.equal,
+            "difference": compared and (compared.difference or None),
         }
 
 
@@ -116,10 +111,13 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         report(data.findings())
         report(checks.environment_findings(origin))
         report(checks.machine_findings(origin))
+
         inputs = Inputs(origin, store, data.source)
         report(inputs.findings())
+
         manifest = render(workspace, folder, origin.whole_config)
         report(manifest_findings(origin, manifest))
+
         recorded = recorded_values(local.home, origin)
         report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
 
@@ -127,9 +125,8 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
             return result
 
         inputs.provide(workspace)
-        run = run_pipeline(
-            workspace, folder, origin, data.source, local.home, recorded | dict(request.values)
-        )
+        values = recorded | dict(request.values)
+        run = run_pipeline(workspace, folder, origin, data.source, local.home, values)
         result.comparison = compare(origin, workspace.store(), run)
 
     return result
@@ -149,12 +146,9 @@ class Inputs:
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
         champion = origin.run.champion
-        if champion:
-            release = tracking.find_version(origin.name, champion)
-        else:
-            release = None
-
-        if release and release.sha256 == origin.sha256:  # the release is a refreshed champion
+        release = tracking.find_version(origin.name, champion) if champion else None
+        # then the release is a refreshed champion
+        if release and release.sha256 == origin.sha256:
             self.releases[origin.name] = release
 
     def findings(self) -> Iterator[Finding]:
@@ -179,10 +173,10 @@ def render(workspace: Workspace, folder: Path, config: Mapping[str, Any], *sets:
     """Render a config in the project of the commit. Raises ConfigError."""
     file = workspace.folder / "config.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
+    flags = [f"--set={item}" for item in sets]
+
     try:
-        return yaml.safe_load(
-            workspace.rekindle(folder, "render", str(file), *(f"--set={item}" for item in sets))
-        )
+        return yaml.safe_load(workspace.rekindle(folder, "render", str(file), *flags))
     except RekindleError as error:
         raise ConfigError(
             f"the project of the commit cannot render the config of the release: {error}"
@@ -199,11 +193,9 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     ]
     lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
     if len(lines) > MAX_DIFF_LINES:
-        more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"]
-    else:
-        more = []
+        lines[MAX_DIFF_LINES:] = [f"... {len(lines) - MAX_DIFF_LINES} more lines"]
 
-    diff = "\n".join([*lines[:MAX_DIFF_LINES], *more])
+    diff = "\n".join(lines)
     yield Finding(
         "manifest", f"the commit renders a manifest that differs from the release:\n{diff}"
     )
@@ -231,17 +223,19 @@ def run_pipeline(
     `values`: outputs of suspended steps.
     """
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
-    sets += [f"data.source={source}"] if source != origin.config.data.source else []
+    if source != origin.config.data.source:
+        sets.append(f"data.source={source}")
+
     manifest = render(workspace, folder, training_config(origin), *sets)
     resume_at_once(manifest, values)
     workspace.use_images(origin.config, manifest, user_home)
+
     file = workspace.folder / "manifest.json"
     file.write_text(to_json(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
     output = workspace.rekindle(
         folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json"
     )
-
     return json.loads(output)["workflow"]
 
 
@@ -249,7 +243,7 @@ def training_config(origin: Origin) -> dict[str, Any]:
     """Return the config that trains the model of the release; of a sweep, only the trial that was
     released.
 
-    The search is not repeated: with a budget, it depends on the speed of the machine.
+    The sweep is not repeated: with a budget, it depends on the speed of the machine.
     """
     config = origin.whole_config
     if SWEEP_STEP not in origin.run.modules:

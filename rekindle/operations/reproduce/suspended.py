@@ -23,14 +23,16 @@ def recorded_values(home: Path, origin: Origin) -> dict[str, str]:
     """Return the values in the run of the release, if the run is in `home`; a name with several
     values is left out."""
     run = ""
-    with suppress(TrackingError):  # the MLflow run was deleted
+    # the MLflow run may have been deleted
+    with suppress(TrackingError):
         if origin.run_id:
             run = tracking.tags_of(origin.run_id).get(tracking.WORKFLOW, "")
-        else:
-            run = ""
+
+    if not run:
+        return {}
 
     values: dict[str, set[str]] = defaultdict(set)
-    for node in RunFiles(home, run).load()[0]["nodes"].values() if run else ():
+    for node in RunFiles(home, run).load()[0]["nodes"].values():
         for parameter in (node.get("outputs") or {}).get("parameters") or []:
             if node["type"] == "Suspend" and "value" in parameter:
                 values[parameter["name"]].add(parameter["value"])
@@ -51,14 +53,15 @@ def suspended_findings(
         item | ({"value": parameters[item["name"]]} if item["name"] in parameters else {})
         for item in declared
     ]
+
     tree = Tree(manifest | {"spec": manifest["spec"] | {"arguments": {"parameters": values}}})
     tasks = [
         task for task in tree.leaves() if "suspend" in task.template and task.status != SKIPPED
     ]
-
     outputs = {
         name: (task, default) for task in tasks for name, default in _outputs(task.template).items()
     }
+
     for name in given.keys() - outputs.keys():
         raise ConfigError(
             f"-p {name}: a suspended step does not have this"
@@ -72,11 +75,10 @@ def suspended_findings(
         text = (
             f'the value "{name}" of the suspended step {task.path} is not recorded on this machine'
         )
-        text += f", so its default {default!r} is used" if default is not None else ""
-        is_fatal = default is None and task.status == RUNS
-        yield Finding(
-            "value", f"{text}: give the value of the release's run with -p {name}=VALUE", is_fatal
-        )
+        if default is not None:
+            text += f", so its default {default!r} is used"
+        text += f": give the value of the release's run with -p {name}=VALUE"
+        yield Finding("value", text, default is None and task.status == RUNS)
 
 
 def resume_at_once(manifest: Manifest, values: Values) -> None:
@@ -84,6 +86,7 @@ def resume_at_once(manifest: Manifest, values: Values) -> None:
     for template, _ in all_templates(manifest["spec"], "spec"):
         if "suspend" not in template:
             continue
+
         # nobody waits for the approval of a model that is not released
         template["suspend"] = {"duration": "0"}
         for parameter in (template.get("outputs") or {}).get("parameters") or []:

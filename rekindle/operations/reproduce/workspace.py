@@ -52,11 +52,12 @@ class Workspace:
 
     def _clean_environment(self) -> dict[str, str]:
         """Return the environment without the addresses and settings of the user."""
-        return {
-            n: v
-            for n, v in os.environ.items()
-            if n in KEPT_VARIABLES or not (n.startswith(REMOVED_PREFIXES) or n in REMOVED_VARIABLES)
-        }
+
+        def is_kept(name: str) -> bool:
+            is_removed = name.startswith(REMOVED_PREFIXES) or name in REMOVED_VARIABLES
+            return name in KEPT_VARIABLES or not is_removed
+
+        return {name: value for name, value in os.environ.items() if is_kept(name)}
 
     @property
     def commit_variables(self) -> dict[str, str]:
@@ -117,20 +118,19 @@ class Workspace:
         homes.make(self.home)
 
         file = user_home / "images.yaml"
-        if file.exists():
-            table = yaml.safe_load(file.read_text()) or {}
-        else:
-            table = {}
+        table = (yaml.safe_load(file.read_text()) if file.exists() else None) or {}
 
         templates = manifest["spec"].get("templates") or []
         images = {
             container["image"] for template in templates for _, container in containers_of(template)
         }
-        cluster = config.cluster  # the images of jobs and servers
+        # the images of jobs and servers
+        cluster = config.cluster
         images.update({pod.image for pod in (cluster, *cluster.pods.values()) if pod.image})
 
-        for image in images if self.commit_variables else ():
-            table.setdefault(image, {}).setdefault("env", {}).update(self.commit_variables)
+        if self.commit_variables:
+            for image in images:
+                table.setdefault(image, {}).setdefault("env", {}).update(self.commit_variables)
 
         (self.home / "images.yaml").write_text(yaml.safe_dump(table))
 
@@ -157,6 +157,7 @@ class Workspace:
             {"MLFLOW_TRACKING_URI": self.services.url("mlflow"), **self.services.login()}
         )
         self.services.ready()
+
         run_id = tracking.start_run("releases", f"{name}-{release.version}")
         copied = tracking.register(
             name, prefix, self.store().uri(prefix), release.sha256, run_id, {}
@@ -184,7 +185,6 @@ def temporary_workspace() -> Iterator[Workspace]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
     workspace = Workspace(folder)
 
     try:
