@@ -34,23 +34,13 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     divisible by the number of GPUs per pod.
     """
     counts = count_pods(train, cluster)
-    backoff_limit = UNLIMITED_RETRIES
-    restart_policy = "OnFailure"
     rules = list[Manifest]()
-
     if cluster.restart_job:
-        backoff_limit = 0
-        restart_policy = "Never"
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
 
-    pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {
-        "restartPolicy": restart_policy
-    }
-    workers = {
-        "backoffLimit": backoff_limit,
-        **indexed_pod(pod, member_metadata(name, "worker", cluster.pod("train")), cluster),
-    }
+    pod = worker(name, train, cluster, flags, "worker", HOST.format(name))
+    workers = worker_job(name, pod, cluster, restarts=not cluster.restart_job)
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {"name": WORKER, "replicas": counts.pods, "template": {"spec": workers}},
@@ -62,6 +52,19 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         "metadata": gang.metadata(name, cluster),
         "spec": {**lead_policies(rules), "replicatedJobs": jobs},
     }
+
+
+def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bool) -> Manifest:
+    """Return the JobSpec of the workers; `restarts`: the Job replaces a failed worker itself."""
+    metadata = member_metadata(name, "worker", cluster.pod("train"))
+    if restarts:
+        limit = UNLIMITED_RETRIES
+        policy = "OnFailure"
+    else:
+        limit = 0
+        policy = "Never"
+    pod = pod | {"restartPolicy": policy}
+    return {"backoffLimit": limit, **indexed_pod(pod, metadata, cluster)}
 
 
 def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:

@@ -8,15 +8,8 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.job_set import (
-    HOST,
-    LEAD,
-    UNLIMITED_RETRIES,
-    indexed_pod,
-    lead_job,
-    lead_policies,
-)
-from rekindle.blocks.jobs.members import count_pods, member_metadata, worker
+from rekindle.blocks.jobs.job_set import HOST, LEAD, lead_job, lead_policies, worker_job
+from rekindle.blocks.jobs.members import count_pods, worker
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -40,14 +33,8 @@ def success(cluster: ClusterConfig) -> str:
 def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     """Return the TrainingRuntime of the job `name`: a JobSet of the coordinator and a Job for the
     nodes."""
-    pod = worker(name, train, cluster, flags, NODE, HOST.format(name)) | {
-        "restartPolicy": "OnFailure"
-    }
-    nodes = {
-        "backoffLimit": UNLIMITED_RETRIES,
-        **indexed_pod(pod, member_metadata(name, "worker", cluster.pod("train")), cluster),
-    }
-
+    pod = worker(name, train, cluster, flags, NODE, HOST.format(name))
+    nodes = worker_job(name, pod, cluster, restarts=True)
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {

@@ -65,6 +65,7 @@ def train_elastic(
     backend = BACKENDS[cluster.backend]
     training = _plan(data, task, limit_to_minimum(train, cluster), model, inputs)
 
+    # a runtime has the flags of its job
     job_parameters = {} if backend.runtime else training.parameters
     template = watch(
         training.task,
@@ -73,16 +74,17 @@ def train_elastic(
         success=backend.success(cluster),
         failure=backend.failure,
     )
-    objects = [Applied(training.task, template, backend.job)]
-
+    parameters = training.parameters
     unless_cached = pipeline.reuse(training.task)
     unless_reused = _skip_if_reused(data, training.task) or unless_cached
-    predecessors = [_apply_secret(training, unless_cached)]
-    if backend.runtime:
-        runtime = _apply(training, "runtime", backend.runtime, unless_reused)
-        objects.append(runtime)
-        predecessors.append(runtime.task)
 
+    # needs no permission to read Secrets; without parameters, `prepare` may still run
+    flags = ["--server-side"]
+    predecessors = [_apply(training, "secret", _build_secret, {}, unless_cached, flags=flags)]
+    if backend.runtime:
+        predecessors.append(_apply(training, "runtime", backend.runtime, parameters, unless_reused))
+
+    names = [applied.task for applied in predecessors]
     job = Job(
         task=training.task,
         kind=backend.kind,
@@ -91,20 +93,23 @@ def train_elastic(
         model_key=cached_key(training.task, MODEL),
         parameters=job_parameters,
         options=unless_reused,
-        after=predecessors,
+        after=names,
     )
     block = add_job(job, data)
     block.inputs = {
         "dataset": training.dataset,
-        **training.parameters,
+        **parameters,
         "held_out": held_out(train),
     }
 
+    objects = [Applied(training.task, template, backend.job), *predecessors]
     if cluster.harvest:
         build = partial(harvest, host=backend.host)
-        extra_workers = _apply(training, "harvest", build, unless_reused, predecessors)
-        objects.append(extra_workers)
-        _delete_at_end(training, build, block)
+        uses = [training.dataset]
+        objects.append(
+            _apply(training, "harvest", build, parameters, unless_reused, after=names, uses=uses)
+        )
+        _delete_at_end(training)
 
     set_part = partial(_set_part, training, objects)
     pipeline.part_setters.setdefault("train", []).append(set_part)
@@ -156,27 +161,16 @@ def _skip_if_reused(data: Block, task: str) -> dict[str, Any]:
     return {}
 
 
-def _apply_secret(training: Training, options: Mapping[str, Any]) -> str:
-    """Add the task that applies the Secret of a training; `prepare` may still run. Return its
-    name."""
-    pipeline = current()
-    task = f"{training.task}-secret"
-    template = apply(
-        pipeline.template_name(task),
-        run_secret(training.object_name),
-        owned=True,
-        flags=["--server-side"],  # needs no permission to read Secrets
-        retry=retries(training.cluster.retries),
-    )
-    return pipeline.add(pipeline.name("", task), template, {}, options).name
-
-
 def _apply(
     training: Training,
     suffix: str,
     build: ManifestBuilder,
+    parameters: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    flags: list[str] | None = None,
     after: Sequence[str] = (),
+    uses: Sequence[Stored] = (),
 ) -> Applied:
     """Add the task that applies an object of a training."""
     pipeline = current()
@@ -184,29 +178,31 @@ def _apply(
     template = apply(
         pipeline.template_name(task),
         training.manifest(build),
-        inputs=tuple(training.parameters),
+        inputs=tuple(parameters),
         owned=True,
+        flags=flags,
         retry=retries(training.cluster.retries),
     )
-    uses = [training.dataset] if after else []
-    block = pipeline.add(
-        pipeline.name("", task), template, training.parameters, options, after, uses
-    )
-    return Applied(block.name, template, build)
+    name = pipeline.name("", task)
+    pipeline.add(name, template, parameters, options, after, uses)
+    return Applied(name, template, build)
 
 
-def _delete_at_end(training: Training, build: ManifestBuilder, block: Block) -> None:
-    """Delete the extra workers when the job of `block` ends."""
+def _build_secret(name: str, *_: object) -> Manifest:
+    return run_secret(name)
+
+
+def _delete_at_end(training: Training) -> None:
+    """Delete the extra workers when the job of the training ends."""
     pipeline = current()
-    task = f"{training.task}-harvest-end"
-    name = training.manifest(build)["metadata"]["name"]
+    deletion = (f"{training.task}-harvest-end", HARVEST, training.object_name)
 
-    end = pipeline.delete(task, HARVEST, name)
-    end.waits_for = after_any([block.name], PHASES)
-    pipeline.scope().guarded.append(block.name)
+    end = pipeline.delete(*deletion)
+    end.waits_for = after_any([training.task], PHASES)
+    pipeline.scope().guarded.append(training.task)
 
     with at_exit():  # in case the workflow is stopped
-        pipeline.delete(task, HARVEST, name, when=FAILED)
+        pipeline.delete(*deletion, when=FAILED)
 
 
 def _set_part(training: Training, objects: list[Applied]) -> None:

@@ -54,10 +54,11 @@ def rollout(
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
+        former_server = text("former")
         pods = read(
-            unique_name("champion-pods"), "deployment", text("former"), PODS_PATH, ("former",)
+            unique_name("champion-pods"), "deployment", former_server, PODS_PATH, ("former",)
         )
-        Task(name="champion", template=pods, arguments={"former": text("former")})
+        Task(name="champion", template=pods, arguments={"former": former_server})
 
         watch_inputs = {
             **{field: value for field, value in candidate.items() if field != "model_uri"},

@@ -25,6 +25,11 @@ VERSION = text("version")
 SERVES_CHAMPION = as_word(f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'")
 # the earlier Deployment exists and has pods
 HAS_PODS = as_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
+DEPLOYMENT_FIELDS = {
+    "server": "{.metadata.name}",
+    "generation": "{.metadata.generation}",
+    "replicas": "{.spec.replicas}",
+}
 REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
 
 
@@ -39,17 +44,11 @@ def switch(
     returns unique template names, and `champion` is the template of steps.champion. The output
     `deployment` is the Deployment that serves the champion.
     """
-    deployment_fields = {
-        "server": "{.metadata.name}",
-        "generation": "{.metadata.generation}",
-        "replicas": "{.spec.replicas}",
-    }
-
     service_version = read(
         unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
     )
     earlier_template = read(
-        unique_name("earlier"), "deployment", SERVER, deployment_fields, ("server",)
+        unique_name("earlier"), "deployment", SERVER, DEPLOYMENT_FIELDS, ("server",)
     )
     templates = _apply_templates(unique_name, model, serve)
     deployment = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
