@@ -13,7 +13,7 @@ from rekindle.blocks.wiring import Block, Value, check_condition, describe, refu
 from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section, parse_section
-from rekindle.step import is_artifact, load
+from rekindle.step import Step, is_artifact, load
 from rekindle.workload import load as load_workload
 
 # options of Hera's Task
@@ -29,7 +29,7 @@ TYPE_NAMES = {
 }
 
 
-def load_step(module: Any) -> Any:
+def load_step(module: str) -> Step:
     """Import a step. Raises WiringError."""
     try:
         return load(module)
@@ -70,16 +70,17 @@ def reject_unknown(
         )
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: object) -> Any:
     """Return a section of the config, or another model of the user, as a mapping; any other value
     unchanged."""
-    is_section = isinstance(value, BaseModel) and not isinstance(value, (Artifact, Parameter, Task))
-    if is_section and not type(value).__module__.startswith("hera."):
+    if isinstance(value, (Artifact, Parameter, Task)):
+        return value
+    if isinstance(value, BaseModel) and not type(value).__module__.startswith("hera."):
         return value.model_dump(mode="json")
     return value
 
 
-def check_section(name: str, value: Any, section: type[Section]) -> None:
+def check_section(name: str, value: object, section: type[Section]) -> None:
     """Raise WiringError unless `value` is a valid section of the config, or None (the config's own
     section)."""
     if value is None:
@@ -102,7 +103,7 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
         refuse(" ".join(error.lines))
 
 
-def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
+def check_workload(workload: str, data: object = None, **bounds: object) -> None:
     """Raise WiringError unless the workload exists and has the settings in `data` and the metrics
     in `bounds`.
 
@@ -159,7 +160,7 @@ def validate_inputs(
     }
 
 
-def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
+def _validate(label: str, name: str, info: FieldInfo, value: object) -> Any:
     if isinstance(value, Task):
         outputs = list(value.outputs) if isinstance(value, Block) else []
         listing = f": {', '.join(outputs)}" if outputs else ""
@@ -210,7 +211,7 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
     return value
 
 
-def _check_type(label: str, annotation: Any, value: Value) -> None:
+def _check_type(label: str, annotation: object, value: Value) -> None:
     """Raise WiringError if an input of type `annotation` cannot have the value of this output; text
     accepts any."""
     if annotation is int and value.kind is float:
@@ -222,7 +223,7 @@ def _check_type(label: str, annotation: Any, value: Value) -> None:
         refuse(f"{label} is {kinds[0]}, and the output {value.name} is {kinds[1]}.")
 
 
-def _fits(kind: Any, annotation: Any) -> bool:
+def _fits(kind: object, annotation: object) -> bool:
     """Return whether the text of an output of type `kind` may be a value of type `annotation`."""
     for union, opposite in ((kind, annotation), (annotation, kind)):
         if get_origin(union) in (Union, UnionType):
@@ -254,6 +255,6 @@ def _fits(kind: Any, annotation: Any) -> bool:
     return all(_fits(item_kind, item_annotation) for item_kind, item_annotation in pairs)
 
 
-def _is_json(kind: Any) -> bool:
+def _is_json(kind: object) -> bool:
     """Return whether a type is a mapping or a list, which a step reads as JSON."""
     return kind in (dict, *LIST_TYPES) or (isinstance(kind, type) and issubclass(kind, BaseModel))

@@ -18,6 +18,7 @@ from hera.workflows import (
     Script,
 )
 from hera.workflows import models as m
+from pydantic.fields import FieldInfo
 
 from argolocal.common.json_text import to_json
 from rekindle.blocks import pod as pods
@@ -66,13 +67,13 @@ def retry_watcher(limit: int) -> RetryStrategy:
 
 
 def container(
-    name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in_loop: bool = False
+    name: str, module: str, cluster: ClusterConfig, pod: PodConfig, *, in_loop: bool = False
 ) -> Container:
     """Return the template `name` that runs the step `module`; `in_loop`: its tasks are in loops."""
     definition = load(module)
     args = ["-m", "rekindle", "step", module]
-    inputs = []
-    outputs = []
+    inputs: list[Any] = []
+    outputs: list[Any] = []
 
     for field, info in definition.Inputs.model_fields.items():
         if is_artifact(info):
@@ -80,36 +81,21 @@ def container(
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
 
-        if info.is_required():
-            default = None
-        else:
+        parameter = Parameter(name=field)
+        if not info.is_required():
             default = info.get_default(call_default_factory=True)
+            # None cannot be passed as text: the flag is left out, and the step uses its default
+            if default is None:
+                continue
+            parameter.default = to_text(default)
 
-        # None cannot be passed as text: the flag is left out, and the step uses its default, None
-        if default is not None or info.is_required():
-            if info.is_required():
-                value = Parameter(name=field)
-            else:
-                value = Parameter(name=field, default=to_text(default))
-
-            inputs.append(value)
-            args.append(in_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
+        inputs.append(parameter)
+        args.append(in_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
 
     for field, info in definition.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
-        path = f"/tmp/outputs/{field}"
-
-        if is_artifact(info):
-            object_key = key(
-                f"{{{{inputs.parameters.{TASK}}}}}",
-                f"{{{{pod.name}}}}/{field}" if in_loop else field,
-            )
-            outputs.append(
-                S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy())
-            )
-        else:
-            outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
+        outputs.append(_output(field, info, in_loop))
 
     if needs_task_name(module):
         inputs.append(Parameter(name=TASK))
@@ -139,6 +125,17 @@ def container(
         retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
+
+
+def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifact:
+    """Return an output of a template; in a loop, the pods store their artifacts separately."""
+    path = f"/tmp/outputs/{field}"
+    if not is_artifact(info):
+        return Parameter(name=field, value_from=m.ValueFrom(path=path))
+
+    file = f"{{{{pod.name}}}}/{field}" if in_loop else field
+    object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", file)
+    return S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy())
 
 
 def as_worker(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:

@@ -14,38 +14,24 @@ CONJUNCTION = re.compile(r"[\w.-]+( && [\w.-]+)*")
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Results of tasks, such as `train.Failed`, of which one suffices. `train` alone means that
-    the task has succeeded or was skipped."""
+    """Results of tasks, of which one suffices: `train.Failed`; `train`, which has succeeded or was
+    skipped; or any expression of the user."""
 
     results: tuple[str, ...]
 
     @property
     def tasks(self) -> set[str]:
-        return {result.partition(".")[0] for result in self.results}
+        return {task for task, _ in results_awaited_by({"depends": str(self)})}
 
     def __str__(self) -> str:
         return " || ".join(self.results)
 
 
 @dataclass(frozen=True)
-class Written:
-    """An expression of the user that is not a list of results."""
-
-    text: str
-
-    @property
-    def tasks(self) -> set[str]:
-        return {task for task, _ in results_awaited_by({"depends": self.text})}
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
 class Dependencies:
     """The conditions that must all hold before a task starts."""
 
-    conditions: tuple[Alternatives | Written, ...] = ()
+    conditions: tuple[Alternatives, ...] = ()
 
     @property
     def tasks(self) -> set[str]:
@@ -80,8 +66,6 @@ def after_any(tasks: Iterable[str], phases: Iterable[str]) -> Dependencies:
 
 def parse(text: str | None) -> Dependencies:
     """Parse the `depends` of a task that the user or Hera has written."""
-    if not text:
-        return Dependencies()
-    if CONJUNCTION.fullmatch(text):
+    if text and CONJUNCTION.fullmatch(text):
         return after_all(text.split(" && "))
-    return Dependencies((Written(text),))
+    return after_all([text] if text else [])

@@ -12,6 +12,7 @@ from rekindle.blocks.wiring import Block
 TASK_NAME = "new-data"
 
 
+# `pipeline` is a Pipeline, whose module imports this one
 def require_new_data(pipeline: Any, data: Block) -> None:
     """Omit all tasks that depend on `data` if its source, the code and the config have not changed
     since the last run.

@@ -31,10 +31,8 @@ POD_SECURITY = {
     "fsGroup": USER_ID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-}  # required by the PodSecurity standard `restricted`
+# required by the PodSecurity standard `restricted`
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 # the order of the fields is part of the hash that identifies servers
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
@@ -138,19 +136,18 @@ def affinity(pod: "PodConfig") -> Manifest:
 def tolerations(pod: "PodConfig") -> list[Manifest]:
     """Return the pod's tolerations, and the time until it is evicted from a node that does not
     respond."""
-    toleration = {
+    if pod.node_lost_seconds is None:
+        return pod.tolerations
+
+    no_execute = {
         "operator": "Exists",
         "effect": "NoExecute",
         "tolerationSeconds": pod.node_lost_seconds,
     }
-    if pod.node_lost_seconds is None:
-        taints = []
-    else:
-        taints = ["not-ready", "unreachable"]
-
     return [
         *pod.tolerations,
-        *({"key": f"node.kubernetes.io/{taint}", **toleration} for taint in taints),
+        {"key": "node.kubernetes.io/not-ready", **no_execute},
+        {"key": "node.kubernetes.io/unreachable", **no_execute},
     ]
 
 

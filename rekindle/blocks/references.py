@@ -31,6 +31,7 @@ class References:
         producers = self._producers(scope, value)
         return [producer.task for producer in producers if producer.scope is scope]
 
+    # any value that a task can get, which keeps its type
     def localize(self, scope: Scope, value: Any) -> Any:
         """Return `value` rewritten for the DAG of `scope`. If it contains outputs of outer DAGs,
         the groups around `scope` depend on their tasks."""
@@ -111,11 +112,13 @@ class References:
 
     def _connect(self, scope: Scope, task: Task) -> None:
         arguments = as_list(task.arguments)
-        values = [value for argument in arguments for value in _values_of(argument)]
         options = {"when": task.when, "with_param": task.with_param}
-        needed = [
-            name for value in [*values, *options.values()] for name in self.needed(scope, value)
+        values = [
+            value
+            for argument in [*arguments, options]
+            for value in (argument.values() if isinstance(argument, dict) else [argument])
         ]
+        needed = [name for value in values for name in self.needed(scope, value)]
 
         task.arguments = [self._localize_argument(scope, item) for item in arguments] or None
         for option, value in options.items():
@@ -186,17 +189,6 @@ def _text_of(value: object) -> str:
     return source if isinstance(source, str) else ""
 
 
-def _values_of(argument: object) -> list[object]:
-    """Return the values of one item in a plain task's arguments that may refer to outputs."""
-    if isinstance(argument, dict):
-        return [*argument.values()]
-    if isinstance(argument, Parameter) and isinstance(argument.value, str):
-        return [argument.value]
-    if isinstance(argument, Stored):
-        return [argument]
-    return []
-
-
 def check_fields(task: Task) -> None:
     """Raise WiringError unless Hera can build the task."""
     for argument in as_list(task.arguments):
@@ -217,7 +209,7 @@ def check_fields(task: Task) -> None:
         refuse(f"{task.name} has an argument that is not JSON: {error}.")
 
 
-def as_list(arguments: Any) -> list[Any]:
+def as_list(arguments: object) -> list[Any]:
     """Return the arguments of a task as a list."""
     if isinstance(arguments, list):
         return arguments

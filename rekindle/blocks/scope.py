@@ -19,7 +19,7 @@ EXPORTS = ("run_id", "digest", "model_sha256", "content", *VERDICT_OUTPUTS)
 class Graph(DAG):
     """A DAG that records the source line of each task."""
 
-    def _add_sub(self, node: Any) -> None:
+    def _add_sub(self, node: object) -> None:
         super()._add_sub(node)
         if isinstance(node, Task):
             vars(node)["line"] = line()
@@ -143,7 +143,7 @@ def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
                 output.global_name = name
 
 
-def declare_reuse(arguments: Any, tasks: Iterable[str]) -> None:
+def declare_reuse(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
     """Set the default of the workflow parameter CACHED: no cached tasks, and every task may look up
     the cache."""
     entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}

@@ -95,6 +95,14 @@ class PodConfig(Section):
         120, ge=1, description="time limit of one attempt, excluding time waiting for nodes"
     )
 
+    def shares_gpu(self) -> bool:
+        """Return whether the pods get parts of GPUs."""
+        return (
+            "/mig-" in self.gpu_resource
+            or ".shared" in self.gpu_resource
+            or not GKE_SHARING.isdisjoint(self.node_selector)
+        )
+
     def on_demand(self) -> "PodConfig":
         """Return these settings for the leading pod of a job, which never runs on preemptible
         nodes."""
@@ -109,11 +117,8 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
-SPREADABLE_KINDS = (
-    "train",
-    "coordinator",
-    "serve",
-)  # kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
+# kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
+SPREADABLE_KINDS = ("train", "coordinator", "serve")
 ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULT_IMAGE = "rekindle:0.1"
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -309,10 +314,10 @@ class ClusterConfig(Section):
 
         return "default"
 
+    # the settings are checked with their presets when the config is read, not only when it is
+    # rendered
     @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        """Check the settings with their presets when the config is read, not only when it is
-        rendered."""
+    def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":
             raise ValueError(
                 f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}."
@@ -338,23 +343,20 @@ class ClusterConfig(Section):
                 " PriorityClass of the pods"
             )
 
-        if (
-            self.gang
-            and "labels" in find(self.gang, "cluster.gang", presets()["gang"])
-            and not self.queue
-        ):
-            raise ValueError(
-                f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue"
-            )
+        if self.gang:
+            preset = find(self.gang, "cluster.gang", presets()["gang"])
+            if "labels" in preset and not self.queue:
+                raise ValueError(
+                    f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue"
+                )
 
+        return self
+
+    @model_validator(mode="after")
+    def _check_pods(self) -> Self:
         for name in self.pods:
             pod = self.pod(name)
-            is_shared = (
-                "/mig-" in pod.gpu_resource
-                or ".shared" in pod.gpu_resource
-                or GKE_SHARING & pod.node_selector.keys()
-            )
-            if pod.gpus > 1 and is_shared:
+            if pod.gpus > 1 and pod.shares_gpu():
                 raise ValueError(
                     f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one"
                     f" {pod.gpu_resource}, which is a part of a GPU. Set gpus to 1, and start more"
@@ -382,7 +384,7 @@ class ClusterConfig(Section):
                     " outlive the workers, which may be preempted. Remove its preset"
                 )
 
-        for name in {"train", *self.pods}:
+        for name in ("train", *self.pods):
             minutes = self.pod(name).deadline_minutes
             if minutes > 60 * self.deadline_hours:
                 raise ValueError(

@@ -44,14 +44,8 @@ def mount_cache(pod: Manifest, claim: str) -> Manifest:
         return pod
 
     [main] = pod["containers"]
-    main.update({"env": [*main["env"], {"name": CACHE, "value": CACHE_PATH}]})
-    main.update(
-        {"volumeMounts": [*main["volumeMounts"], {"name": "cache", "mountPath": CACHE_PATH}]}
-    )
+    main["env"] = [*main["env"], {"name": CACHE, "value": CACHE_PATH}]
+    main["volumeMounts"] = [*main["volumeMounts"], {"name": "cache", "mountPath": CACHE_PATH}]
 
-    return pod | {
-        "volumes": [
-            *pod["volumes"],
-            {"name": "cache", "persistentVolumeClaim": {"claimName": claim}},
-        ]
-    }
+    cache = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
+    return pod | {"volumes": [*pod["volumes"], cache]}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, SupportsIndex, get_args, get_origin
 
 import hera
 from hera.workflows import Artifact, Task
@@ -87,7 +87,7 @@ class Condition:
     def __or__(self, other: "Condition") -> "Condition":
         return self._combine("||", other)
 
-    def _combine(self, sign: str, other: Any) -> "Condition":
+    def _combine(self, sign: str, other: object) -> "Condition":
         if not isinstance(other, Condition):
             refuse(
                 f"{describe(other)} is not a condition: combine comparisons of outputs, each in"
@@ -114,14 +114,14 @@ class Value(str):
     expression: str
     keys: Collection[str] = ()  # keys of a mapping, if they are known before the run
 
-    def __new__(cls, name: str, path: str, kind: Any, expression: str = "") -> "Value":
+    def __new__(cls, name: str, path: str, kind: object, expression: str = "") -> "Value":
         """`path`: reference in the tag; `expression`: replaces the path if the value has to be
         computed."""
         value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
         value.name, value.kind, value.expression = name, kind, expression or to_expression(path)
         return value
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
         """Return one value of a mapping, such as metrics["accuracy"]."""
         if not isinstance(key, str):
             return super().__getitem__(key)
@@ -152,7 +152,7 @@ class Value(str):
     def _is_mapping(self) -> bool:
         return (get_origin(self.kind) or self.kind) is dict
 
-    def _compare(self, sign: str, other: Any) -> Any:
+    def _compare(self, sign: str, other: object) -> Any:
         function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other, (str, int, float)):
             return NotImplemented  # Hera compares arguments with its own sentinels
@@ -195,28 +195,28 @@ class Value(str):
             f" {right_operand}"
         )
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Any:
         return self._compare("==", other)
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: object) -> Any:
         return self._compare("!=", other)
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: object) -> Any:
         return self._compare("<", other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: object) -> Any:
         return self._compare("<=", other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: object) -> Any:
         return self._compare(">", other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: object) -> Any:
         return self._compare(">=", other)
 
     __hash__ = str.__hash__
 
 
-def check_condition(label: str, value: Any) -> Any:
+def check_condition(label: str, value: object) -> Condition | str:
     """Return a Condition, or a text with a template tag, for Argo to evaluate; raise WiringError
     for other values."""
     if isinstance(value, Value):
@@ -234,7 +234,7 @@ def check_condition(label: str, value: Any) -> Any:
     )
 
 
-def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
+def self_or_cached(value: Value, task: str, experiment: object) -> Value:
     """Return an output of `task` or, if the task is cached, of the earlier run, except `run_id` and
     REUSED_MODELS."""
     own_values = {
@@ -308,7 +308,7 @@ class Block(Task):
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
 
-def resolve(block: Any, name: str, default: Any = None) -> Any:
+def resolve(block: object, name: str, default: object = None) -> Any:
     """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its
     predecessors.
 
@@ -369,9 +369,13 @@ def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> d
     return {name: resolve(block, name) for name in names if name not in inputs}
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return a value as shown in messages: on one line, and shortened."""
-    kinds: dict[Any, str] = {Task: "the task", Artifact: "the artifact", Value: "the output"}
+    kinds: dict[type[Task | Artifact | Value], str] = {
+        Task: "the task",
+        Artifact: "the artifact",
+        Value: "the output",
+    }
     for kind, noun in kinds.items():
         if isinstance(value, kind):
             return f"{noun} {value.name}"

@@ -28,7 +28,7 @@ from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, notification
-from rekindle.blocks.references import References, check_fields
+from rekindle.blocks.references import References, as_list, check_fields
 from rekindle.blocks.resource import delete, set_pod_settings
 from rekindle.blocks.scope import (
     Graph,
@@ -40,7 +40,15 @@ from rekindle.blocks.scope import (
     export,
 )
 from rekindle.blocks.settings import DEFAULTS
-from rekindle.blocks.wiring import Block, Outputs, Value, describe, refuse, self_or_cached
+from rekindle.blocks.wiring import (
+    Block,
+    Condition,
+    Outputs,
+    Value,
+    describe,
+    refuse,
+    self_or_cached,
+)
 from rekindle.errors import did_you_mean
 from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
 from rekindle.step import is_artifact, short_name
@@ -161,7 +169,7 @@ class Pipeline(References):
             cluster = self.config.cluster
             pod = cluster.pod(kind)
             name = self.template_name(short_name(module))
-            template = container(name, module, cluster, pod, in_loop)
+            template = container(name, module, cluster, pod, in_loop=in_loop)
             if kind == "train":
                 template = as_worker(template, cluster, pod)
             self.step_templates[shared] = template
@@ -255,9 +263,10 @@ class Pipeline(References):
     def close(self) -> None:
         """Finish the workflow: do the work that needs the complete list of tasks."""
         self._reject_repeated_groups()
-        for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
-            for set_part in setters:
-                set_part()
+        for setters in self.part_setters.values():
+            if len(setters) > 1:
+                for set_part in setters:
+                    set_part()
 
         unknown = self.config.cluster.pods.keys() - self.kinds
         if unknown:
@@ -277,18 +286,21 @@ class Pipeline(References):
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
         restrict(self.workflow.templates)
         export(self.scopes.values(), self.workflow.templates)
-        declare_reuse(self.workflow.arguments, self.cacheable)
-        last = len(self.scopes) + 2
-        ranks = {scope.dag.name: rank for rank, scope in enumerate(self.scopes.values())} | {
-            "finish": last - 1
-        }
-        templates = self.workflow.templates
+        declare_reuse(as_list(self.workflow.arguments), self.cacheable)
+        self._sort_templates()
 
-        templates.sort(
-            key=lambda template: ranks.get(
-                template.name or "", last - 2 * isinstance(template, DAG)
-            )
-        )
+    def _sort_templates(self) -> None:
+        """Sort the templates: DAGs of blocks, other DAGs, the exit DAG, and then the rest."""
+        dags = [scope.dag.name for scope in self.scopes.values()]
+        ranks = {name: rank for rank, name in enumerate(dags)}
+        ranks["finish"] = len(dags) + 1
+
+        def rank(template: Any) -> int:
+            if isinstance(template, DAG):
+                return ranks.get(template.name, len(dags))
+            return ranks.get(template.name, len(dags) + 2)
+
+        self.workflow.templates.sort(key=rank)
 
     def _reject_repeated_groups(self) -> None:
         dags = [template for template in self.workflow.templates if isinstance(template, DAG)]
@@ -314,22 +326,23 @@ class Pipeline(References):
         """Add the exit tasks: the report to MLflow, the notification, and the deletion of training
         jobs."""
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
-        inputs = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
-        inputs.update({name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")})
-        recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
+        inputs = {
+            "workflow": "{{workflow.name}}",
+            "experiment": self.config.name,
+            "status": "{{workflow.status}}",
+            "failures": "{{workflow.failures}}",
+        }
 
+        report: list[str] = []
         if self.is_tracked:
-            report = [step("steps.report", inputs=inputs | recorded | {"ledgers": ledgers}).name]
-        else:
-            report = []
+            recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
+            report.append(step("steps.report", inputs=inputs, **recorded, ledgers=ledgers).name)
 
         notify = self.config.notify
         if notify.format != "off":
             template = self.container(NOTIFY, "notify")
-            name = self.template_name("notification")
-            task = self.add(
-                self.name("", "notification"), notification(name, template, notify, inputs), {}
-            )
+            dag = notification(self.template_name("notification"), template, notify, inputs)
+            task = self.add(self.name("", "notification"), dag, {})
             task.waits_for = after_any(report, PHASES)
             self.scope().guarded += report
 
@@ -371,39 +384,21 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             " build(config)."
         )
 
-    cluster = config.cluster
     if "on_exit" in options or "entrypoint" in options:
         refuse(
             "the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with"
             " blocks.at_exit():`."
         )
 
-    defaults: dict[str, Any] = {
-        "generate_name": f"{config.name}-",
-        "namespace": cluster.namespace or None,
-        "service_account_name": cluster.service_account,
-        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's
-        # token
-        "automount_service_account_token": False,
-        "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
-        "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
-        "active_deadline_seconds": 3600 * cluster.deadline_hours,
-        "pod_gc": m.PodGC(strategy="OnPodSuccess"),
-        "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
-    }
-
-    labels = pods.labels(config.name) | options.pop("labels", {})
-
     parameters = options.pop("arguments", [])
     if isinstance(parameters, Mapping):
         parameters = [Parameter(name=name, value=parameters[name]) for name in parameters]
-    else:
-        parameters = [*parameters]
 
-    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *parameters]
-    with Workflow(
-        entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)
-    ) as workflow:
+    reserved = [Parameter(name=name, value="") for name in RESERVED_PARAMETERS]
+    arguments = [*reserved, *parameters]
+    labels = pods.labels(config.name) | options.pop("labels", {})
+    settings = _defaults(config) | options
+    with Workflow(entrypoint="main", labels=labels, arguments=arguments, **settings) as workflow:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)
 
@@ -426,8 +421,28 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             CURRENT.reset(token)
 
 
+def _defaults(config: "Config") -> dict[str, Any]:
+    """Return the fields of every Workflow, which the options of `pipeline` override."""
+    cluster = config.cluster
+    return {
+        "generate_name": f"{config.name}-",
+        "namespace": cluster.namespace or None,
+        "service_account_name": cluster.service_account,
+        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's
+        # token
+        "automount_service_account_token": False,
+        "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
+        "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
+        "active_deadline_seconds": 3600 * cluster.deadline_hours,
+        "pod_gc": m.PodGC(strategy="OnPodSuccess"),
+        "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
+    }
+
+
 @contextmanager
-def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
+def group(
+    name: str, *, when: Condition | str | None = None, mutex: str = "", **options: Any
+) -> Iterator[Block]:
     """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
     Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group
@@ -441,7 +456,7 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
 
 @contextmanager
 def nested(
-    name: str, when: Any = None, after: Iterable[str] = (), **options: Any
+    name: str, when: Condition | str | None = None, after: Iterable[str] = (), **options: Any
 ) -> Iterator[Block]:
     """Create the nested DAG of a group whose name is reserved; its task runs after the tasks
     `after`."""
@@ -475,7 +490,7 @@ def step(
     task: str = "",
     pod: str = "",
     inputs: Mapping[str, Any] | None = None,
-    after: Any = (),
+    after: Predecessors = (),
     **more: Any,
 ) -> Block:
     """Add a task that runs the step `module` with `inputs`, which may also be keyword arguments.
@@ -495,44 +510,56 @@ def step(
     in_loop = any(options.get(name) is not None for name in LOOPS)
     name = pipeline.name(task, short_name(module))
     values = {field: as_json(value) for field, value in {**(inputs or {}), **more}.items()}
-    reject_unknown(name, values, fields := definition.Inputs.model_fields, (*OPTIONS, *ARGUMENTS))
-    arguments = validate_inputs(name, values, fields)
+    fields = definition.Inputs.model_fields
+    reject_unknown(name, values, fields, (*OPTIONS, *ARGUMENTS))
+    texts = {
+        field: value if _is_unchanged(value) else input_text(value)
+        for field, value in validate_inputs(name, values, fields).items()
+    }
+    if needs_task_name(module):
+        texts[TASK] = name
+
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
     cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
-    options.update(pipeline.reuse(name) if cacheable else {})
+    if cacheable:
+        options.update(pipeline.reuse(name))
+
     template = pipeline.container(module, pod or short_name(module), in_loop=in_loop)
-    unchanged = {
-        n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")
-    }
-    texts = {field: unchanged.get(field) or input_text(value) for field, value in arguments.items()}
-    texts.update({TASK: name} if needs_task_name(module) else {})
     block = pipeline.add(name, template, texts, options, after)
-    scope = pipeline.scope()
+    block.inputs = values
     outputs: dict[str, Any] = {}
 
-    for field_name, info in definition.Outputs.model_fields.items():
-        if in_loop and is_artifact(info):
-            continue  # Argo cannot pass the artifacts of a loop to other tasks
-
-        if is_artifact(info):
-            object_key = (cached_key if cacheable else key)(name, field_name)
-            outputs[field_name] = Stored.from_key(field_name, object_key, Producer(scope, name))
-            continue
-
-        path = f"tasks.{name}.outputs.parameters.{field_name}"
-        kind = list if in_loop else info.annotation
-        outputs[field_name] = value = Value(field_name, path, kind)
-
-        if cacheable:
-            outputs[field_name] = self_or_cached(value, name, values.get("experiment"))
-            pipeline.tags.update(dict.fromkeys((path, value.expression), str(outputs[field_name])))
+    for field, info in definition.Outputs.model_fields.items():
+        if not is_artifact(info):
+            kind = list if in_loop else info.annotation
+            outputs[field] = _parameter(block, field, kind, is_cached=cacheable)
+        elif not in_loop:  # Argo cannot pass the artifacts of a loop to other tasks
+            location = cached_key if cacheable else key
+            producer = Producer(pipeline.scope(), name)
+            outputs[field] = Stored.from_key(field, location(name, field), producer)
 
     block.outputs = Outputs(name, outputs)
-    block.inputs = dict(values)
     block.origin = module, pod
     pipeline.is_tracked |= "run_id" in fields or "run_id" in outputs
 
     return block
+
+
+def _is_unchanged(value: object) -> bool:
+    """Return whether an input is passed as it is: a text or an artifact."""
+    return isinstance(value, (str, Stored)) or hasattr(value, "from_")
+
+
+def _parameter(block: Block, name: str, kind: object, *, is_cached: bool) -> Value:
+    """Return an output of a block or, if the block may be cached, of the earlier run."""
+    path = f"tasks.{block.name}.outputs.parameters.{name}"
+    value = Value(name, path, kind)
+    if not is_cached:
+        return value
+
+    either = self_or_cached(value, block.name, block.inputs.get("experiment"))
+    current().tags.update({path: str(either), value.expression: str(either)})
+    return either
 
 
 def repeat(block: Block, **options: Any) -> Block:

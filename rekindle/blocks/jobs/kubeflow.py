@@ -171,7 +171,10 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
         config = replica.pod
 
     main = container(job.container_name, config, replica.args)
-    main.update({"command": ["sh", "-c"], "args": [IDLE_COMMAND]} if rule.is_idle else {})
+    if rule.is_idle:
+        main["command"] = ["sh", "-c"]
+        main["args"] = [IDLE_COMMAND]
+
     pod = pod_spec(
         config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds
     )
@@ -198,8 +201,10 @@ def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None 
 
     The deadline of the job is only a safeguard: the workflow has its own deadline.
     """
-    policy = {"minAvailable": min_pods} if min_pods else {}
-    policy.update(gang.fields("policy", cluster, workers.priority_class))
+    policy = gang.fields("policy", cluster, workers.priority_class)
+    if min_pods:
+        policy = {"minAvailable": min_pods, **policy}
+
     return {
         "cleanPodPolicy": "Running",
         "activeDeadlineSeconds": 60 * workers.deadline_minutes,

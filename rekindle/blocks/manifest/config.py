@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import (
-    BaseModel,
     Field,
     ValidationError,
     ValidationInfo,
     create_model,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
@@ -136,7 +136,7 @@ class Config(Section):
 
     @field_validator("notify", mode="before")
     @classmethod
-    def _turn_off(cls, notify: Any) -> Any:
+    def _turn_off(cls, notify: object) -> object:
         """Let `notify: null` mean the default, without notifications."""
         if notify is None:
             return NotifyConfig()
@@ -144,7 +144,7 @@ class Config(Section):
 
     @field_validator("*")
     @classmethod
-    def _resolve_paths(cls, value: Any, info: ValidationInfo) -> Any:
+    def _resolve_paths(cls, value: object, info: ValidationInfo) -> object:
         """Resolve relative paths now: the step that reads them has another working directory."""
         folder_of = (info.context or {}).get("folder_of", _working_directory)
         if isinstance(value, DataConfig):
@@ -296,18 +296,7 @@ def load_config(
         config = _validate(model, values, folder_of)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
-        errors = error.errors()
-        lines = dict.fromkeys(
-            _sentence(model, e, loaded.origin, loaded.origin_below, str(file))
-            for e in errors[:MAX_ERRORS]
-        )
-
-        if len(errors) > MAX_ERRORS:
-            remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."]
-        else:
-            remainder = []
-
-        raise ConfigError(*map(without_user, [*lines, *remainder])) from error
+        raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
 
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
@@ -323,6 +312,16 @@ def load_config(
         )
 
     return loaded
+
+
+def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[str]:
+    """Return one line for each wrong key or value of a config."""
+    errors = error.errors()
+    lines = dict.fromkeys(_sentence(each, loaded, file) for each in errors[:MAX_ERRORS])
+    if len(errors) > MAX_ERRORS:
+        lines[f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] = None
+
+    return [without_user(line) for line in lines]
 
 
 def _reject_passwords(loaded: Loaded) -> None:
@@ -480,7 +479,7 @@ def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys,
             yield keys, value
 
 
-def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None:
+def _assign(values: dict[str, Any], keys: Keys, value: object, origin: str) -> None:
     *parents, last = keys
     for depth, parent in enumerate(parents):
         inner = values.setdefault(parent, {})
@@ -495,15 +494,16 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
     values[last] = value
 
 
-def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
+def _sentence(error: ErrorDetails, loaded: Loaded, file: str) -> str:
+    model = type(loaded.config)
     keys = [str(key) for key in error["loc"] if key != "[key]"]
     path = ".".join(keys)
     value = error["input"]
-    source = origin(path)
+    source = loaded.origin(path)
     location = file if source == "default" else source
 
     if error["type"] == "extra_forbidden":
-        location = origins(path) or location
+        location = loaded.origin_below(path) or location
         valid = known_keys(model, keys[:-1])
         hint = did_you_mean(keys[-1], valid) or (
             f" Known: {', '.join(sorted(valid))}." if valid else ""

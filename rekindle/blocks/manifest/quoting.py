@@ -22,13 +22,13 @@ CLOSED = re.compile(
 WORD = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 
-def in_json(value: Any) -> Any:
+def in_json(value: object) -> Any:
     """Return an object with the tags in its texts quoted for JSON, in which the object is
     rendered."""
     return _quote_json(value, "toJson({0})[1:-1]")
 
 
-def input_text(value: Any) -> str:
+def input_text(value: object) -> str:
     """Format an input of a step. The tags in a value that the step reads as JSON are quoted for
     it."""
     return to_text(
@@ -73,7 +73,7 @@ def as_integer(expression: str) -> str:
     return f"{{{{=asInt({expression})}}}}"
 
 
-def _quote_json(value: Any, quoted: str) -> Any:
+def _quote_json(value: object, quoted: str) -> Any:
     """Replace the tags in the texts of a value; `quoted`: the expression with {0} in place of that
     of the tag."""
     if isinstance(value, dict):

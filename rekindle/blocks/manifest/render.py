@@ -213,7 +213,7 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
     )
 
 
-def order_keys(value: Any) -> Any:
+def order_keys(value: object) -> Any:
     """Return plain data with sorted keys, except that identifying keys (kind, name, ...) come
     first."""
     if isinstance(value, Mapping):
@@ -226,7 +226,7 @@ def order_keys(value: Any) -> Any:
     return value
 
 
-def _sha256(value: Any) -> str:
+def _sha256(value: object) -> str:
     text = to_json(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

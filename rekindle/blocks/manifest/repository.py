@@ -383,15 +383,8 @@ def _settings(repository: Repository) -> dict[str, str]:
     """Return the harmless settings of the user, and of the repository."""
     (repository.private / "config").write_text(_format_config({}))
 
-    user = _run(
-        repository.private,
-        ["config", "-z", "--list"],
-        {},
-        repository.private,
-        with_user_settings=True,
-    )
-
-    texts = [user]
+    list_settings = ["config", "-z", "--list"]
+    texts = [_run(repository.private, list_settings, with_user_settings=True)]
 
     for file in (repository.common / "config", repository.git_dir / "config.worktree"):
         if _read_if_regular(file) is not None:
@@ -434,20 +427,17 @@ def _run(
 ) -> bytes:
     """Run git on the private git directory, without network access; return its output. Raises
     GitError."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-    environment.update(
-        {
-            "GIT_DIR": str(private),
-            "GIT_ALLOW_PROTOCOL": "",
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_NO_LAZY_FETCH": "1",
-            "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_TERMINAL_PROMPT": "0",
-            **(variables or {}),
-        }
-    )
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+        "GIT_DIR": str(private),
+        "GIT_ALLOW_PROTOCOL": "",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        **(variables or {}),
+    }
 
     if not with_user_settings:
         environment["GIT_CONFIG_NOSYSTEM"] = "1"

@@ -69,7 +69,7 @@ def train_elastic(
     template = watch(
         training.task,
         training.manifest(backend.job),
-        parameters=[*job_parameters],
+        parameters=job_parameters,
         success=backend.success(cluster),
         failure=backend.failure,
     )

@@ -1,6 +1,6 @@
 """Add a job that trains a model: an object that Argo applies and then watches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ def watch(
     task: str,
     manifest: Manifest,
     *,
-    parameters: Sequence[str],
+    parameters: Iterable[str],
     success: str,
     failure: tuple[str, ...],
 ) -> Resource:

@@ -37,17 +37,7 @@ def job(
     pipeline = current()
     config = pipeline.config
 
-    if kind not in FRAMEWORKS:
-        refuse(f'the job kind "{kind}" is not supported.{did_you_mean(kind, set(FRAMEWORKS))}')
-
-    if not isinstance(replicas, Mapping) or not all(
-        isinstance(count, int) for count in replicas.values()
-    ):
-        refuse(
-            f"the replicas are {describe(replicas)}: they must be numbers by role, such as"
-            ' {"Worker": 2}.'
-        )
-
+    _check_job(kind, replicas)
     sources = find_sources(data, inputs)
     name = pipeline.name(task, short_name(module))
     fields = load_step(module).Inputs.model_fields
@@ -63,13 +53,8 @@ def job(
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
-    template = watch(
-        name,
-        manifest,
-        parameters=[*parameters],
-        success=FRAMEWORKS[kind].success,
-        failure=FAILURE,
-    )
+    success = FRAMEWORKS[kind].success
+    template = watch(name, manifest, parameters=parameters, success=success, failure=FAILURE)
     job = Job(
         task=name,
         kind=kind,
@@ -82,6 +67,20 @@ def job(
     block.inputs = sources
 
     return block
+
+
+def _check_job(kind: str, replicas: Mapping[str, int]) -> None:
+    """Raise WiringError for an unknown kind, and for replicas that are not numbers."""
+    if kind not in FRAMEWORKS:
+        refuse(f'the job kind "{kind}" is not supported.{did_you_mean(kind, set(FRAMEWORKS))}')
+
+    if not isinstance(replicas, Mapping) or not all(
+        isinstance(count, int) for count in replicas.values()
+    ):
+        refuse(
+            f"the replicas are {describe(replicas)}: they must be numbers by role, such as"
+            ' {"Worker": 2}.'
+        )
 
 
 def _args(

@@ -38,26 +38,26 @@ def prepare(*, task: str = "", source: Stored | str | None = None, **inputs: Any
     elif source is not None:
         refuse(f"source is {describe(source)}: pass an output of a step, as in TASK.outputs.NAME.")
 
+    times = {}
+    if config.data.moves:
+        times = {
+            "created": "{{workflow.creationTimestamp}}",
+            "scheduled": parameter(SCHEDULED),
+            "backfill": parameter(BACKFILL),
+        }
+
     values = {
         "workflow": "{{workflow.name}}",
         "workload": config.workload,
         "data": config.data.model_dump(mode="json"),
+        **times,
+        "experiment": config.name,
+        **{name: parameter(name) for name in ("config", "manifest", CACHED)},
+        **inputs,
     }
-    if config.data.moves:
-        values["created"] = "{{workflow.creationTimestamp}}"
-        values["scheduled"] = parameter(SCHEDULED)
-        values["backfill"] = parameter(BACKFILL)
+    check_workload(values["workload"], as_json(inputs.get("data")))
 
-    values.update(
-        {
-            "experiment": config.name,
-            **{name: parameter(name) for name in ("config", "manifest", CACHED)},
-        }
-    )
-
-    check_workload(inputs.get("workload", config.workload), as_json(inputs.get("data")))
-    block = step(module, task=task, pod="prepare", inputs=values | inputs)
-
+    block = step(module, task=task, pod="prepare", inputs=values)
     if config.data.moves:
         pipeline.moving_datasets.append(block)
 
@@ -148,13 +148,14 @@ def choose(
         "workload": config.workload,
         "train": section.identity(),
         "models": {name: artifact.key for name, artifact in artifacts.items()},
+        **resolve_missing(data, inputs, "dataset"),
+        **resolve_digest(data, inputs),
+        **inputs,
     }
+    after = list(models.values())
+    choice = step("steps.families.choose", task=task, pod="train", after=after, inputs=values)
 
-    values.update(resolve_missing(data, inputs, "dataset") | resolve_digest(data, inputs) | inputs)
-
-    return step(
-        "steps.families.choose", task=task, pod="train", after=[*models.values()], inputs=values
-    ).follow(data)
+    return choice.follow(data)
 
 
 def _train_families(
@@ -185,9 +186,10 @@ def _fit(
         "family": family,
         "train": section.identity(),
         "model": (model or config.model).model_dump(mode="json"),
+        "dataset": resolve(data, "dataset"),
+        "digest": resolve(data, "digest"),
+        **inputs,
     }
-
-    values.update({name: resolve(data, name) for name in ("dataset", "digest")} | inputs)
     block = step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
     block.inputs["held_out"] = held_out(section)
 

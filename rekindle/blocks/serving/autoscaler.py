@@ -12,28 +12,13 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
 
     Source: autoscaling/v2 HPA.
     """
-    utilization = {"cpu": serve.cpu_percent} | (
-        {"memory": serve.memory_percent} if serve.memory_percent else {}
-    )
-    resource_targets = [
-        (name, {"type": "Utilization", "averageUtilization": percent})
-        for name, percent in utilization.items()
-    ]
-    metrics: list[Manifest] = [
-        {"type": "Resource", "resource": {"name": name, "target": target}}
-        for name, target in resource_targets
-    ]
+    metrics = [_utilization("cpu", serve.cpu_percent)]
+    if serve.memory_percent:
+        metrics.append(_utilization("memory", serve.memory_percent))
 
-    metrics += [
-        {
-            "type": "Pods",
-            "pods": {
-                "metric": {"name": name},
-                "target": {"type": "AverageValue", "averageValue": value},
-            },
-        }
-        for name, value in sorted(serve.metrics.items())
-    ]
+    for metric, value in sorted(serve.metrics.items()):
+        target = {"type": "AverageValue", "averageValue": value}
+        metrics.append({"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}})
 
     one_pod_per_minute = {"type": "Pods", "value": 1, "periodSeconds": 60}
 
@@ -54,3 +39,8 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
             },
         },
     }
+
+
+def _utilization(resource: str, percent: int) -> Manifest:
+    target = {"type": "Utilization", "averageUtilization": percent}
+    return {"type": "Resource", "resource": {"name": resource, "target": target}}

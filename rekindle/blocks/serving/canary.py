@@ -49,57 +49,52 @@ def rollout(
     """
     candidate = {field: text(field) for field in CANDIDATE_INPUTS}
     watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
-
-    rule_inputs = {
-        "name": model,
-        "rule": to_text(serve.canary),
-        "can_repeat": to_text(can_repeat),
-        "servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}",
-    }
+    continues = as_word(f"'{watch_outputs['percent']}' != '0'")
 
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
-
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
-        values = candidate | {"percent": text("percent")} | rule_inputs
         pods = read(
             unique_name("champion-pods"), "deployment", text("former"), PODS_PATH, ("former",)
         )
         Task(name="champion", template=pods, arguments={"former": text("former")})
-        watch_inputs = {field: value for field, value in values.items() if field != "model_uri"}
+
+        watch_inputs = {
+            **{field: value for field, value in candidate.items() if field != "model_uri"},
+            "percent": text("percent"),
+            "name": model,
+            "rule": to_text(serve.canary),
+            "can_repeat": to_text(can_repeat),
+            "servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}",
+        }
         Task(name="watch", template=watch, arguments=watch_inputs, depends="champion")
 
         is_split = bool(serve.canary and serve.canary.gateway)
         if is_split:
-            values = {"server": text("server"), "replicas": watch_outputs["replicas"]}
+            needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
             Task(
                 name="scale",
                 template=scale(unique_name("scale"), STARTUP_SECONDS),
-                arguments=values,
+                arguments={"server": text("server"), "replicas": watch_outputs["replicas"]},
+                when=f"{continues} && {needs_pods}",
                 depends="watch",
             )
 
         share = _share_template(unique_name("share"), model, serve, deployment)
-        after = SCALED if is_split else "watch"
-
         Task(
             name="share",
             template=share,
             arguments=arguments(share, candidate | watch_outputs),
-            depends=after,
+            when=continues,
+            depends=SCALED if is_split else "watch",
         )
-
         Task(
             name="next",
             template=dag.name,
             arguments=candidate | {"percent": watch_outputs["percent"]},
+            when=continues,
             depends="share",
         )
-
-    for task in dag.tasks[2:]:
-        task.when = as_word(f"'{watch_outputs['percent']}' != '0'")  # pyright: ignore[reportAttributeAccessIssue]
-        if task.name == "scale":
-            task.when += f" && {{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
 
     return dag
 

@@ -40,10 +40,9 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
     if server and serve.canary and serve.canary.shadow:
         rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
     elif server:
-        weights = integer("100 - asInt(inputs.parameters.percent)"), number("percent")
         rule["backendRefs"] = [
-            champion | {"weight": weights[0]},
-            candidate | {"weight": weights[1]},
+            champion | {"weight": integer("100 - asInt(inputs.parameters.percent)")},
+            candidate | {"weight": number("percent")},
         ]
 
     return {

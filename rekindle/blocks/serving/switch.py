@@ -55,7 +55,6 @@ def switch(
     deployment = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
     outputs = [Parameter(name="deployment", value_from=deployment)]
     inputs = [Parameter(name="server"), Parameter(name="running")]
-    version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
 
     with DAG(
         name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)
@@ -67,20 +66,13 @@ def switch(
             arguments={"server": "{{item}}"},
             with_param="{{inputs.parameters.running}}",
         )
-
-        values = {
-            "name": model,
-            "server": SERVER,
-            "deployments": "{{tasks.earlier.outputs.parameters}}",
-        }
-
+        deployments = "{{tasks.earlier.outputs.parameters}}"
         Task(
             name="champion",
             template=champion,
-            arguments=values,
+            arguments={"name": model, "server": SERVER, "deployments": deployments},
             depends="service-version && earlier",
         )
-
         Task(
             name="scale",
             template=scale(unique_name("scale"), STARTUP_SECONDS),
@@ -88,34 +80,12 @@ def switch(
             when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve.min_replicas}}}}}",
             depends="champion",
         )
-
-        Task(
-            name="service",
-            template=templates["service"],
-            arguments={"server": SERVER} | version,
-            depends=SCALED,
-        )
-
-        Task(
-            name="autoscaler",
-            template=templates["autoscaler"],
-            arguments={"server": SERVER},
-            depends="service",
-        )
-
-        Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
-
-        if "route" in templates:
-            Task(name="route", template=templates["route"], depends="service")
-
-        for task in dag.tasks[4:]:
-            task.when = SERVES_CHAMPION  # pyright: ignore[reportAttributeAccessIssue]
-
+        _add_changes(templates)
         Task(
             name="retire",
             template=_retire_template(unique_name("retire")),
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
-            with_param="{{tasks.earlier.outputs.parameters}}",
+            with_param=deployments,
             when=" && ".join(
                 [SERVES_CHAMPION, HAS_PODS, as_word(f"'{{{{item.server}}}}' != '{SERVER}'")]
             ),
@@ -123,6 +93,22 @@ def switch(
         )
 
     return dag
+
+
+def _add_changes(templates: dict[str, Resource]) -> None:
+    """Add the tasks that let the objects of the model select the new servers."""
+    server = {"server": SERVER}
+    version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
+    arguments = {"service": server | version, "autoscaler": server}
+    depends = {"service": SCALED, "disruption-budget": "champion"}
+    for name, template in templates.items():
+        Task(
+            name=name,
+            template=template,
+            arguments=arguments.get(name),
+            when=SERVES_CHAMPION,
+            depends=depends.get(name, "service"),
+        )
 
 
 def _apply_templates(

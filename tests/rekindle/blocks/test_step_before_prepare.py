@@ -83,7 +83,7 @@ def test_a_task_instead_of_its_output_is_refused(config: Config) -> None:
         pytest.raises(WiringError, match=r"source is the task clean: pass an output"),
         blocks.pipeline(config),
     ):
-        blocks.prepare(source=blocks.step("clean", data=config.data))  # type: ignore[arg-type]
+        blocks.prepare(source=blocks.step("clean", data=config.data))  # pyright: ignore[reportArgumentType]
 
 
 def test_the_cache_reads_all_files_of_the_section(config: Config, tmp_path: Path) -> None:

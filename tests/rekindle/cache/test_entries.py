@@ -241,7 +241,7 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     "field, value",
     [
         ("made", 1e300),
-        ("made", time.time() + 1e6),
+        ("made", 4e9),
         ("made", -1.0),
         ("seconds", 1e300),
         ("seconds", -1.0),
